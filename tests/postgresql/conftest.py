@@ -1,11 +1,15 @@
 """A store over a real PostgreSQL whose clock the test holds."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from unittest.mock import patch
 
 import asyncpg
 import pytest
 
 from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql.fence import STILL
 from counter.types import Event
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW, WINDOW, make_namespace, make_slices
@@ -31,13 +35,32 @@ class World:
         connection = await asyncpg.connect(self.dsn)
         transaction = connection.transaction()
         await transaction.start()
+        await self.append_over(connection, event)
+        return connection, transaction
+
+    async def append_over(self, connection: asyncpg.Connection, event: Event) -> None:
+        """Append *event* in the transaction of *connection*."""
         await connection.fetch(
             "SELECT counter.append($1, $2, $3, $3, $4, $5, ARRAY[0], ARRAY[1::bigint], ARRAY[0],"
             " ARRAY[false], ARRAY[NULL::bytea])",
             *(self.namespace.dataset.id, self.namespace.id, [event.counter]),
             *([event.event_time_us], [event.event_id]),
         )
-        return connection, transaction
+
+    async def waits(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether *task*, which has not begun, waits for an append; False if it ends."""
+        rows, looks_again = self.database.rows, asyncio.Event()
+
+        async def watched(sql: str, *arguments: Any) -> Sequence[Any]:
+            if sql == STILL:
+                looks_again.set()
+            return await rows(sql, *arguments)
+
+        looking = asyncio.create_task(looks_again.wait())
+        with patch.object(self.database, "rows", watched):
+            await asyncio.wait((task, looking), return_when=asyncio.FIRST_COMPLETED)
+        looking.cancel()
+        return not task.done()
 
     async def until(self, sql: str) -> None:
         """Wait until *sql* counts anything."""

@@ -24,8 +24,7 @@ async def _sum_is_final(world: World) -> bool:
     """A worker that passed the fence sums what a stalled append, admitted before it, will write."""
     connection, transaction = await world.stalled(add())
     fence = asyncio.create_task(pass_fence(world.database))
-    done, _ = await asyncio.wait([fence], timeout=0.3)
-    if done:
+    if not await world.waits(fence):
         await transaction.rollback()
         await connection.close()
         return False
@@ -55,12 +54,12 @@ async def _void_is_final(world: World) -> bool:
     """A token is not void while an append of it may commit."""
     connection, transaction = await world.stalled(add())
     deciding = asyncio.create_task(world.store.decisions.decide(world.namespace, [add()], VOID))
-    done, _ = await asyncio.wait([deciding], timeout=0.3)
+    waits = await world.waits(deciding)
     await transaction.commit()
     await connection.close()
     decision = await deciding
     [found] = await world.store.events.find(world.namespace, [add()])
-    return not done and (decision.outcome is Outcome.APPLIED) == (found is not None)
+    return waits and (decision.outcome is Outcome.APPLIED) == (found is not None)
 
 
 async def _an_open_decision_refuses(world: World) -> bool:

@@ -102,7 +102,6 @@ class PostgresqlEvents:
         self._tally = tally
         #: The shards of counters that are known to exist, by namespace; forgetting is safe.
         self._known: dict[int, dict[str, int]] = {}
-        self._known_count = 0
         self._appending: set[asyncio.Task[None]] = set()
         self._appends: Batcher[_Key, Event, Written | Exception] = Batcher(
             self._begin_appends,
@@ -193,7 +192,8 @@ class PostgresqlEvents:
                 atoms,
             )
         if outcomes is None:
-            self._learn(namespace, new)
+            if new:
+                self._learn(namespace, new)
             return [Written.NEW] * len(events)
         return [_OUTCOMES[each] for each in outcomes]
 
@@ -270,7 +270,6 @@ class PostgresqlEvents:
     async def window_folds(
         self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
     ) -> Sequence[Mapping[int, Fold]]:
-        await self._check_dropped(namespace, from_us)
         found: dict[str, dict[int, Fold]] = {name: {} for name in counters}
         for name, start_us, cleared, total in await self._database.rows(
             _WINDOWS,
@@ -282,7 +281,7 @@ class PostgresqlEvents:
             namespace.settings.rollup_window_us,
         ):
             found[name][start_us] = Fold(cleared, int(total))
-        # A slice that was dropped meanwhile had no rows left to find.
+        # Last: a slice that is dropped before or meanwhile has no rows left to find.
         await self._check_dropped(namespace, from_us)
         return [found[name] for name in counters]
 
@@ -349,14 +348,11 @@ class PostgresqlEvents:
 
     def forget(self, namespace: int, counter: str) -> None:
         """Have the next append note *counter* again."""
-        if self._known.get(namespace, {}).pop(counter, None) is not None:
-            self._known_count -= 1
+        self._known.get(namespace, {}).pop(counter, None)
 
     def _learn(self, namespace: int, new: Mapping[str, int]) -> None:
-        self._known_count += len(new)
-        if self._known_count > _KNOWN_MAX:
+        if sum(map(len, self._known.values())) + len(new) > _KNOWN_MAX:
             self._known.clear()
-            self._known_count = len(new)
         self._known.setdefault(namespace, {}).update(new)
 
 

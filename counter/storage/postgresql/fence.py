@@ -21,7 +21,7 @@ _HOLDERS: Final = (
     " AND classid = '{s}.datasets'::regclass AND mode = 'ShareLock'"
     " AND ($1::integer IS NULL OR objid = $1::integer::oid)"
 )
-_STILL: Final = _HOLDERS + " AND virtualtransaction = ANY($2::text[])"
+STILL: Final = _HOLDERS + " AND virtualtransaction = ANY($2::text[])"
 _PAUSE_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.05
 
@@ -59,4 +59,4 @@ async def wait_for_appends(database: Database, dataset_id: int | None = None) ->
             )
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-        rows = await database.rows(_STILL, dataset_id, [row[0] for row in rows])
+        rows = await database.rows(STILL, dataset_id, [row[0] for row in rows])

@@ -1,0 +1,106 @@
+"""What waits for what: calls for a connection, deletions and decisions for appends, commits for a
+standby."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import asyncpg
+import pytest
+
+from counter.errors import WriteTimeoutError
+from counter.limits import SECOND
+from counter.storage.postgresql import database
+from counter.types import Decision, Outcome
+from tests.contracts.cases import add
+from tests.postgresql.conftest import World
+
+
+async def test_a_deletion_waits_for_appends_that_may_still_be_acknowledged(world: World) -> None:
+    connection, transaction = await world.stalled(add())
+    deleting = asyncio.create_task(world.store.control.delete_namespace(world.namespace))
+    assert await world.waits(deleting)
+    await transaction.commit()
+    await connection.close()
+    assert await deleting
+
+
+async def test_a_decision_waits_no_longer_than_a_write_may_take(world: World) -> None:
+    """An append that stalls ends it before the bound on any statement does."""
+    connection, transaction = await world.stalled(add("other"))
+    world.database.options = replace(world.database.options, timeout_us=SECOND // 4)
+    dataset = replace(world.namespace.dataset, write_timeout_us=SECOND // 20)
+    namespace = replace(world.namespace, dataset=dataset)
+    with pytest.raises(WriteTimeoutError):
+        await world.store.decisions.decide(namespace, [add()], Decision(Outcome.VOID, b""))
+    await transaction.rollback()
+    await connection.close()
+
+
+async def test_a_replayed_append_is_committed_as_a_write_is(world: World) -> None:
+    """A commit that writes no WAL would not wait for the synchronous standby, which may lack the
+    event that was found."""
+    await world.store.events.append(world.namespace, [add()])
+    connection, transaction = await world.stalled(add())
+    before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")
+    await world.append_over(connection, add())
+    assert await connection.fetchval("SELECT pg_current_wal_insert_lsn()") > before
+    await transaction.rollback()
+    await connection.close()
+
+
+async def test_of_two_that_make_a_dataset_at_once_one_makes_it(world: World) -> None:
+    make = "SELECT counter.make_dataset('second', '{}')"
+    connection = await asyncpg.connect(world.dsn)
+    transaction = connection.transaction()
+    await transaction.start()
+    assert await connection.fetchval(make)
+    other = asyncio.create_task(world.database.value(make))
+    await world.until("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    await transaction.commit()
+    await connection.close()
+    assert await other is False
+
+
+async def test_calls_one_after_the_other_share_a_connection(world: World) -> None:
+    assert len({await world.database.value("SELECT pg_backend_pid()") for _ in range(5)}) == 1
+
+
+async def test_a_call_that_is_cancelled_while_its_connection_is_released_leaves_nothing(
+    world: World,
+) -> None:
+    release, releases, goes_on = database._release, asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: Any) -> None:
+        releases.set()
+        await goes_on.wait()
+        await release(*arguments)
+
+    with patch.object(database, "_release", slow):
+        call = asyncio.create_task(world.database.value("SELECT 1"))
+        await releases.wait()
+        call.cancel()
+        await asyncio.wait((call,))
+    assert call.cancelled()
+    goes_on.set()
+    await asyncio.wait(set(world.database._releasing))
+    await asyncio.sleep(0)
+    assert world.database._releasing == set()
+
+
+async def test_an_append_that_has_ended_is_forgotten(world: World) -> None:
+    await world.store.events.append(world.namespace, [add()])
+    await asyncio.sleep(0)
+    assert world.store.events._appending == set()
+
+
+async def test_the_counters_that_are_known_are_bounded_over_all_namespaces(world: World) -> None:
+    """Those that were forgotten are learned again."""
+    known = world.store.events._known
+    with patch("counter.storage.postgresql.events._KNOWN_MAX", 3):
+        for number, name in enumerate(("a", "b", "c", "d", "d", "a")):
+            await world.store.events.append(world.namespace, [add(name, number=number)])
+            if name == "c":
+                assert {*known[world.namespace.id]} == {"a", "b", "c"}
+    assert {*known[world.namespace.id]} == {"d", "a"}
