@@ -147,6 +147,16 @@ def _figure(figure: Any, source: str) -> tuple[str, Fraction]:
 
 #: Size of an entry of memcached 1.6.18, a count or a token: its slab class has 152 bytes.
 CACHE_ENTRY_BYTES: Final = 152
+#: Bytes on the network without the headers of TCP, by ``ss`` over three nodes and a memcached,
+#: 2026-11-23: an add by JSON with a fresh token and its answer; what its event costs between its
+#: process and the nodes, and between the nodes for each further copy; a rollup; a cached token.
+_ADD_BYTES: Final = 529
+_EVENT_BYTES: Final = 473
+_COPY_BYTES: Final = 549
+_ROLLUP_BYTES: Final = 606
+_CACHED_TOKEN_BYTES: Final = 87
+_CACHED_COUNT_BYTES: Final = 139
+_NETWORK: Final = "Network"
 #: Two, so that one can be restarted while the other works.
 PROCESSES_MIN: Final = 2
 REPLICATION_MAX: Final = 16
@@ -198,6 +208,7 @@ class ClusterPlan:
     memcached_servers: int
     api_processes: int
     worker_processes: int
+    deployments: int
     steps: tuple[Step, ...]
 
 
@@ -225,7 +236,11 @@ def plan_cluster(need: ClusterNeed, rates: Rates = MEASURED) -> ClusterPlan:
         memcached_servers=memcached_servers,
         api_processes=api_processes,
         worker_processes=worker_processes,
-        steps=(*api.steps, *workers.steps, *nodes.steps, *cache.steps),
+        deployments=max(1, ceil(Fraction(worker_processes, limits.LEASE_SLOTS))),
+        steps=(
+            *(*api.steps, *workers.steps, *nodes.steps, *cache.steps),
+            *_network(need, rollups_per_s, cassandra_nodes),
+        ),
     )
 
 
@@ -356,6 +371,38 @@ def _cache(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, cache: _Sum
         Fraction(need.memory_bytes),
         f"({format_number(counts)} counts + {format_number(tokens)} tokens) *"
         f" {CACHE_ENTRY_BYTES} B / {format_bytes(need.memory_bytes)}",
+    )
+
+
+def _network(need: ClusterNeed, rollups_per_s: Fraction, nodes: int) -> Iterator[Step]:
+    """Yield the steps for what crosses the network, in both directions together."""
+    adds, copies = need.adds_per_s, need.replication - 1
+
+    def summed(*terms: tuple[Fraction, int]) -> Fraction:
+        return sum((rate * size for rate, size in terms), Fraction(0))
+
+    def step(what: str, *terms: tuple[Fraction, int]) -> Step:
+        shown = (f"{format_number(rate)}/s * {size:,} B" for rate, size in terms)
+        return Step(what, " + ".join(shown), f"{format_bytes(summed(*terms))}/s", _NETWORK)
+
+    yield step("clients", (adds, _ADD_BYTES))
+    if need.settings.counter_type is CounterType.BEST_EFFORT:
+        yield step("memcached", (adds, _CACHED_TOKEN_BYTES))
+        return
+    is_guarded = need.settings.payload_check is PayloadCheck.GUARD
+    tokens = [(adds, _CACHED_TOKEN_BYTES)] if is_guarded else []
+    yield step("memcached", *tokens, (rollups_per_s, _CACHED_COUNT_BYTES))
+    outer = (adds, _EVENT_BYTES), (rollups_per_s, _ROLLUP_BYTES)
+    inner = (adds + rollups_per_s, copies * _COPY_BYTES)
+    yield step("processes and nodes", *outer)
+    yield step("between nodes", inner)
+    out, within = summed(*outer), summed(inner)
+    yield Step(
+        "a node, in and out",
+        # What one node sends another receives.
+        f"({format_bytes(out)}/s + 2 * {format_bytes(within)}/s) / {nodes:,}",
+        f"{format_bytes((out + 2 * within) / nodes)}/s",
+        _NETWORK,
     )
 
 
@@ -540,8 +587,22 @@ def _plan_problems(need: ClusterNeed, plan: ClusterPlan) -> Iterator[str]:
     if workers > limits.LEASE_SLOTS:
         yield (
             f"{workers} workers are needed and {limits.LEASE_SLOTS} at most share the work:"
-            " lengthen rollup_window, so that a counter is rolled up less often"
+            f" {_fewer_rollups(need)}, or divide the counters among"
+            f" {plural(plan.deployments, 'deployment')}, each with a cluster of its own"
         )
+
+
+def _fewer_rollups(need: ClusterNeed) -> str:
+    """Return how a counter is rolled up less often."""
+    window_us = need.settings.rollup_window_us
+    if need.adds_per_s * window_us >= need.counters * limits.SECOND:
+        return "lengthen rollup_window"
+    # As long as each add in a window is to another counter, a longer one saves nothing.
+    longest_us = limits.ROLLUP_WINDOW_MAX_US
+    if need.adds_per_s * longest_us <= need.counters * limits.SECOND:
+        return "no rollup_window helps, because each add in it is to another counter"
+    least_us = ceil(need.counters * limits.SECOND / need.adds_per_s)
+    return f"make rollup_window longer than {format_duration(least_us)}"
 
 
 def _rate_problems(rates: Rates) -> Iterator[str]:

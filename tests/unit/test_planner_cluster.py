@@ -66,6 +66,19 @@ def test_what_is_asked_is_divided_by_what_one_takes() -> None:
     assert sizes(plan_cluster(cluster(), ROUND)) == (15, 19, 113, 3)
 
 
+def test_what_crosses_the_network_is_shown_by_its_parts() -> None:
+    """Each event goes to a node, and from there to two others, which receive what it sends."""
+    plan = plan_cluster(cluster(adds_per_s=Fraction(10**6), counters=1), ROUND)
+    shown = {each.what: each.result for each in plan.steps if each.part == "Network"}
+    assert shown == {
+        "clients": "529 MB/s",
+        "memcached": "87 MB/s",
+        "processes and nodes": "473 MB/s",
+        "between nodes": "1.098 GB/s",
+        "a node, in and out": "2.666 MB/s",
+    }
+
+
 def test_at_half_load_it_takes_twice_as_many() -> None:
     assert sizes(plan_cluster(cluster(load=Fraction(1, 2)), ROUND)) == (30, 38, 225, 6)
 
@@ -156,10 +169,22 @@ def test_workers_without_a_shard_are_warned_of() -> None:
     assert warned(cluster(settings=settings(shards=19))) == ()
 
 
-def test_more_workers_than_can_share_the_work_are_warned_of() -> None:
-    many = cluster(adds_per_s=Fraction(400_000), counters=10**8, settings=settings(shards=1_024))
+@pytest.mark.parametrize(
+    ("counters", "advice"),
+    [
+        # 4,000,000 adds in a window of 10 s, and 1,440,000,000 in one of an hour, the longest.
+        (10**6 * 4, "lengthen rollup_window"),
+        (10**8, "make rollup_window longer than 250s"),
+        (10**10, "no rollup_window helps, because each add in it is to another counter"),
+    ],
+)
+def test_more_workers_than_can_share_the_work_are_warned_of(counters: int, advice: str) -> None:
+    """Of a longer window only where it saves rollups."""
+    many = cluster(adds_per_s=Fraction(400_000), counters=counters, settings=settings(shards=1_024))
     (told,) = warned(many)
     assert "100 workers are needed and 64 at most share the work" in told
+    assert f"{advice}, or divide the counters among 2 deployments" in told
+    assert plan_cluster(many, ROUND).deployments == 2
 
 
 def test_rates_that_were_not_measured_here_are_warned_of() -> None:
