@@ -1,13 +1,14 @@
 """The event log's contract: writing and finding, one identity at a time."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from counter.errors import SliceMissingError
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.ports import Store
-from counter.types import Decision, Event, Namespace, Outcome, Written
+from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck, Written
 from tests.contracts.cases import (
     FIRST_SLICE,
     NOW,
@@ -79,6 +80,16 @@ class EventCases(StoreCases):
         assert list(await written(store, namespace, events)) == expected
         assert await total(store, namespace, "a") == 1
         assert await total(store, namespace, "old") == 3
+
+    async def test_without_a_check_of_payloads_each_event_has_an_outcome(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Whatever a store tells of those that it knows: two of one call that differ conflict."""
+        settings = replace(namespace.settings, payload_check=PayloadCheck.OFF)
+        events = [add("a"), add("b"), add("a"), add("a", delta=9)]
+        outcomes = await written(store, replace(namespace, settings=settings), events)
+        assert [each is CONFLICT for each in outcomes] == [False, False, False, True]
+        assert await total(store, namespace, "a") == 1
 
     async def test_every_part_of_the_identity_matters(
         self, store: Store, namespace: Namespace

@@ -44,6 +44,16 @@ class FoldCases(StoreCases):
         folds = await store.events.sums(namespace, asked)
         assert [fold.total for fold in folds] == [2, 0, 3, 1, 2, 0]
 
+    async def test_no_counter_of_many_counts_twice(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """More than a store may ask for by one statement."""
+        names = [f"c{number}" for number in range(40)]
+        await write(store, namespace, *(add(name) for name in names))
+        sums = await store.events.sums(namespace, [(name, NOW) for name in names])
+        tails = await store.events.tails(namespace, [(name, T0) for name in names])
+        assert list(sums) == list(tails) == [Fold(False, 1)] * len(names)
+
     async def test_folds_cover_all_partitions(self, store: Store, namespace: Namespace) -> None:
         """Every event bucket, and in a tail every time bucket and slice, adds its part."""
         ids = nonces_per_bucket()

@@ -12,6 +12,7 @@ from tests.contracts.control_cases import (
     LeaseCases,
     ListingCases,
     NamespaceCases,
+    NewLifeCases,
     PurgeCases,
     WorkerLeaseCases,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "ListingCases",
     "MarkCases",
     "NamespaceCases",
+    "NewLifeCases",
     "NonTransactionalCases",
     "PartitionSizeCases",
     "PurgeCases",

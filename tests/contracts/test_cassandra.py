@@ -26,7 +26,6 @@ from tests.contracts.cases import (
     T0,
     WINDOW,
     add,
-    make_namespace,
     nonce,
     slice_at,
     write,
@@ -217,16 +216,5 @@ class TestAudit(OnCassandra, suites.AuditCases):
         assert list(found) == [dict(zip(windows, sums, strict=True)), {NOW: Fold(False, 1)}]
 
 
-class TestNewLife(OnCassandra, suites.StoreCases):
+class TestNewLife(OnCassandra, suites.NewLifeCases):
     """After a restore."""
-
-    async def test_what_may_have_been_given_out_is_not_given_out_again(self, store: Store) -> None:
-        """However much the old life gave out after its snapshot."""
-        assert isinstance(store, CassandraStore)
-        before = await store.control.lease_tokens(5, NOW)
-        old = await make_namespace(store, "old")
-        await store.control.begin_new_life(NOW + SECOND)
-        after = await store.control.lease_tokens(5, NOW)
-        assert after.first > before.first + 1_000_000_000
-        assert after.time_us >= NOW + SECOND
-        assert (await make_namespace(store, "new")).id > old.id + 1_000

@@ -102,6 +102,10 @@ class TestLeases(OnSimulation, suites.LeaseCases):
     """Leases of sequence numbers."""
 
 
+class TestNewLife(OnSimulation, suites.NewLifeCases):
+    """After a restore."""
+
+
 class TestWorkerLeases(OnSimulation, suites.WorkerLeaseCases):
     """Leases of background work."""
 

@@ -1,0 +1,106 @@
+"""What a step that fails, or is left half done, leaves to those who come next."""
+
+from typing import Any
+from unittest.mock import AsyncMock, patch
+
+import pytest
+
+from counter.errors import SliceMissingError, StoreUnavailableError
+from counter.limits import HOUR
+from counter.types import Mark
+from tests.contracts.cases import (
+    FIRST_SLICE,
+    NOW,
+    SLICE,
+    SLICES_END,
+    WINDOW,
+    dirty_counters,
+    make_namespace,
+    nonce,
+)
+from tests.simulation.processes import Processes
+
+
+class CrashError(Exception):
+    """Ends a process."""
+
+
+@pytest.fixture
+def processes() -> Processes:
+    return Processes()
+
+
+async def test_a_key_is_reserved_again_over_one_that_was_left_half_done(
+    processes: Processes,
+) -> None:
+    """The look at the old reservation completes it, so it is seen and replaced."""
+    dead, store = await processes.another(), await processes.another()
+    namespace = await make_namespace(store)
+    cluster = processes.cluster
+    cluster.weather.untold = 1.0
+    with (
+        patch.object(dead.decisions, "_as_compared", AsyncMock(side_effect=CrashError)),
+        patch.object(cluster._random, "random", lambda: 0.9),
+        pytest.raises(CrashError),
+    ):
+        await dead.decisions.reserve(namespace, nonce(1), NOW, NOW + HOUR)
+    cluster.weather.untold = 0.0
+    [(key, proposal)] = cluster._proposed.items()
+    cluster._proposed[key] = proposal._replace(is_chosen=True)
+    later_us = NOW + WINDOW
+    reserved_us = await store.decisions.rereserve(
+        namespace, nonce(1), NOW, later_us, later_us + HOUR
+    )
+    assert reserved_us == later_us
+
+
+async def test_who_loses_a_race_for_a_name_has_taken_its_watermarks_away(
+    processes: Processes,
+) -> None:
+    """They are those of a number that no namespace has."""
+    one, other = await processes.another(), await processes.another()
+    namespace = await make_namespace(other)
+    take_away, taken = one.control._purge.take_watermarks_away, []
+
+    async def noted(dataset: Any, number: int) -> None:
+        await take_away(dataset, number)
+        taken.append(number)
+
+    free = AsyncMock(return_value=None)
+    with (
+        patch.object(one.session.control, "settled", free),
+        patch.object(one.control._purge, "take_watermarks_away", noted),
+    ):
+        one.control._sequences._seen = dict(other.control._sequences._seen)
+        assert await one.control.create_namespace("tests", namespace.settings, NOW) is None
+    assert taken == [namespace.id + 1]
+
+
+async def test_marks_that_could_not_be_dropped_are_dropped_the_next_time(
+    processes: Processes,
+) -> None:
+    store = await processes.another()
+    namespace = await make_namespace(store)
+    await store.rollups.mark(namespace, [Mark(NOW, "c")])
+    assert await dirty_counters(store, namespace) == {"c"}
+    # Once more, so that it does not look for what others left behind.
+    await store.rollups.drop_marks(namespace, 0, NOW - WINDOW)
+    failing = AsyncMock(side_effect=StoreUnavailableError("the cluster is away"))
+    with (
+        patch.object(store.session.connection, "rows", failing),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await store.rollups.drop_marks(namespace, 0, NOW)
+    await store.rollups.drop_marks(namespace, 0, NOW)
+    assert await dirty_counters(store, namespace) == set()
+
+
+async def test_a_table_that_is_missing_has_the_slices_read_again(processes: Processes) -> None:
+    """The error comes when they are read: who tries again knows what is dropped."""
+    one, other = await processes.another(), await processes.another()
+    namespace = await make_namespace(one)
+    await other.control.drop_slice(namespace.dataset, FIRST_SLICE)
+    with pytest.raises(SliceMissingError):
+        await one.events.window_folds(namespace, ["c"], from_us=FIRST_SLICE, to_us=SLICES_END)
+    state = one.session.state_of(namespace.dataset)
+    assert state.dropped_before_us == FIRST_SLICE + SLICE
