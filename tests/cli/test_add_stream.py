@@ -72,7 +72,7 @@ def test_a_service_that_does_not_answer_ends_it_at_the_first_line(
     shell: Shell, name: str, words: list[str], why: str
 ) -> None:
     """With the command that counts it once, should it have arrived."""
-    assert stream(shell, f"{name}\t3\nunread\n", *words, "--timeout", "50ms") == (4, "")
+    assert stream(shell, f"{name}\t3\nunread\n", *words, "--timeout", "500ms") == (4, "")
     assert why in shell.err
     [command] = printed_commands(shell)
     assert command[:4] == ["counter", "add", name, "3"]
@@ -87,7 +87,7 @@ def printed_commands(shell: Shell) -> list[list[str]]:
 
 def test_what_is_unknown_is_printed_as_commands(shell: Shell, name: str) -> None:
     with answers_lost():
-        assert stream(shell, f"{name}\t3\n", "--timeout", "50ms") == (4, "")
+        assert stream(shell, f"{name}\t3\n", "--timeout", "500ms") == (4, "")
     [command] = printed_commands(shell)
     assert shell.said(*command[1:]).endswith("was counted before, and is not again")
     assert shell.said("get", name) == "3"
