@@ -165,7 +165,8 @@ class Cluster:
     def _coordinate(
         self, statement: Any, reply: Done, abandons: bool, at_once: bool = False
     ) -> None:
-        if sum(node.up for node in self.nodes) < QUORUM:
+        up = [node for node in self.nodes if node.up]
+        if len(up) < QUORUM:
             reply(
                 cassandra.Unavailable(
                     "simulated", consistency=4, required_replicas=QUORUM, alive_replicas=1
@@ -193,7 +194,7 @@ class Cluster:
             self._compare(bounds, reply)
         else:
             writes = self._writes_of(bounds)
-            if at_once and all(node.up for node in self.nodes):
+            if at_once and len(up) == len(self.nodes):
                 for node in self.nodes:
                     for write in writes:
                         node.apply(write)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BoundStatement, SimpleStatement
@@ -27,22 +27,21 @@ class Met(NamedTuple):
     vanishes: bool = False
 
 
-def _nothing(_: str) -> Met:
-    return Met()
+#: Nothing.
+UNMET: Final = Met()
 
 
 class _Bound(BoundStatement):  # type: ignore[misc]
     """A bound statement that keeps its values as they are."""
 
+    serial_consistency_level = ConsistencyLevel.SERIAL
+    is_idempotent = True
+    keyspace = custom_payload = _routing_key = None
+
     def __init__(self, prepared: "_Prepared", values: Sequence[Any]) -> None:
         self.prepared_statement = prepared
         self.values = values
         self.consistency_level = prepared.consistency_level
-        self.serial_consistency_level = ConsistencyLevel.SERIAL
-        self.is_idempotent = True
-        self.keyspace = None
-        self._routing_key = None
-        self.custom_payload = None
 
 
 class _Prepared:
@@ -61,15 +60,14 @@ class _Response:
     """What the driver gives for a statement that was sent."""
 
     _paging_state = None
+    # What the driver's own holds, and lets go of when it was answered.
+    _timer = None
+    _callbacks: Final[list[Any]] = []
+    _errbacks = _callbacks
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._tell: Callable[[Any], None] | None = None
-        self._results: list[Any] = []
-        # What the driver's own holds, and lets go of when it was answered.
-        self._timer: Any = None
-        self._callbacks: list[Any] = []
-        self._errbacks: list[Any] = []
+        self._is_awaited = False
 
     def add_callbacks(
         self,
@@ -78,21 +76,22 @@ class _Response:
         callback_args: tuple[Any, ...],
         errback_args: tuple[Any, ...],
     ) -> None:
-        def tell(result: Any) -> None:
-            if isinstance(result, BaseException):
-                fail(result, *errback_args)
-            else:
-                succeed(result, *callback_args)
-
-        self._tell = tell
+        self._is_awaited = True
+        self._succeed, self._succeed_args = succeed, callback_args
+        self._fail, self._fail_args = fail, errback_args
 
     def finish(self, result: Any) -> None:
         """Tell in the process that asked: at once if it is awake, and never if it crashed."""
-        if self._tell is not None:
-            run_in(self._context, self._tell, result)
+        if not self._is_awaited:
+            return
+        if isinstance(result, BaseException):
+            run_in(self._context, self._fail, result, *self._fail_args)
+        else:
+            run_in(self._context, self._succeed, result, *self._succeed_args)
 
 
-def _table_of(statement: Any) -> str:
+def table_of(statement: Any) -> str:
+    """The table of a bound statement, or of the first one of a batch."""
     if isinstance(statement, BatchStatement):
         return str(statement._statements_and_parameters[0][1].table)
     return str(statement.prepared_statement.query_id.table)
@@ -111,8 +110,8 @@ class SimulatedConnection(Connection):
     def __init__(self, options: CassandraOptions, cluster: Cluster) -> None:
         super().__init__(options)
         self._simulated = cluster
-        #: Told of each statement on data before it is sent: see :class:`Met`.
-        self.meet: Callable[[str], Met] = _nothing
+        #: Called with each statement before it is sent.
+        self.meet: Callable[[Any], Met] = lambda _: UNMET
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -138,7 +137,7 @@ class SimulatedConnection(Connection):
         if isinstance(statement, SimpleStatement):
             self._loop.call_soon(lambda: response.finish(self._system(statement)))
         else:
-            met = self.meet(_table_of(statement))
+            met = self.meet(statement)
             if not met.vanishes:
                 timeout_us = timeout_us or self._options.read_timeout_us
                 self._simulated.execute(

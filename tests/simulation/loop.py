@@ -49,20 +49,14 @@ class Handle:
         """Return the time of a timer, in seconds."""
         return self.when_s
 
-    def run(self) -> None:
-        """Call, if the process is awake; when it is again, if it is paused."""
-        process = self.process
-        if self.call is None:
-            return
-        if process is None or (process.alive and not process.paused):
-            self.context.run(self.call, *self.args)
-        elif process.paused:
-            process.held.append(self)
-
 
 def run_in(context: Context, call: Callable[..., Any], *args: Any) -> None:
     """Call in the process of *context*: at once, or when it is awake again, or never."""
-    Handle(call, args, context, 0.0).run()
+    process = context.get(_PROCESS)
+    if process is None or process.awake:
+        context.run(call, *args)
+    elif process.paused:
+        process.held.append(Handle(call, args, context, 0.0))
 
 
 class Process:
@@ -72,6 +66,8 @@ class Process:
         self.name = name
         self.alive = True
         self.paused = False
+        #: Alive, and not paused.
+        self.awake = True
         self.held: list[Handle] = []
         self.context = copy_context()
         self.context.run(_PROCESS.set, self)
@@ -83,17 +79,17 @@ class Process:
 
     def crash(self) -> None:
         """Stop at whatever await it is at."""
-        self.alive = False
+        self.alive = self.awake = False
         self.held.clear()
 
     def pause(self, us: int) -> None:
         """Sleep for *us*, unless asleep."""
         if self.alive and not self.paused:
-            self.paused = True
+            self.paused, self.awake = True, False
             self._loop.call_later(us / SECOND, self._resume, context=NOWHERE)
 
     def _resume(self) -> None:
-        self.paused = False
+        self.paused, self.awake = False, self.alive
         self._loop.take_back(self.held)
         self.held.clear()
 
@@ -152,7 +148,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def at(self, delay_us: int, call: Callable[..., Any], *args: Any) -> None:
         """Call outside of any process, *delay_us* from now."""
-        self.call_later(delay_us / SECOND, call, *args, context=NOWHERE)
+        when_s = self._now_s + delay_us / SECOND
+        handle = Handle(call, args, NOWHERE, when_s)
+        heappush(self._scheduled, (when_s, next(self._numbers), handle))
 
     def take_back(self, handles: list[Handle]) -> None:
         """Have *handles* run in the next turn."""
@@ -160,7 +158,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Take turns until the loop is stopped: the one call runs them all."""
-        scheduled, ready, run = self._scheduled, self._ready, self._run
+        scheduled, ready = self._scheduled, self._ready
         while True:
             if not ready:
                 while scheduled and scheduled[0][2].call is None:
@@ -173,24 +171,26 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             while scheduled and scheduled[0][0] <= now_s:
                 ready.append(heappop(scheduled)[2])
             self.turns += 1
-            if len(ready) == 1:
-                # As most turns are.
-                run(ready.popleft())
-            else:
-                handles = list(ready)
-                ready.clear()
-                for handle in self._in_order(handles):
-                    run(handle)
+            handles = list(ready)
+            ready.clear()
+            for handle in handles if len(handles) == 1 else self._in_order(handles):
+                call, process = handle.call, handle.process
+                if call is None:
+                    continue
+                if process is None or process.awake:
+                    try:
+                        handle.context.run(call, *handle.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self.call_exception_handler(
+                            {"message": f"{call} failed", "exception": error}
+                        )
+                elif process.paused:
+                    # Called when the process is awake again.
+                    process.held.append(handle)
             if self._stopping:
                 return
-
-    def _run(self, handle: Handle) -> None:
-        try:
-            handle.run()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.call_exception_handler({"message": f"{handle.call} failed", "exception": error})
 
     def _in_order(self, handles: list[Handle]) -> list[Handle]:
         """*handles* with those of one process in their order, and a drawn one among processes."""

@@ -54,13 +54,18 @@ class Settling:
         for turn in range(_ASKED_AGAIN_MAX):
             if changed.is_definite:
                 return
-            if changed.plan.forsaken:
+            if changed.plan.forsaken or (turn >= self._place.apis and self._is_forgotten(changed)):
                 break
             sent = await self._clients.send(changed, turn % self._place.apis)
             if not changed.is_definite:
                 await asyncio.sleep(sent.body.get("retry_after", 1))
         changed.given_up = True
         self._note(f"change {changed.plan.number} has no definite answer")
+
+    def _is_forgotten(self, changed: Changed) -> bool:
+        """Whether no process knows the outcome any more: each was asked, for what it does then."""
+        retention_us = self._plan.config.retention_us
+        return changed.plan.key is None and self._place.true_us > changed.token_us + retention_us
 
     async def _read_last(self, name: str, counters: tuple[str, ...], staleness_us: int) -> bool:
         """Have *counters* read on every API; whether they could."""

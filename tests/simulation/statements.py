@@ -156,11 +156,13 @@ def rows_of(
     aggregates = any(how for how, _ in statement.columns)
     shown: list[tuple[Any, ...]] = []
     for key, partition in partitions:
-        rows = [row for row in partition.visible(now_us) if wanted is None or wanted(row[0])]
+        static = partition.visible_static(now_us)
+        rows = []
+        if not (static and statement.distinct):
+            rows = [row for row in partition.visible(now_us) if wanted is None or wanted(row[0])]
         if len(rows) > 1:
             rows.sort(key=_order(schema))
-        static = partition.visible_static(now_us)
-        if schema.static and static and (statement.distinct or not rows):
+        if static and not rows:
             # Only a row of nothing but statics is there, or asked for.
             rows = [((None,) * len(schema.clustering), {})]
         if not rows:

@@ -24,7 +24,7 @@ from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from tests.simulation.caches import CacheServer, cache_over
 from tests.simulation.cluster import Cluster
-from tests.simulation.connection import Met
+from tests.simulation.connection import UNMET, Met, table_of
 from tests.simulation.loop import NOWHERE, Process, SimulatedLoop
 from tests.simulation.observed import Recorder
 from tests.simulation.plan import BRIEF, EXACT_US, FUTURE_US, Config, Trap
@@ -36,7 +36,6 @@ START_US = 1_800_000_000 * SECOND
 _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
 _DATA = "counter_default."
-_UNMET = Met()
 #: What bounds a page or a batch.
 _PAGES = (
     "rollup.worker._MARKS_PER_READ",
@@ -149,10 +148,11 @@ class Member:
         """Have a statement from now on meet *trap*."""
         self._traps.append([trap.nth, trap])
 
-    def _meet(self, table: str) -> Met:
-        """What a statement on *table* that is about to be sent meets."""
-        if not self._traps or not table.startswith(_DATA):
-            return _UNMET
+    def _meet(self, statement: Any) -> Met:
+        """What a *statement* that is about to be sent meets."""
+        if not self._traps:
+            return UNMET
+        table = table_of(statement)
         for each in self._traps:
             trap: Trap = each[1]
             if not table.startswith(_DATA + trap.table):
@@ -161,7 +161,7 @@ class Member:
             if each[0] == 0:
                 self._traps.remove(each)
                 return self._caught(trap, table)
-        return _UNMET
+        return UNMET
 
     def _caught(self, trap: Trap, table: str) -> Met:
         self.world.note(f"{self.process.name}: {trap.action} at {table[len(_DATA) :]}")
