@@ -50,6 +50,20 @@ class _Proposal(NamedTuple):
 Bound = tuple[Statement, Sequence[Any]]
 
 
+class _Select(NamedTuple):
+    """A read: the partitions that it names, if it does, and the rows that it wants, if not all."""
+
+    statement: Statement
+    values: Sequence[Any]
+    schema: Schema
+    keys: list[Key] | None
+    wanted: Callable[[Key], bool] | None
+
+    @property
+    def table(self) -> str:
+        return self.statement.table
+
+
 def _write_timeout() -> Exception:
     made: Exception = cassandra.WriteTimeout("simulated", consistency=4, write_type=0)
     return made
@@ -187,9 +201,10 @@ class Cluster:
         level = statement.consistency_level
         if first.verb == "select":
             if level == ConsistencyLevel.SERIAL:
-                self._read_serially(bounds[0], reply)
+                self._read_serially(self._select(*bounds[0]), reply)
             else:
-                self._read(bounds[0], 1 if level in _OF_ONE else self.read_nodes, reply, at_once)
+                count = 1 if level in _OF_ONE else self.read_nodes
+                self._read(self._select(*bounds[0]), count, reply, at_once)
         elif first.compares:
             self._compare(bounds, reply)
         else:
@@ -267,67 +282,66 @@ class Cluster:
             up.pop(int(self._random.random() * len(up)))
         return up
 
-    def _read(self, bound: Bound, count: int, reply: Done, at_once: bool) -> None:
+    def _select(self, statement: Statement, values: Sequence[Any]) -> _Select:
+        schema = self.schemas[statement.table]
+        keys = keys_of(statement, schema, values)
+        return _Select(statement, values, schema, keys, filter_of(statement, schema, values))
+
+    def _read(self, select: _Select, count: int, reply: Done, at_once: bool) -> None:
         nodes = self._some_nodes(count)
         if at_once:
-            seen = [self._seen_by(node, bound, at_once) for node in nodes]
-            self._answer_read(bound, nodes, seen, reply)
+            seen = [self._seen_by(node, select, at_once) for node in nodes]
+            self._answer_read(select, nodes, seen, reply)
             return
         found: list[dict[Key, Partition] | None] = []
 
         def look(node: Node) -> None:
-            found.append(self._seen_by(node, bound))
+            found.append(self._seen_by(node, select))
             if len(found) == len(nodes):
-                self._answer_read(bound, nodes, found, reply)
+                self._answer_read(select, nodes, found, reply)
 
         for node in nodes:
             self._at(self.weather.delay(), look, node)
 
     def _seen_by(
-        self, node: Node, bound: Bound, at_once: bool = False
+        self, node: Node, select: _Select, at_once: bool = False
     ) -> dict[Key, Partition] | None:
         """What a node holds of what is asked for; None where the table is gone. What is answered
         at once need not be a copy."""
-        statement, values = bound
-        table = node.tables.get(statement.table)
+        table = node.tables.get(select.table)
         if table is None:
             return None
-        schema = self.schemas[statement.table]
-        keys = keys_of(statement, schema, values)
+        keys, wanted = select.keys, select.wanted
         found = list(table) if keys is None else [key for key in keys if key in table]
-        if not found:
-            return {}
-        wanted = filter_of(statement, schema, values)
         if at_once and wanted is None:
             return {key: table[key] for key in found}
         return {key: table[key].part(wanted) for key in found}
 
     def _answer_read(
         self,
-        bound: Bound,
+        select: _Select,
         nodes: Sequence[Node],
         found: Sequence[dict[Key, Partition] | None],
         reply: Done,
     ) -> None:
-        statement, values = bound
-        schema = self.schemas.get(statement.table)
-        if schema is None or any(part is None for part in found):
-            reply(cassandra.InvalidRequest(f"unconfigured table {statement.table}"))
+        first = found[0]
+        if first is None or None in found or select.table not in self.schemas:
+            reply(cassandra.InvalidRequest(f"unconfigured table {select.table}"))
             return
-        first, *others = found
-        if all(part == first for part in others):
-            merged = first or {}
-        else:
+        merged = first
+        if found.count(first) != len(found):
             merged = together(found)
             if self.repairs:
-                self._repair(statement.table, nodes, found, merged)
-        if not merged and not statement.columns[0][0]:
-            reply([])
-            return
-        named = keys_of(statement, schema, values)
-        order = sorted(merged) if named is None else [key for key in named if key in merged]
-        partitions = [(key, merged[key]) for key in order]
-        reply(rows_of(statement, schema, values, partitions, self._clock_us()))
+                self._repair(select.table, nodes, found, merged)
+        order = sorted(merged) if select.keys is None else select.keys
+        reply(self._rows_of(select, [(key, merged[key]) for key in order if key in merged]))
+
+    def _rows_of(self, select: _Select, partitions: list[tuple[Key, Partition]]) -> list[Any]:
+        """What a read shows of *partitions*, which hold the rows that it wants."""
+        if not partitions and not select.statement.columns[0][0]:
+            return []
+        statement, values, schema, *_ = select
+        return rows_of(statement, schema, values, partitions, self._clock_us())
 
     def _repair(
         self,
@@ -390,14 +404,12 @@ class Cluster:
             node.apply((table, key, found))
         return found
 
-    def _read_serially(self, bound: Bound, reply: Done) -> None:
-        statement, values = bound
-        schema = self.schemas[statement.table]
+    def _read_serially(self, select: _Select, reply: Done) -> None:
         partitions = []
-        for key in keys_of(statement, schema, values) or ():
-            self._finish(statement.table, key)
-            partitions.append((key, self._merged(statement.table, key)))
-        reply(rows_of(statement, schema, values, partitions, self._clock_us()))
+        for key in select.keys or ():
+            self._finish(select.table, key)
+            partitions.append((key, self._merged(select.table, key).part(select.wanted)))
+        reply(self._rows_of(select, partitions))
 
     def _compare(self, bounds: Sequence[Bound], reply: Done) -> None:
         statement, values = bounds[0]

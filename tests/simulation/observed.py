@@ -225,7 +225,7 @@ class Observed:
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = _Window(window_us + config.window_us)
-            shard = shard_of(counter, config.shards)
+            shard = shard_of(counter, self._ids[namespace_id].settings.shards)
             self._of_shard[namespace_id, shard].append(window)
         token = self._tokens[identity] = _Token(item, window, time_us)
         window.tokens.append(token)

@@ -76,7 +76,11 @@ def run_seed(seed: int, bug: Callable[[], AbstractContextManager[object]] = null
 def run_plan(plan: Plan, bug: Callable[[], AbstractContextManager[object]] = nullcontext) -> Result:
     """Carry *plan* out."""
     seed = plan.config.seed
-    with deterministic(plan.config) as faults, bug():
+
+    def now_s() -> float:
+        return loop.time()
+
+    with deterministic(plan.config, now_s) as faults, bug():
         loop = SimulatedLoop(Random(f"turns {seed}"))
         try:
             run = _Run(plan, loop)

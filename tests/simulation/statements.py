@@ -148,18 +148,15 @@ def rows_of(
     partitions: Iterable[tuple[Key, Partition]],
     now_us: int,
 ) -> list[tuple[Any, ...]]:
-    """What a read shows of the merged *partitions*."""
+    """What a read shows of *partitions*, which are merged and hold the rows that it wants."""
     limit = statement.limit.of(values) if statement.limit is not None else None
     each_limit = statement.partition_limit and statement.partition_limit.of(values)
-    wanted = filter_of(statement, schema, values)
     places = _places(statement, schema)
     aggregates = any(how for how, _ in statement.columns)
     shown: list[tuple[Any, ...]] = []
     for key, partition in partitions:
         static = partition.visible_static(now_us)
-        rows = []
-        if not (static and statement.distinct):
-            rows = [row for row in partition.visible(now_us) if wanted is None or wanted(row[0])]
+        rows = [] if static and statement.distinct else list(partition.visible(now_us))
         if len(rows) > 1:
             rows.sort(key=_order(schema))
         if static and not rows:
@@ -168,7 +165,7 @@ def rows_of(
         if not rows:
             continue
         found = [
-            _shown(places, (key, row_key, {**static, **cells}))
+            _shown(places, (key, row_key, {**static, **cells} if static else cells))
             for row_key, cells in rows[:each_limit]
         ]
         if statement.grouped or aggregates:

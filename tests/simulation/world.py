@@ -11,6 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 from api.app import Application, create_app
+from api.http.auth import Gate
+from api.telemetry.request_log import RequestLog
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
@@ -35,6 +37,8 @@ from tests.simulation.weather import Weather
 START_US = 1_800_000_000 * SECOND
 _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
+_PAUSE_US = 150 * MILLISECOND
+_IDLE_PAUSE_US = 2 * SECOND
 _DATA = "counter_default."
 #: What bounds a page or a batch.
 _PAGES = (
@@ -209,7 +213,8 @@ class Member:
         )
         cache = world.cache_for(clock)
         await cache.open()
-        worker = RollupWorker(store, cache, clock, namespaces, leases=leases, guard=guard)
+        worker: Any = RollupWorker(store, cache, clock, namespaces, leases=leases, guard=guard)
+        worker._pause_us = world.pause_us
         await guard.measure()
         stop = asyncio.Event()
         await asyncio.gather(guard.run(stop), namespaces.run(stop), worker.run(stop))
@@ -226,6 +231,8 @@ class World:
         self.cluster = Cluster(loop.at, lambda: START_US + loop.now_us, self.weather)
         #: Whether faults are over.
         self.healed = False
+        #: When a client sent its last request.
+        self._asked_us = 0
         self.watch = Watch(config, lambda: START_US + loop.now_us)
         self.cluster.reach = self.reach
         self.cluster.stamps_anew = config.paxos_stamps_anew
@@ -258,6 +265,13 @@ class World:
         """Remember that the run came into *situation*."""
         if not self.loop.ending:
             self.watch.reached.add(situation)
+
+    def pause_us(self) -> int:
+        """How long a worker pauses: soon enough after a window is closed to meet what lands in it a
+        little too late; longer when no client has asked for anything since."""
+        config = self.config
+        idle_us = self.loop.now_us - self._asked_us
+        return _PAUSE_US if idle_us < config.window_us + config.lag_us else _IDLE_PAUSE_US
 
     def wipe_cache(self) -> None:
         """Have the cache forget everything."""
@@ -301,7 +315,8 @@ class World:
             "accept_limit": _text(config.accept_us),
             "future_limit": _text(FUTURE_US),
             "rollup_window": _text(config.window_us),
-            "shards": config.shards,
+            # Each shard is passed once a window, which is most of what the workers do.
+            "shards": config.shards if name in dict(config.namespaces) else 1,
             "payload_check": config.payload_check,
             "cache_ttl": _text(config.cache_ttl_us),
         }
@@ -330,6 +345,7 @@ class World:
     ) -> Answer:
         """Ask *api*; status 0 where no answer came."""
         weather, loop = self.weather, self.loop
+        self._asked_us = loop.now_us
         answered: asyncio.Future[Answer] = loop.create_future()
 
         def tell(answer: Answer) -> None:
@@ -462,9 +478,9 @@ def _bounded(config: Config) -> Iterator[None]:
 
 
 @contextmanager
-def deterministic(config: Config) -> Iterator[list[str]]:
-    """Have all chance come from the seed, and bounds be as *config* says; yields what the service
-    logs as its own faults."""
+def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[str]]:
+    """Have all chance come from the seed, all time from *now_s*, and bounds be as *config* says;
+    yields what the service logs as its own faults."""
     seed = config.seed
     source = Random(f"urandom {seed}")
     faults = _Faults()
@@ -478,6 +494,9 @@ def deterministic(config: Config) -> Iterator[list[str]]:
         with (
             _bounded(config),
             patch("os.urandom", source.randbytes),
+            # They default to the clock of the machine.
+            patch.object(RequestLog.__init__, "__defaults__", (now_s,)),
+            patch.object(Gate.__init__, "__defaults__", (None, now_s)),
             patch("counter.storage.cassandra.connection.random", Random(f"pauses {seed}")),
             patch("counter.storage.cassandra.rollups.random", Random(f"stamps {seed}")),
             patch("counter.storage.cassandra.control_keyspace.random", Random(f"turns {seed}")),
@@ -486,11 +505,10 @@ def deterministic(config: Config) -> Iterator[list[str]]:
             # What is done every second by every process would be most of the run.
             patch("counter.storage.cassandra.rollups._LEFT_BEHIND", 3),
             patch("counter.core.namespaces._READ_EVERY_S", 3.0),
+            patch("counter.security.keys._READ_EVERY_S", 10.0),
             patch("counter.core.clock_guard._EVERY_S", 4.0),
             patch("counter.core.clock_guard._READINGS", 1),
             patch("rollup.worker._MAINTENANCE_EVERY_US", 3 * SECOND),
-            # Soon enough after a window is closed to meet what lands in it a little too late.
-            patch("rollup.worker._PAUSE_MAX_US", 150 * MILLISECOND),
             patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),
             patch("rollup.leases.LEASE_SLOTS", _SLOTS),
             patch("rollup.leases.SLOTS", slots),
