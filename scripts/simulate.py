@@ -35,8 +35,8 @@ LEDGER: Final = ROOT / "proof" / "simulation.md"
 _SUM: Final = "| in all |"
 _SITUATIONS_BEGIN: Final = "<!-- written by scripts/simulate --seeds 1000 --situations -->"
 _SITUATIONS_END: Final = "<!-- end of the situations -->"
-#: Seeds that a process runs. It leaves its garbage behind: to collect it would take a tenth of all
-#: time.
+#: Seeds that a process runs; one if there are crowds. It leaves its garbage behind: to collect it
+#: would take a tenth of all time.
 _AT_A_TIME: Final = 20
 
 app = App(
@@ -78,28 +78,37 @@ def simulate(
         bool, Parameter(help="Write the situations reached to docs/guarantees.md.")
     ] = False,
     table: Annotated[bool, Parameter(help="Write what was caught to docs/guarantees.md.")] = False,
-    shrinks: Annotated[int, Parameter(help="Runs that shrinking a failure may take.")] = 200,
+    crowds: Annotated[
+        int,
+        Parameter(
+            help="Crowds of clients to add to each seed, each with counters of its own. One is"
+            " some 50 operations. 30 of them meet what only many writes at once do, as full"
+            " batches and lanes, and give more operations a minute; more seeds without them meet"
+            " more settings and faults."
+        ),
+    ] = 0,
     jobs: Annotated[int, Parameter(help="Processes that run seeds at once.")] = 1,
     ledger: Annotated[bool, Parameter(help="Add the run to proof/simulation.md.")] = False,
 ) -> int:
     """Run seeds; show the first failure, shrunk, and how to reproduce it."""
     gc.disable()
     if bug == "all" or table:
-        return _catch_all(seeds, start, table=table)
+        return _catch_all(seeds, start, crowds, table=table)
     commit = _commit()
     began_s = time.monotonic()
     ran = Part()
-    for part in _parts(range(start, start + seeds), bug, jobs):
+    for part in _parts(range(start, start + seeds), bug, crowds, jobs):
         ran = ran.and_then(part)
         if ran.failed is not None:
             break
     took_min = (time.monotonic() - began_s) / 60
     if ledger:
         before = LEDGER.read_text(encoding="utf-8")
-        LEDGER.write_text(entered(before, commit, start, ran), encoding="utf-8")
+        LEDGER.write_text(entered(before, commit, start, crowds, ran), encoding="utf-8")
     if ran.failed is not None:
         plant = _planter(bug)
-        print(report(shrink(run_seed(ran.failed, plant), plant, shrinks), bug))
+        failed = run_seed(ran.failed, plant, crowds)
+        print(report(shrink(failed, plant), bug, crowds))
         return 1
     print(table_of(ran))
     if situations:
@@ -145,10 +154,11 @@ def _has_compared(ran: Part) -> bool:
     return True
 
 
-def _parts(seeds: range, bug: str | None, jobs: int) -> Iterator[Part]:
+def _parts(seeds: range, bug: str | None, crowds: int, jobs: int) -> Iterator[Part]:
     """Run *seeds*, each part of them in a process of its own, and yield the results in order."""
-    parts = [seeds[at : at + _AT_A_TIME] for at in range(0, len(seeds), _AT_A_TIME)]
-    run = partial(_run_part, bug)
+    size = 1 if crowds else _AT_A_TIME
+    parts = [seeds[at : at + size] for at in range(0, len(seeds), size)]
+    run = partial(_run_part, bug, crowds)
     if len(parts) > 1:
         # What the first seed of a process computes once, the processes inherit.
         run(seeds[:1])
@@ -156,12 +166,12 @@ def _parts(seeds: range, bug: str | None, jobs: int) -> Iterator[Part]:
         yield from pool.imap(run, parts)
 
 
-def _run_part(bug: str | None, seeds: range) -> Part:
+def _run_part(bug: str | None, crowds: int, seeds: range) -> Part:
     """Run *seeds* until one fails."""
     plant, ran = _planter(bug), Part()
     for seed in seeds:
         began_s = time.process_time()
-        result = run_seed(seed, plant)
+        result = run_seed(seed, plant, crowds)
         took_s = time.process_time() - began_s
         failed = seed if result.problems else None
         reached = dict.fromkeys(result.reached, 1)
@@ -179,13 +189,13 @@ def _commit() -> str:
     ).stdout.strip()
 
 
-def entered(ledger: str, commit: str, start: int, ran: Part) -> str:
+def entered(ledger: str, commit: str, start: int, crowds: int, ran: Part) -> str:
     """Return *ledger* with a line for a run, and with the sums of all its lines."""
     before, _, _ = ledger.partition(_SUM)
     violations = int(ran.failed is not None)
     today = datetime.now(UTC).date()
     lines = (
-        f"{before}| {today} | `{commit}` | {start} | {ran.seeds} | {ran.operations} |"
+        f"{before}| {today} | `{commit}` | {start} | {crowds} | {ran.seeds} | {ran.operations} |"
         f" {ran.cpu_s / 60:.1f} | {violations} |\n"
     )
     return f"{lines}{sums_of(lines)}\n"
@@ -193,17 +203,17 @@ def entered(ledger: str, commit: str, start: int, ran: Part) -> str:
 
 def sums_of(ledger: str) -> str:
     """Return the last line of *ledger*, from the lines of its runs."""
-    rows = [line.split("|")[4:8] for line in ledger.splitlines() if line.startswith("| 20")]
+    rows = [line.split("|")[5:9] for line in ledger.splitlines() if line.startswith("| 20")]
     columns = [[float(each) for each in column] for column in zip(*rows, strict=True)]
     seeds, operations, minutes, violations = map(sum, columns)
-    return f"{_SUM} | | {seeds:.0f} | {operations:.0f} | {minutes:.1f} | {violations:.0f} |"
+    return f"{_SUM} | | | {seeds:.0f} | {operations:.0f} | {minutes:.1f} | {violations:.0f} |"
 
 
 def _planter(bug: str | None) -> Callable[[], AbstractContextManager[None]]:
     return all_bugs()[bug].plant if bug is not None else nullcontext
 
 
-def _catch_all(seeds: int, start: int, *, table: bool) -> int:
+def _catch_all(seeds: int, start: int, crowds: int, *, table: bool) -> int:
     """Plant each bug in turn, and report how many seeds it took to catch it."""
     took: dict[str, int | None] = {}
     for bug in all_bugs().values():
@@ -211,7 +221,7 @@ def _catch_all(seeds: int, start: int, *, table: bool) -> int:
         with bug.plant():
             continue
     for name, bug in all_bugs().items():
-        took[name] = seeds_to_catch(bug, start, seeds)
+        took[name] = seeds_to_catch(bug, start, seeds, crowds)
         print(f"{name}: {took[name] or f'not in {seeds}'}", flush=True)
     if table:
         text = GUARANTEES.read_text(encoding="utf-8")
@@ -220,12 +230,12 @@ def _catch_all(seeds: int, start: int, *, table: bool) -> int:
     return 0 if all(took.values()) else 1
 
 
-def seeds_to_catch(bug: Bug, start: int, seeds: int) -> int | None:
+def seeds_to_catch(bug: Bug, start: int, seeds: int, crowds: int = 0) -> int | None:
     """Return how many seeds it took until one failed; None if none of *seeds* did."""
     for number in range(seeds):
-        if number % _AT_A_TIME == 0:
+        if crowds or number % _AT_A_TIME == 0:
             gc.collect()
-        if run_seed(start + number, bug.plant).problems:
+        if run_seed(start + number, bug.plant, crowds).problems:
             return number + 1
     return None
 

@@ -235,4 +235,4 @@ class Loop(SimulatedLoop):
             self.now_us = round(self._now_s * 1e6)
         while scheduled and scheduled[0][0] <= self._now_s:
             ready.append(heappop(scheduled)[2])
-        self._run(ready.popleft())
+        self._run([ready.popleft()])

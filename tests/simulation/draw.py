@@ -28,15 +28,20 @@ _ACTIONS = (
 )  # fmt: skip
 #: The number of the first change to a namespace that was created again.
 _REBORN = 100_000
+#: The number of the first change of the first crowd.
+_CROWDS = 400_000
 #: A clock that is nearer to its bound may be past it for all that its guard can know.
 _DOUBT_US = 8 * MILLISECOND
 
 
-def draw(seed: int) -> Plan:
-    """The plan of *seed*."""
+def draw(seed: int, crowds: int = 0) -> Plan:
+    """The plan of *seed*, with so many crowds of clients more, each with counters of its own."""
     random = Random(f"plan {seed}")
     plan = Plan(_config(seed, random))
     Drawing(plan, random).draw()
+    for crowd in range(crowds):
+        first = _CROWDS + 1_000 * crowd
+        Drawing(plan, Random(f"crowd {crowd} {seed}"), f"{crowd}-", first).draw_clients()
     _draw_wrong_clocks(plan, Random(f"wrong clocks {seed}"))
     # With a source of its own: what else a seed draws does not depend on it.
     plan.steps += _rebirths(plan.config, Random(f"rebirth {seed}"))

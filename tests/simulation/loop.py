@@ -173,24 +173,25 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.turns += 1
             handles = list(ready)
             ready.clear()
-            for handle in handles if len(handles) == 1 else self._in_order(handles):
-                call, process = handle.call, handle.process
-                if call is None:
-                    continue
-                if process is None or process.awake:
-                    try:
-                        handle.context.run(call, *handle.args)
-                    except (SystemExit, KeyboardInterrupt):
-                        raise
-                    except BaseException as error:
-                        self.call_exception_handler(
-                            {"message": f"{call} failed", "exception": error}
-                        )
-                elif process.paused:
-                    # Called when the process is awake again.
-                    process.held.append(handle)
+            self._run(handles if len(handles) == 1 else self._in_order(handles))
             if self._stopping:
                 return
+
+    def _run(self, handles: list[Handle]) -> None:
+        for handle in handles:
+            call, process = handle.call, handle.process
+            if call is None:
+                continue
+            if process is None or process.awake:
+                try:
+                    handle.context.run(call, *handle.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"{call} failed", "exception": error})
+            elif process.paused:
+                # Called when the process is awake again.
+                process.held.append(handle)
 
     def _in_order(self, handles: list[Handle]) -> list[Handle]:
         """*handles* with those of one process in their order, and a drawn one among processes."""

@@ -68,9 +68,11 @@ class Result:
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
 
-def run_seed(seed: int, bug: Callable[[], AbstractContextManager[object]] = nullcontext) -> Result:
-    """The run of *seed*, with *bug* planted."""
-    return run_plan(draw(seed), bug)
+def run_seed(
+    seed: int, bug: Callable[[], AbstractContextManager[object]] = nullcontext, crowds: int = 0
+) -> Result:
+    """The run of *seed*, with *bug* planted and so many crowds of clients more."""
+    return run_plan(draw(seed, crowds), bug)
 
 
 def run_plan(plan: Plan, bug: Callable[[], AbstractContextManager[object]] = nullcontext) -> Result:

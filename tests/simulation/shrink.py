@@ -45,10 +45,12 @@ def shrink(result: Result, bug: Planting = nullcontext, runs_max: int = 200) -> 
     return result
 
 
-def report(result: Result, name: str | None = None) -> str:
+def report(result: Result, name: str | None = None, crowds: int = 0) -> str:
     """What failed, how it came to it, and how to have it again."""
     seed = result.plan.config.seed
     again = f"./scripts/simulate --start {seed} --seeds 1"
+    if crowds:
+        again += f" --crowds {crowds}"
     lines = [f"seed {seed} fails:", *(f"  {each}" for each in result.problems[:10])]
     lines += ["settings:", f"  {result.plan.config}"]
     lines += ["steps:", *(f"  {step}" for step in result.plan.steps)]
