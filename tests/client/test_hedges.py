@@ -19,7 +19,9 @@ from counter_client import (
     UnknownOutcomeError,
 )
 from counter_client.calls import Reply, Request
+from counter_client.failures import UnreachableError
 from counter_client.retrying import Answer, Budget, Send
+from counter_client.sync import HedgingTransport
 from counter_client.transport import AsyncTransport
 from tests.support.relay import Relay
 from tests.support.server import ROOT, Server
@@ -274,3 +276,29 @@ client.close()
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_call_in_flight_is_answered_before_the_client_is_closed() -> None:
+    """However long its attempts take to end: its thread would wait for ever for a loop that was
+    stopped before."""
+    sends, ended = threading.Event(), []
+
+    class Slow(Timed):
+        async def send(self, send: Send) -> Answer:
+            sends.set()
+            try:
+                return await super().send(send)
+            finally:
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                ended.append(True)
+
+    transport = HedgingTransport(lambda: Slow(Options(hedge_after_s=1.0), [3_600.0], [200]))
+    answers: list[Answer] = []
+    caller = threading.Thread(target=lambda: answers.append(transport.send(SEND)), daemon=True)
+    caller.start()
+    sends.wait()
+    transport.close()
+    assert ended == [True]
+    caller.join()
+    assert isinstance(answers[0], UnreachableError)

@@ -342,3 +342,16 @@ def test_a_key_is_sent_no_longer_than_the_service_remembers_it() -> None:
     with pytest.raises(UnknownOutcomeError, match="too late to send it again"):
         script.run(attempts(CALLS.resolve(unfinished), policy))
     assert script.sent == []
+
+
+def test_a_retry_that_begins_at_the_last_moment_is_made() -> None:
+    budget = small_budget(at_once=1.0, per_s=1.0, per_call=0.0)
+    assert budget.take(0.0, 0.0) == 0.0
+    assert budget.take(0.0, 0.5) is None
+    assert budget.take(0.0, 1.0) == 1.0
+
+
+@pytest.mark.parametrize("given", [{}, {"max_staleness": "0s"}])
+def test_a_bound_of_staleness_is_sent_if_it_is_given(given: dict[str, str]) -> None:
+    request = CALLS.batch_get(["a", "b"], given.get("max_staleness")).request
+    assert json.loads(request.body or b"") == {"counters": ["a", "b"], **given}

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from counter_client import AsyncCounterClient, CounterClient, Options, Token
+from counter_client import AsyncCounterClient, Attempt, ClosedError, CounterClient, Options, Token
 from counter_client.buffer import Bounds
 from counter_client.errors import InvalidParameterError
 
@@ -115,3 +115,18 @@ def test_a_spool_that_cannot_be_is_named(client: CounterClient, spool: Any) -> N
     """Regression: with no name at all nothing was kept, and nobody was told."""
     with client, pytest.raises(InvalidParameterError, match="the spool"):
         client.buffer(spool=spool)
+
+
+async def test_a_client_that_was_closed_makes_no_call() -> None:
+    """From the next line on, by `close` or by the end of the block."""
+    made: list[Attempt] = []
+    options = Options(on_attempt=made.append)
+    client = AsyncCounterClient(NOWHERE, options=options)
+    await client.close()
+    with pytest.raises(ClosedError):
+        await client.get("c")
+    async with AsyncCounterClient(NOWHERE, options=options) as client:
+        pass
+    with pytest.raises(ClosedError):
+        await client.get("c")
+    assert made == []

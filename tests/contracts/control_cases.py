@@ -222,8 +222,8 @@ class ListingCases(StoreCases):
     async def test_after_any_name(self, store: Store, namespace: Namespace) -> None:
         """The name to go on after need not be one of the list, nor within the prefix."""
         await write(store, namespace, *(add(name) for name in ("a", "a1", "a2", "b1")))
-        cases = (("", ["a", "a1", "a2"]), ("a", ["a1", "a2"]), ("a1x", ["a2"]), ("b", []))
-        for after, expected in cases:
+        cases = {"": ["a", "a1", "a2"], "a": ["a1", "a2"], "a1x": ["a2"], "b": []}
+        for after, expected in cases.items():
             page = await store.control.counters(namespace, prefix="a", after=after, limit=9)
             assert list(page) == expected
 

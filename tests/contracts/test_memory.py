@@ -140,6 +140,20 @@ class TestCache(CacheCases):
         shorter = replace(namespace, settings=replace(namespace.settings, cache_ttl_us=1_000))
         assert list(await cache.get_many(shorter, ["c"])) == [None]
 
+    async def test_an_older_count_replaces_none_that_is_still_served(
+        self, clock: FakeClock
+    ) -> None:
+        """To the last microsecond of its TTL; after it any count is taken."""
+        cache, namespace = MemoryCache(clock), namespace_of()
+        newer, older = Checkpoint(NOW, 2), Checkpoint(NOW - 1, 1)
+        await cache.put_many(namespace, [("c", newer)])
+        clock.advance(namespace.settings.cache_ttl_us - 1)
+        await cache.put_many(namespace, [("c", older)])
+        assert list(await cache.get_many(namespace, ["c"])) == [newer]
+        clock.advance(1)
+        await cache.put_many(namespace, [("c", older)])
+        assert list(await cache.get_many(namespace, ["c"])) == [older]
+
 
 async def test_a_lease_runs_out() -> None:
     """At its instant and not before."""

@@ -70,7 +70,8 @@ TESTS: Final = (
     )),
     "tests/rollup", "tests/postgresql", "tests/client", "tests/properties",
     *(f"tests/http/test_{name}.py" for name in (
-        "atomic", "deleting", "faults", "namespaces", "payload_check", "tokens",
+        "atomic", "cloud_events", "deleting", "faults", "keys", "namespaces", "payload_check",
+        "tokens",
     )),
     "tests/evidence", "tests/cluster/test_cache_faults.py", "tests/cluster/test_cache_shared.py",
     "tests/cluster/test_memcached_races.py", "tests/cluster/test_redis_faults.py",

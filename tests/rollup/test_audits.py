@@ -132,3 +132,14 @@ async def test_a_worker_audits_beside_its_rollup_and_ends_with_it() -> None:
     stop.set()
     await asyncio.wait_for(running, 30)
     assert scene.audits.tally.mismatches == 0
+
+
+async def test_an_audit_rests_until_the_end_of_the_process() -> None:
+    """Unless the rest is over before."""
+    scene = Scene()
+    resting = asyncio.create_task(scene.audits._rest(3_600.0))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not resting.done()
+    scene.audits._stop.set()
+    await resting

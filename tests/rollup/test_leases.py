@@ -384,3 +384,35 @@ async def test_trouble_is_reported_while_it_lasts() -> None:
     stop.set()
     await keeping
     assert len(worker.held()) == len(SLOTS)
+
+
+async def test_a_lease_is_lost_at_the_instant_at_which_it_runs_out() -> None:
+    """Others may hold its slots from then on, so its worker begins as one that joins."""
+    crew = Crew()
+    worker = crew.join("a")
+    await crew.turn(worker)
+    assert worker.held() == list(SLOTS)
+    crew.clock.advance(HELD - 1)
+    assert worker.held() == list(SLOTS)
+    crew.clock.advance(1)
+    assert worker.held() == []
+    await crew.turn(worker)
+    assert worker.changes["lost"] == len(SLOTS)
+
+
+async def test_a_worker_that_joins_is_seen_before_it_looks() -> None:
+    """Otherwise two that join at once would each see itself alone."""
+    clock, steps = FakeClock(START_US), []
+    store = MemoryLeases(clock)
+
+    async def heartbeat(*_: object) -> None:
+        await asyncio.sleep(0)
+        steps.append("seen")
+
+    async def workers() -> Sequence[str]:
+        steps.append("looks")
+        return ["a"]
+
+    with patch.object(store, "heartbeat", heartbeat), patch.object(store, "workers", workers):
+        await Leases(store, clock, "a", lease_time_us=LEASE_TIME).turn()
+    assert steps == ["seen", "looks"]

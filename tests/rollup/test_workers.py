@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.core.read import CountReader, read_partitions
-from counter.errors import StoreUnavailableError
+from counter.core.read import EMPTY_HEAD, CountReader, read_partitions
+from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.partitions import shard_of
 from counter.storage.memory import MemoryCache
-from counter.types import Checkpoint, CounterType, CounterUpdate, Pending, WindowRow
+from counter.types import Checkpoint, CounterType, CounterUpdate, Head, Pending, WindowRow
 from counter.windows import closed_through
+from rollup.roller import Batch, Dirt, plan
 from tests.rollup.test_giving_up import failing
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World
 from tests.support.parts import part_of
@@ -543,3 +544,106 @@ async def test_shards_that_cannot_be_passed_together_are_passed_each(method: str
     assert len(set(await world.store.rollups.watermarks(namespace))) == 1
     await a.worker.tick()
     assert a.worker.trouble is None
+
+
+@pytest.mark.parametrize("shards_at_once", [1, 3])
+async def test_so_many_shards_are_rolled_up_at_once_and_no_more(shards_at_once: int) -> None:
+    world = World()
+    namespace = await world.begin()
+    expected = await world.add_many(50)
+    with patch("rollup.worker._SHARDS_AT_ONCE_MAX", shards_at_once):
+        worker = world.process().worker
+    roll, now, most = worker.roll_shard, 0, 0
+
+    async def counted(*arguments: Any) -> int:
+        nonlocal now, most
+        now += 1
+        most = max(now, most)
+        try:
+            return await roll(*arguments)
+        finally:
+            now -= 1
+
+    world.clock.advance(CLOSING)
+    with patch.object(worker, "roll_shard", counted):
+        await worker.tick()
+    assert await world.rolled_up(namespace) == expected
+    assert most == shards_at_once
+
+
+async def test_what_was_rolled_up_is_in_the_cache_and_says_as_of_when() -> None:
+    world = World()
+    namespace = await world.begin()
+    expected = await world.add_many(5)
+    worker = world.process().worker
+    world.clock.advance(CLOSING)
+    await worker.tick()
+    cached = await worker.batches.cache.get_many(namespace, list(expected))
+    heads = await world.store.rollups.heads(namespace, list(expected))
+    assert list(cached) == [head and head.checkpoint for head in heads]
+    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
+    through_us, parts = await reader.rolled_up(namespace, "")
+    found = [each[:3] async for part in parts for each in part]
+    assert found == [(name, count, through_us) for name, count in expected.items()]
+
+
+async def test_a_batch_that_begins_again_after_a_drop_ends_where_it_did() -> None:
+    world = World()
+    namespace = await world.begin()
+    batches, batch = world.process().worker.batches, Batch(99, 0, WINDOW)
+    tried: list[Batch] = []
+
+    async def once(_: object, __: object, each: Batch) -> list[Any]:
+        tried.append(each)
+        if len(tried) == 1:
+            raise SliceMissingError("dropped meanwhile")
+        return []
+
+    with patch.object(batches, "_roll_once", once):
+        await batches._roll_group(namespace, {}, batch)
+    dropped_us = await world.store.control.dropped_before(DATASET)
+    assert tried == [batch, Batch(99, dropped_us, WINDOW)]
+
+
+async def test_a_counter_whose_rows_are_read_is_planned_from_the_head_of_their_moment() -> None:
+    """Another worker may have moved the head since it was read first."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    await world.add("c", 5)
+    batches = world.process().worker.batches
+    dirty = {"c": Dirt([], [world.clock.now_us() // WINDOW * WINDOW])}
+    world.clock.advance(CLOSING)
+    batch = Batch(closed_through(namespace, world.clock.now_us()), 0, WINDOW)
+    before = plan("c", dirty["c"], EMPTY_HEAD, batch)
+    assert before is not None
+    await world.process().worker.tick()
+    [head] = await world.store.rollups.heads(namespace, ["c"])
+    [planned], rows = await batches._with_rows(namespace, [before], dirty, batch)
+    assert head is not None
+    assert planned.head == head
+    assert [each.total for each in rows["c"]] == [5]
+
+
+async def test_a_settling_between_two_looks_at_a_head_and_its_rows_is_noticed() -> None:
+    """The rows that it folded away are in the head that is returned, or are returned."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    row, settled = WindowRow(0, False, 5), Checkpoint(9, 5)
+    steps = 0
+
+    async def heads(*_: object) -> list[Head]:
+        return [Head(settled, settled if passed() else Checkpoint(-1, 0))]
+
+    async def rows(*_: object, **__: object) -> list[list[WindowRow]]:
+        return [[] if passed() else [row]]
+
+    def passed() -> bool:
+        """Take a step; return whether the settling came before it."""
+        nonlocal steps
+        steps += 1
+        return steps > 2
+
+    rollups = world.store.rollups
+    with patch.object(rollups, "heads", heads), patch.object(rollups, "rows", rows):
+        [(head, found)] = await read_partitions(world.store, namespace, ["c"], through_us=100)
+    assert head.settled.count + sum(each.total for each in found) == 5

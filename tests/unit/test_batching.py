@@ -378,3 +378,19 @@ async def test_an_overdue_batch_holds_back_no_other(commits: Commits) -> None:
     commits.end_all()
     assert await asyncio.gather(*waits) == [["a1"], ["a2"], ["a3"], ["a4"], ["a5"]]
     await batcher.close()
+
+
+async def test_what_waits_for_a_batch_leaves_when_that_is_overdue(commits: Commits) -> None:
+    """No further put is needed."""
+    batcher = _Batcher(
+        commits, name="the store", items_max=3, waiting_max=10, at_once=2, patience_s=0.0
+    )
+    waits = [batcher.put("a", [1])]
+    batcher.leave()
+    waits.append(batcher.put("a", [2]))
+    assert commits.items == [("a", [1])]
+    await some_turns()
+    assert commits.items == [("a", [1]), ("a", [2])]
+    commits.end_all()
+    assert await asyncio.gather(*waits) == [["a1"], ["a2"]]
+    await batcher.close()

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +17,7 @@ from counter.storage.shared.cache_lane import (
     Server,
     Unreachable,
 )
+from counter.storage.shared.remote_cache import Operations, RemoteCache
 from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 
@@ -239,3 +242,44 @@ async def test_batches_and_requests_without_an_answer_are_tallied(
     await lane.ask([3])
     assert (sum(calls.seconds.counts), calls.errors) == (2, 3)
     await lane.close()
+
+
+async def test_a_connection_is_closed_when_the_batch_that_is_out_is_back(
+    clock: FakeClock, work: Work
+) -> None:
+    closed: list[bool] = []
+
+    class Noted(Idle):
+        def close(self) -> None:
+            closed.append(work.open.is_set())
+
+    lane = Lane(Server("memcached", Noted, TIMEOUT_S, clock, lambda: None), work)
+    work.open.clear()
+    asked = asyncio.create_task(lane.ask([1]))
+
+    async def out() -> bool:
+        return bool(work.batches)
+
+    await eventually(out, "the batch leaves")
+    closing = asyncio.create_task(lane.close())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    work.open.set()
+    await closing
+    assert await asked == [2]
+    assert closed == [True]
+
+
+async def test_a_cache_is_closed_when_all_its_lanes_are(clock: FakeClock) -> None:
+    work: Any = len
+    operations: Operations[Idle] = Operations(work, work, work, work, work, int)
+    cache = RemoteCache({"one": Idle}, operations, clock, timeout_us=1_000, prefix="c")
+    closed: list[object] = []
+
+    async def close(lane: object) -> None:
+        await asyncio.sleep(0)
+        closed.append(lane)
+
+    with patch.object(Lane, "close", close):
+        await cache.close()
+    assert len(closed) == 6

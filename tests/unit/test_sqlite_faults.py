@@ -341,3 +341,16 @@ async def test_a_lane_that_is_full_or_closed_refuses_before_any_work() -> None:
     with pytest.raises(OverloadedError, match="closing"):
         await lane.call(9)
     assert done == [0]
+
+
+async def test_a_lane_is_closed_when_its_thread_has_ended() -> None:
+    join, ended = Worker.join, []
+
+    async def noted(worker: Worker[Any, Any]) -> None:
+        await join(worker)
+        ended.append(worker)
+
+    lane = Lane("lane", lambda jobs: jobs, jobs_max=1)
+    with patch.object(Worker, "join", noted):
+        await lane.close()
+    assert len(ended) == 1
