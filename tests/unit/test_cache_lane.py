@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from counter.metrics import Calls
+from counter.storage.shared.bridge import Worker
 from counter.storage.shared.cache_lane import (
     RETRY_AFTER_US,
     Lane,
@@ -283,3 +284,15 @@ async def test_a_cache_is_closed_when_all_its_lanes_are(clock: FakeClock) -> Non
     with patch.object(Lane, "close", close):
         await cache.close()
     assert len(closed) == 6
+
+
+async def test_a_thread_that_could_not_be_started_is_started_the_next_time() -> None:
+    """As when the system has no thread to give just now."""
+    worker = Worker("lane", str, lambda *_: None)
+    refused = RuntimeError("can't start new thread")
+    with patch.object(threading.Thread, "start", side_effect=[refused, None]) as start:
+        with pytest.raises(RuntimeError):
+            worker.start()
+        worker.start()
+        worker.start()
+    assert start.call_count == 2

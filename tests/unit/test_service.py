@@ -1,11 +1,15 @@
 """The service where it refuses: a key's time that does not get fresh, and more than it can bear."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from counter.core.results import Add, Added
-from counter.errors import OverloadedError, TokenTooOldError
+from counter.core.rate_limits import ALLOWANCE, Allowance
+from counter.core.results import Add, Added, Keyed
+from counter.errors import OverloadedError, RateLimitedError, TokenTooOldError
 from counter.limits import HOUR, MINUTE
 from tests.rollup.world import DATASET, World
 
@@ -65,3 +69,29 @@ async def test_late_tokens_are_refused_past_a_bound_and_leave_room_for_others() 
     with pytest.raises(OverloadedError, match="late tokens are being resolved"):
         await world.api.add(namespace, "c", 1, world.token(age_us=HOUR))
     await world.add("c", 1)
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["batch", "keyed-lists"])
+async def test_a_batch_that_is_past_the_rate_of_keys_is_charged_once_and_counts_nothing(
+    keyed: bool,
+) -> None:
+    world, charged = World(), []
+    namespace = await world.begin(shards=1)
+
+    def reserve(count: int) -> None:
+        charged.append(count)
+        raise RateLimitedError("no more keys", retry_after_us=1)
+
+    token = ALLOWANCE.set(cast(Allowance, SimpleNamespace(reserve=reserve)))
+    try:
+        if keyed:
+            lists = [Keyed("event", f"key-{number}", [("c", 1)]) for number in range(3)]
+            answers: Sequence[object] = await world.api.add_keyed(namespace, lists)
+        else:
+            adds = [Add("c", 1, f"key-{number}") for number in range(3)]
+            answers = await world.api.add_many(namespace, adds)
+    finally:
+        ALLOWANCE.reset(token)
+    assert [type(each) for each in answers] == [RateLimitedError] * 3
+    assert charged == [3]
+    assert (await world.api.reader.read_one(namespace, "c", 0)).count == 0
