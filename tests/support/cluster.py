@@ -26,6 +26,7 @@ _LOGIN_TIMEOUT_S = 60.0
 _GROUPS: Final = {
     "three_nodes": "three nodes",
     "two_datacenters": "three nodes",
+    "paranoid_nodes": "three nodes",
     "cassandra": "one node",
     "cassandra_with_passwords": "one node",
 }
