@@ -42,12 +42,17 @@ class _File:
         self.pending.append(each)
 
     def sync(self) -> None:
-        self.synced = bytearray(self.content(None))
+        self._put(self.synced, None)
         self.pending = []
 
     def content(self, draw: random.Random | None) -> bytes:
         """All of it; with *draw* only some of what was not synced."""
         body = bytearray(self.synced)
+        self._put(body, draw)
+        return bytes(body)
+
+    def _put(self, body: bytearray, draw: random.Random | None) -> None:
+        """Put the changes since the sync into *body*; with *draw* some of them."""
         for each in self.pending:
             if each.kind == "T":
                 if draw is None or draw.random() < 0.5:
@@ -60,7 +65,6 @@ class _File:
                 at = each.at + start
                 body.extend(bytes(max(0, at - len(body))))
                 body[at : at + len(part)] = part
-        return bytes(body)
 
 
 class Recorder:

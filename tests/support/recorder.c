@@ -173,9 +173,75 @@ TRUNCATE(ftruncate64, off64_t)
 SYNC(fsync)
 SYNC(fdatasync)
 
+/* Files that are written through memory, but for $RECORD_MAPPED. A sync of memory is recorded as writes of
+   the pages that differ from the last time, as they were before it, and a sync of the file. */
+enum { MAPS = 256, PAGE = 4096 };
+static struct map { char *at, *seen, *path; size_t size; uint64_t offset; } maps[MAPS];
+static pthread_mutex_t maps_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void keep_map(void *at, size_t size, int file, uint64_t offset) {
+    char path[PATH_MAX];
+    struct stat found;
+    if (!path_of(file, path) || (mapped && !strcmp(path, mapped)) || fstat(file, &found)) return;
+    char *seen = calloc(1, size);
+    if (!seen) abort();
+    if ((uint64_t)found.st_size > offset) {
+        uint64_t there = (uint64_t)found.st_size - offset;
+        memcpy(seen, at, there < size ? there : size);
+    }
+    pthread_mutex_lock(&maps_lock);
+    int each = 0;
+    while (each < MAPS && maps[each].at) each++;
+    if (each == MAPS) abort();
+    maps[each] = (struct map){at, seen, strdup(path), size, offset};
+    pthread_mutex_unlock(&maps_lock);
+}
+
+#define MMAP(name, offset) \
+    void *name(void *at, size_t size, int protection, int flags, int file, offset from) { \
+        REAL(void *, #name, void *, size_t, int, int, int, offset); \
+        void *made = real(at, size, protection, flags, file, from); \
+        int is_shared = (flags & MAP_TYPE) != MAP_PRIVATE && protection & PROT_WRITE; \
+        if (made != MAP_FAILED && file >= 0 && is_shared) keep_map(made, size, file, (uint64_t)from); \
+        return made; \
+    }
+MMAP(mmap, off_t)
+MMAP(mmap64, off64_t)
+
+int munmap(void *at, size_t size) {
+    REAL(int, "munmap", void *, size_t);
+    pthread_mutex_lock(&maps_lock);
+    for (struct map *each = maps; each < maps + MAPS; each++)
+        if (each->at == at) {
+            free(each->seen);
+            free(each->path);
+            *each = (struct map){0};
+        }
+    pthread_mutex_unlock(&maps_lock);
+    return real(at, size);
+}
+
+static void note_pages(struct map *map, size_t from, size_t size) {
+    for (size_t at = from / PAGE * PAGE; at < map->size && at < from + size; at += PAGE) {
+        size_t part = map->size - at < PAGE ? map->size - at : PAGE;
+        if (!memcmp(map->seen + at, map->at + at, part)) continue;
+        memcpy(map->seen + at, map->at + at, part);
+        note('W', map->path, map->offset + at, map->seen + at, part);
+    }
+}
+
 int msync(void *at, size_t size, int flags) {
     REAL(int, "msync", void *, size_t, int);
+    char path[PATH_MAX] = "";
+    pthread_mutex_lock(&maps_lock);
+    for (struct map *each = maps; each < maps + MAPS; each++)
+        if (each->at && (char *)at >= each->at && (char *)at < each->at + each->size) {
+            note_pages(each, (size_t)((char *)at - each->at), size);
+            strcpy(path, each->path);
+        }
+    pthread_mutex_unlock(&maps_lock);
     int done = real(at, size, flags);
+    if (!done && *path) note('S', path, 0, "", 0);
     if (!done) note_mapped('D');
     return done;
 }
