@@ -346,6 +346,8 @@ class _Run:
     def _fault_jump(self, fault: Fault) -> None:
         """The clock of a process jumps while the process has its leases."""
         member = self.world.members[fault.who]
+        if member.process.alive:
+            self.world.reach("wrong-clock-jump")
         member.skew(fault.for_us)
         member.is_misset = True
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.simulation.cells import Cell, Deletion, Partition, Row
 from tests.simulation.run import run_seed
-from tests.simulation.situations import SITUATIONS, missed
+from tests.simulation.situations import MORE_PER_1000, SITUATIONS, missed
 
 _GUARANTEES = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
 
@@ -33,10 +33,12 @@ def test_enough_seeds_of_the_table_reached_each() -> None:
 
 
 def test_a_situation_that_too_few_seeds_reached_is_missed() -> None:
-    reached = Counter(dict.fromkeys(SITUATIONS, 20))
+    reached = Counter(dict.fromkeys(SITUATIONS, 20) | MORE_PER_1000)
     assert missed(reached, 1_000) == []
-    reached["retention"] = 19
+    reached["retention"] -= 1
     assert missed(reached, 1_000) == ["retention"]
+    reached["watermark"] -= 1
+    assert missed(reached, 1_000) == ["watermark", "retention"]
     # Too few seeds to tell.
     assert missed(reached, 999) == []
 
