@@ -27,6 +27,8 @@ from counter_client import (
     AsyncCounterClient,
     CounterError,
     Options,
+    Sending,
+    Watch,
     aio,
     buffer,
     delivery,
@@ -425,6 +427,14 @@ class World:
             for each in adds:
                 each.told = "never"
 
+    def note_attempt(self, sending: Sending) -> Watch:
+        """Note whether it is another one of its call."""
+        if sending.hedged:
+            self.seen["hedged"] += 1
+        elif sending.number:
+            self.seen["retried"] += 1
+        return Watch()
+
     def client(self, process: Process) -> AsyncCounterClient:
         draw = self.draw
         options = Options(
@@ -433,6 +443,7 @@ class World:
             attempt_timeout_s=draw.choice((0.5, 5.0)),
             backoff_first_s=draw.choice((0.01, 0.5)),
             hedge_after_s=draw.choice((None, None, 0.03, "p95")),
+            before_attempt=self.note_attempt,
         )
         urls = ["http://one", "http://two"][: draw.choice((1, 2))]
         made = AsyncCounterClient(urls, options=options)

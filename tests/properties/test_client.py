@@ -21,6 +21,7 @@ SITUATIONS = frozenset(
         *("void", "pending", "replayed", "write timed out", "disk full", "buffer full"),
         *("killed at a time", "killed before a statement", "killed in a commit"),
         "killed while it sends",
+        *("hedged", "retried"),
         *("flushed", "synced", "unsent", "unsent at the end", "unknown outcome", "not sent"),
         *("rejected on disk", "resolved True", "resolved False", "spool cannot be opened"),
     }
