@@ -155,7 +155,7 @@ class _Run:
             await self._clients.change(step)
         elif isinstance(step, Read):
             await self._clients.read(step)
-        elif isinstance(step, Fault):
+        elif isinstance(step, Fault) and not self.world.healed:
             self.world.note(f"fault {step.what}")
             getattr(self, f"_fault_{step.what}")(step)
         elif isinstance(step, Trap):
