@@ -97,6 +97,8 @@ class _Window:
     pending: set[int] = field(default_factory=set)
     #: The ends of the windows in which recounts of it are marked, of those that are not passed.
     recounts: set[int] = field(default_factory=set)
+    #: Whether its sum was, or may have been, left to be computed again.
+    is_recounted: bool = False
     tokens: list["_Token"] = field(default_factory=list)
 
 
@@ -136,6 +138,14 @@ class _Token:
         return ("void" in letters and "hidden" in letters) or (
             "applied" in letters and "landed" in letters
         )
+
+    @property
+    def is_of_another_recount(self) -> bool:
+        """Whether it landed, no one asked what became of it, and its window was computed again for
+        another token: then it may count. The model has no second token in the window."""
+        letters = self.letters
+        is_decided = "applied" in letters or "void" in letters
+        return self.window.is_recounted and "landed" in letters and not is_decided
 
 
 class Observed:
@@ -347,6 +357,8 @@ class Observed:
     def _learn_recount(self, now_us: int, node: int, *of: Any) -> None:
         namespace_id, shard, left_us, counter, window_us = of
         window = self._windows.get((namespace_id, counter, window_us))
+        if window is not None:
+            window.is_recounted = True
         end_us = left_us + self._config.window_us
         if self._is_durable(node, "recount", *of) and window is not None:
             if self._watermarks.get((namespace_id, shard), 0) < end_us - 1:
@@ -363,6 +375,7 @@ class Observed:
     def _learn_pending(
         self, now_us: int, node: int, window: _Window, left_us: int, is_gone: bool
     ) -> None:
+        window.is_recounted = True
         if self._is_durable(node, "done" if is_gone else "pending", id(window), left_us):
             done = self._nodes["done", id(window), left_us]
             if len(done) < _QUORUM:
@@ -404,6 +417,8 @@ class Observed:
         letters = counted_of(self._items, final)
         for token in self._tokens.values():
             letter = letters.get(id(token.item))
+            if letter == "counted" and token.is_of_another_recount:
+                continue
             if letter is not None:
                 token.letters[letter] = (TIME_MAX_US, _LAST)
 

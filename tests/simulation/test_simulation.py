@@ -78,6 +78,10 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
     assert len(digests.pop().split()) == 3
 
 
+def test_what_landed_late_may_count_when_its_window_is_computed_again_for_another() -> None:
+    assert run_seed(20_000_001, crowds=30).problems == []
+
+
 def test_another_seed_gives_another_run() -> None:
     assert run_seed(3).digest != run_seed(7).digest
 
