@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
+from api.app import Application
 from counter.limits import MILLISECOND, SECOND, SLICES_AHEAD
 from counter.ops.audit import Auditor, State
 from counter.types import CounterType
@@ -32,9 +33,10 @@ from tests.simulation.plan import (
     Step,
     Trap,
 )
+from tests.simulation.requests import START_US, Answer
 from tests.simulation.settling import Settling
 from tests.simulation.trace import trace_of
-from tests.simulation.world import START_US, Answer, Member, World, deterministic
+from tests.simulation.world import Member, World, deterministic
 from tests.support.app import forget_applications
 
 _TURNS_MAX = 2_000_000
@@ -410,7 +412,10 @@ class _Run:
 
     async def _audited(self, member: Member, told: asyncio.Future[list[str]]) -> None:
         try:
-            told.set_result([each async for each in _mismatches(member, self._may_land_late())])
+            if member.application is None:
+                raise RuntimeError(f"{member.name} does not serve")
+            found = mismatches(member.application, self.world.true_us, self._may_land_late())
+            told.set_result([each async for each in found])
         except Exception as error:
             told.set_result([f"the audit failed: {error!r}"])
 
@@ -464,17 +469,16 @@ def _accept_ms(config: Config, fault: Fault) -> int:
     return 200 + int(fault.how_much * (most_ms - 200))
 
 
-async def _mismatches(member: Member, but: Set[tuple[str, str]]) -> AsyncIterator[str]:
-    """What an audit by the process of *member* finds wrong, or cannot tell, *but* these counters of
-    namespaces."""
-    application = member.application
-    if application is None:
-        raise RuntimeError(f"{member.name} does not serve")
+async def mismatches(
+    application: Application, now_us: int, but: Set[tuple[str, str]] = frozenset()
+) -> AsyncIterator[str]:
+    """What an audit by the process of *application* finds wrong, or cannot tell, *but* these
+    counters of namespaces."""
     store = application.store
     for dataset in await store.control.datasets():
         latest_us = max(each.end_us for each in await store.control.slices(dataset))
-        if latest_us > member.world.true_us + (SLICES_AHEAD + 2) * dataset.slice_us:
-            yield f"slices of {dataset.name} reach {latest_us - member.world.true_us} us ahead"
+        if latest_us > now_us + (SLICES_AHEAD + 2) * dataset.slice_us:
+            yield f"slices of {dataset.name} reach {latest_us - now_us} us ahead"
     auditor = Auditor(store)
     for namespace in application.service.namespaces.all():
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:

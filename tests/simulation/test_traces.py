@@ -9,7 +9,7 @@ from tests.simulation.history import Changed, History, Item, Sent
 from tests.simulation.model import CLIENTS, TABLE, Automaton, automata, parse, why_not
 from tests.simulation.observed import COVERED, untrue
 from tests.simulation.plan import Change
-from tests.simulation.world import START_US
+from tests.simulation.requests import START_US
 
 _ROOT = TABLE.parents[1]
 

@@ -1,9 +1,8 @@
 """The service's processes over the simulated cluster, put together as in production."""
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from random import Random
@@ -27,14 +26,13 @@ from rollup.worker import RollupWorker
 from tests.simulation.caches import CacheServer, cache_over
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import UNMET, Met, table_of
-from tests.simulation.loop import NOWHERE, Process, SimulatedLoop
+from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.observed import Recorder
-from tests.simulation.plan import BRIEF, EXACT_US, FUTURE_US, Config, Trap
+from tests.simulation.plan import BRIEF, Config, Trap
+from tests.simulation.requests import START_US, Requests
 from tests.simulation.situations import Watch
 from tests.simulation.store import SimulatedStore, have_schema, options_for
-from tests.simulation.weather import Weather
 
-START_US = 1_800_000_000 * SECOND
 _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
 _PAUSE_US = 150 * MILLISECOND
@@ -62,8 +60,6 @@ _PAGES = (
     "counter.storage.cassandra.session._ROWS_MAX",
     "counter.storage.cassandra.connection._GROUP",
 )
-
-Answer = tuple[int, dict[str, Any]]
 
 
 class SimulatedClock:
@@ -220,26 +216,20 @@ class Member:
         await asyncio.gather(guard.run(stop), namespaces.run(stop), worker.run(stop))
 
 
-class World:
+class World(Requests):
     """Everything that runs."""
 
     def __init__(self, config: Config, loop: SimulatedLoop) -> None:
-        self.config = config
-        self.loop = loop
-        self.random = Random(f"world {config.seed}")
-        self.weather = Weather(self.random)
+        super().__init__(config, loop)
         self.cluster = Cluster(loop.at, lambda: START_US + loop.now_us, self.weather)
         #: Whether faults are over.
         self.healed = False
-        #: When a client sent its last request.
-        self._asked_us = 0
         self.watch = Watch(config, lambda: START_US + loop.now_us)
         self.cluster.reach = self.reach
         self.cluster.stamps_anew = config.paxos_stamps_anew
         for node, offset_us in zip(self.cluster.nodes, config.nodes_us, strict=True):
             node.offset_us = offset_us
         self.recorder = Recorder(self.cluster)
-        self.notes: list[str] = []
         self._cache = MemoryCache(SimulatedClock(loop, 0))
         self.cache_servers = [self._cache_server(number) for number in range(config.cache_servers)]
         dataset = Dataset(
@@ -256,13 +246,10 @@ class World:
         self.options = options_for(dataset)
         self.settings = _settings(config.skew_us // MILLISECOND)
 
-    def note(self, text: str) -> None:
-        """Remember *text* for the trace."""
-        if not self.loop.ending:
-            self.notes.append(f"{self.loop.now_us / SECOND:10.6f} s  {text}")
+    def asked(self, api: int) -> Member:
+        return self.members[api]
 
     def reach(self, situation: str) -> None:
-        """Remember that the run came into *situation*."""
         if not self.loop.ending:
             self.watch.reached.add(situation)
 
@@ -307,124 +294,6 @@ class World:
         # Processes learn of them when they are asked for them, or when they look next.
         await asyncio.sleep(0.1)
 
-    async def create(self, api: int, name: str, counter_type: str) -> Answer:
-        """Ask *api* to create a namespace with the settings of this run."""
-        config = self.config
-        body = {
-            "counter_type": counter_type,
-            "accept_limit": _text(config.accept_us),
-            "future_limit": _text(FUTURE_US),
-            "rollup_window": _text(config.window_us),
-            # Each shard is passed once a window, which is most of what the workers do.
-            "shards": config.shards if name in dict(config.namespaces) else 1,
-            "payload_check": config.payload_check,
-            "cache_ttl": _text(config.cache_ttl_us),
-        }
-        if name == BRIEF:
-            body["key_ttl"] = _text(config.key_ttl_us)
-        return await self.request(api, "PUT", f"/v1/namespaces/{name}", body)
-
-    @property
-    def apis(self) -> int:
-        """How many API processes there are."""
-        return self.config.apis
-
-    @property
-    def true_us(self) -> int:
-        """What time it truly is."""
-        return START_US + self.loop.now_us
-
-    async def request(
-        self,
-        api: int,
-        method: str,
-        path: str,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_us: int = 10 * SECOND,
-    ) -> Answer:
-        """Ask *api*; status 0 where no answer came."""
-        weather, loop = self.weather, self.loop
-        self._asked_us = loop.now_us
-        answered: asyncio.Future[Answer] = loop.create_future()
-
-        def tell(answer: Answer) -> None:
-            if not answered.done():
-                answered.set_result(answer)
-
-        def reply(answer: Answer) -> None:
-            if not weather.happens(weather.client_lost_reply):
-                loop.at(self._client_delay(), tell, answer)
-
-        loop.at(timeout_us, tell, (0, {"code": "no_answer"}))
-        if not weather.happens(weather.client_lost_request):
-            exact = "x-exact" in (headers or {})
-            delay_us = EXACT_US if exact else self._client_delay()
-            loop.at(delay_us, self._deliver, api, method, path, body, headers or {}, reply)
-        return await answered
-
-    def _client_delay(self) -> int:
-        weather = self.weather
-        if weather.happens(weather.client_slow):
-            return int(self.random.random() * weather.slow_us)
-        return weather.delay()
-
-    def _note_age(self, age_us: int) -> None:
-        """Note a token that arrives at such an age."""
-        config = self.config
-        for name, edge_us in (
-            ("accept-limit", config.accept_us),
-            ("future-limit", -FUTURE_US),
-            ("retention-limit", config.known_us),
-        ):
-            if abs(age_us - edge_us) <= 1:
-                self.reach(name)
-
-    def _deliver(
-        self,
-        api: int,
-        method: str,
-        path: str,
-        body: Any,
-        headers: Mapping[str, str],
-        reply: Callable[[Answer], None],
-    ) -> None:
-        member = self.members[api]
-        if not member.process.alive or member.application is None:
-            reply((0, {"code": "refused"}))
-            return
-        if "x-exact" in headers:
-            self._note_age(member.clock.wall_us() - int(headers["x-exact"]))
-        raw, _, query = path.partition("?")
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": raw,
-            "raw_path": raw.encode(),
-            "query_string": query.encode(),
-            "headers": [
-                (b"content-type", b"application/json"),
-                *((key.lower().encode(), value.encode()) for key, value in headers.items()),
-            ],
-        }
-        content = b"" if body is None else json.dumps(body).encode()
-        front = member.application.front
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": content, "more_body": False}
-
-        status = 0
-
-        async def send(message: Any) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                loaded = json.loads(message["body"]) if message["body"] else {}
-                NOWHERE.run(reply, (status, loaded))
-
-        member.process.spawn(front(scope, receive, send))
-
 
 @lru_cache
 def _settings(skew_ms: int) -> Settings:
@@ -439,10 +308,6 @@ def _settings(skew_ms: int) -> Settings:
             "start_timeout": "0s",
         }
     )
-
-
-def _text(us: int) -> str:
-    return f"{us // 1000}ms" if us else "0s"
 
 
 class _Faults(logging.Handler):

@@ -1,0 +1,81 @@
+"""Counts are exact in any order of statements, commits, lost answers and terminated sessions."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+from unittest.mock import AsyncMock
+
+import pytest
+
+from counter.storage.postgresql import decisions, fence, schema
+from scripts.postgresql_server import PostgresqlServer
+from tests.postgresql.backends import Server
+from tests.postgresql.order_world import dataset_of, draw_plan, run_orders
+from tests.properties.seeds import Fault, check_seeds, is_found, planted
+
+SEEDS: Final = int(os.environ.get("ORDERS", "4"))
+SITUATIONS: Final = frozenset(
+    {
+        *("stopped", "held", "waited", "slow"),
+        *("unsent", "unanswered", "unseen commit", "canceled", "killed", "crashed", "clock set"),
+    }
+)
+LOCK: Final = (
+    "PERFORM pg_advisory_xact_lock_shared(('datasets'::regclass::oid::bigint << 32) | p_dataset);"
+)
+
+
+@contextmanager
+def served(postgresql: PostgresqlServer, name: str) -> Iterator[Server]:
+    """The schema *name*, made of the functions as they are now."""
+    server = Server(postgresql.dsn(), name)
+    try:
+        server.make(dataset_of(draw_plan(0).config))
+        yield server
+    finally:
+        server.close()
+
+
+def test_counts_are_exact_in_any_order(postgresql: PostgresqlServer) -> None:
+    with served(postgresql, "orders") as server:
+        check_seeds(partial(run_orders, server), SEEDS, SITUATIONS)
+
+
+def append_without_the_lock(patch: pytest.MonkeyPatch) -> None:
+    """An append is not seen by those who wait for appends."""
+    plain = schema._sql
+
+    def changed(name: str) -> str:
+        text = plain(name)
+        assert name != "functions.sql" or LOCK in text
+        return text.replace(LOCK, "PERFORM 1;")
+
+    patch.setattr(schema, "_sql", changed)
+
+
+def close_windows_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """A worker sums what appends that are under way may still change."""
+    patch.setattr(fence, "wait_for_appends", AsyncMock())
+
+
+def decide_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    """A token is void although an append of it may commit."""
+    patch.setattr(decisions, "wait_for_appends", AsyncMock())
+
+
+FAULTS: list[tuple[Fault, int]] = [
+    (append_without_the_lock, 5),
+    (close_windows_without_waiting, 0),
+    (decide_without_waiting, 5),
+]
+
+
+@planted(FAULTS)
+def test_a_planted_fault_is_found(
+    postgresql: PostgresqlServer, fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    with served(postgresql, fault.__name__) as server:
+        assert is_found(partial(run_orders, server), seed)
