@@ -99,6 +99,14 @@ async def test_a_sync_before_each_answer_is_not_warned_of(sync: str) -> None:
     assert await node_warnings(Reporting([("commitlog_sync", sync)])) == ()
 
 
+async def test_a_node_that_goes_on_without_a_disk_is_warned_of() -> None:
+    found = [("commitlog_sync", "group"), ("disk_failure_policy", "best_effort")]
+    (warning,) = await node_warnings(Reporting(found))
+    assert "disk_failure_policy = best_effort" in warning
+    assert "set disk_failure_policy: stop_paranoid" in warning
+    assert await node_warnings(Reporting([found[0], ("disk_failure_policy", "stop")])) == ()
+
+
 async def test_nodes_that_differ_are_named() -> None:
     """An older version gives the period another name."""
     warnings = await node_warnings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from counter.errors import CounterError
@@ -15,7 +15,7 @@ _GRANT: Final = "GRANT SELECT ON system_views.settings"
 #: Answered by each node for itself. Until 4.0 the name of the period ended with its unit.
 _SETTINGS: Final = (
     "SELECT name, value FROM system_views.settings WHERE name IN ('commitlog_sync',"
-    " 'commitlog_sync_period', 'commitlog_sync_period_in_ms')"
+    " 'commitlog_sync_period', 'commitlog_sync_period_in_ms', 'disk_failure_policy')"
 )
 
 
@@ -31,29 +31,34 @@ async def node_warnings(connection: Connection) -> Sequence[str]:
     found: dict[str, list[str]] = defaultdict(list)
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, CounterError):
-            warning = f"commitlog_sync cannot be read: {answer.detail}; {_GRANT} to the service"
+            detail = f"commitlog_sync cannot be read: {answer.detail}; {_GRANT} to the service"
+            found[detail].append(node.address)
         elif isinstance(answer, BaseException):
             raise answer
         else:
-            warning = _warning_of(dict(answer))
-        if warning:
-            found[warning].append(node.address)
+            for each in _warnings_of(dict(answer)):
+                found[each].append(node.address)
     return tuple(
         f"Cassandra at {', '.join(sorted(addresses))}: {warning}"
         for warning, addresses in found.items()
     )
 
 
-def _warning_of(settings: Mapping[str, str | None]) -> str:
-    """Return the warning about a node with these *settings*, empty if there is none."""
+def _warnings_of(settings: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield the warnings about a node with these *settings*."""
+    if settings.get("disk_failure_policy") == "best_effort":
+        yield (
+            "disk_failure_policy = best_effort: it answers without what a failed disk holds, and"
+            " acknowledged adds may be missing; set disk_failure_policy: stop_paranoid"
+        )
     sync = settings.get("commitlog_sync")
     if sync is None:
-        return "it does not report commitlog_sync"
+        yield "it does not report commitlog_sync"
     if sync != "periodic":
-        return ""
+        return
     period = settings.get("commitlog_sync_period")
     period = period or f"{settings.get('commitlog_sync_period_in_ms')}ms"
-    return (
+    yield (
         f"commitlog_sync = periodic: an add is acknowledged before it is on disk, and may be lost"
         f" if within {period} of it most of its replicas lose power (or one does while another"
         " one is down); set commitlog_sync: group or batch in cassandra.yaml, or leave it if no"
