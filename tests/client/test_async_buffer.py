@@ -222,3 +222,21 @@ async def test_a_buffer_whose_task_is_cancelled_says_so_and_hands_over_what_is_l
         spool = Spool(path, "default")
         assert dict(spool.unsent()) == {"left": 2}
         spool.close()
+
+
+async def test_no_adds_are_moved_while_a_piece_is_made(tmp_path: Path) -> None:
+    """The disk may be busy with it in a thread."""
+    client = AsyncCounterClient("http://127.0.0.1:9", options=QUICK)
+    buffer = client.buffer(spool=tmp_path / "spool", max_delay=3_600.0)
+    await buffer.__aenter__()
+    async with buffer._taking:
+        buffer.add_nowait("c")
+        moving = asyncio.create_task(buffer.sync())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert buffer._merging.open == {"c": 1}
+    await moving
+    assert buffer._merging.open == {}
+    with pytest.raises(UnsentError):
+        await buffer.close(0.0)
+    await client.close()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -325,3 +326,15 @@ def test_a_buffer_whose_disk_fails_reports_every_add_so(service: Server, tmp_pat
         assert caught.value.unsent == {"failing": 2}
         with pytest.raises(ClosedError):
             buffer.add("failing")
+
+
+def test_a_forked_process_starts_an_empty_buffer_whatever_it_does_first() -> None:
+    with CounterClient("http://127.0.0.1:9", options=QUICK) as client:
+        for does in (Buffer.sync, Buffer.flush):
+            buffer = client.buffer()
+            pid, buffer._pid = buffer._pid, -1
+            with patch.object(buffer, "_begin_in_child") as begins:
+                does(buffer)
+            begins.assert_called_once_with()
+            buffer._pid = pid
+            buffer.close()

@@ -262,3 +262,11 @@ def test_what_has_no_deadline_waits_an_hour_at_most_for_the_next_attempt() -> No
     script = Script([problem("overloaded", 503, "same_token", retry_after=10**9), done])
     script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
     assert script.pauses == [3_600.0]
+
+
+def test_a_piece_has_the_time_at_which_it_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("counter_client.delivery._now_us", lambda: 1_700_000_000_000_000)
+    backlog = Backlog()
+    backlog.put({"a": 1, "b": 2})
+    times = {each.token.generation_time_us for each in backlog.seal()}
+    assert times == {1_700_000_000_000_000}

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
@@ -22,7 +24,7 @@ from counter_client.calls import Reply, Request
 from counter_client.failures import UnreachableError
 from counter_client.retrying import Answer, Budget, Send
 from counter_client.sync import HedgingTransport
-from counter_client.transport import AsyncTransport
+from counter_client.transport import AsyncTransport, SyncTransport
 from tests.support.relay import Relay
 from tests.support.server import ROOT, Server
 from tests.support.virtual import virtually
@@ -302,3 +304,36 @@ def test_a_call_in_flight_is_answered_before_the_client_is_closed() -> None:
     assert ended == [True]
     caller.join()
     assert isinstance(answers[0], UnreachableError)
+
+
+def test_work_is_given_to_the_loop_under_the_lock_that_closing_takes() -> None:
+    """Otherwise it may come to a loop that is stopped, and never end."""
+    transport = HedgingTransport(lambda: Timed(Options(), [0.0], [200]))
+    submit, held = asyncio.run_coroutine_threadsafe, []
+
+    def noted(*arguments: Any) -> Any:
+        held.append(transport._lock.locked())
+        return submit(*arguments)
+
+    with patch.object(asyncio, "run_coroutine_threadsafe", noted):
+        transport.send(SEND)
+        transport.close()
+    assert held == [True, True]
+
+
+def test_of_the_threads_of_a_forked_process_one_makes_its_pool() -> None:
+    transport = SyncTransport(["http://127.0.0.1:9"], None, Options())
+    make, held = transport._make_client, []
+    pid, pool = transport._pool
+    transport._pool = -1, pool
+
+    def noted() -> Any:
+        held.append(transport._beginning.here().locked())
+        return make()
+
+    with patch.object(transport, "_make_client", noted):
+        assert transport._client() is transport._client() is not pool
+    assert held == [True]
+    assert transport._pool[0] == pid
+    transport.close()
+    pool.close()

@@ -1,6 +1,7 @@
 """When a call is tried again, on a clock that the test moves."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,9 +26,9 @@ from counter_client.failures import (
     UnreachableError,
 )
 from counter_client.options import Options
-from counter_client.retrying import Send, attempts
+from counter_client.retrying import ProcessLock, Send, attempts
 from counter_client.tokens import Token
-from tests.client.script import Script, added, lost, problem, small_budget
+from tests.client.script import Script, added, added_body, lost, problem, small_budget
 
 CALLS = Calls("default")
 VOID = problem("token_too_old", 410, "new_token", applied=False)
@@ -355,3 +356,54 @@ def test_a_retry_that_begins_at_the_last_moment_is_made() -> None:
 def test_a_bound_of_staleness_is_sent_if_it_is_given(given: dict[str, str]) -> None:
     request = CALLS.batch_get(["a", "b"], given.get("max_staleness")).request
     assert json.loads(request.body or b"") == {"counters": ["a", "b"], **given}
+
+
+def test_the_budget_of_retries_is_filled_by_time() -> None:
+    budget = small_budget(at_once=1.0, per_s=1.0, per_call=0.0)
+    assert [budget.take(now_s, 0.0) for now_s in (0.0, 0.5, 1.0, 1.5, 3.0, 3.5)] == [
+        0.0,
+        None,
+        0.0,
+        None,
+        0.0,
+        None,
+    ]
+
+
+def test_the_budget_of_retries_is_changed_under_its_lock() -> None:
+    class Locked(ProcessLock):
+        def here(self) -> Any:
+            taken.append(True)
+            return super().here()
+
+    taken: list[bool] = []
+    budget = small_budget(at_once=1.0, per_s=1.0, per_call=0.5)
+    budget.lock = Locked()
+    budget.take(0.0, 0.0)
+    budget.call()
+    assert taken == [True, True]
+
+
+def test_an_attempt_that_ends_when_the_token_is_still_honoured_is_made() -> None:
+    """To the second, at the end that its time-out allows."""
+    script = Script([added(), added()])
+    policy = script.policy(attempt_timeout_s=2.0)
+    token = Token(bytes(16), int((script.now_s - 58) * 1e6))
+    unfinished = CALLS.unfinished("c", 1, token).told(60, int(script.now_s * 1e6))
+    assert unfinished.until_us == (script.now_s + 2) * 1e6
+    script.run(attempts(CALLS.resolve(unfinished), policy))
+    script.now_s += 0.001
+    with pytest.raises(UnknownOutcomeError):
+        script.run(attempts(CALLS.resolve(unfinished), policy))
+    assert len(script.sent) == 1
+
+
+def test_what_of_a_batch_is_known_is_returned_whatever_refuses_the_rest() -> None:
+    """The first answer counts one item, and the service then refuses the whole batch."""
+    waits = json.loads(problem("overloaded", 503, "same_token").body)
+    first = Reply(200, json.dumps({"results": [added_body("a", 1), waits]}).encode())
+    script = Script([first, problem("unauthorized", 401, "never", applied=False)])
+    delivery = Delivery.of_items(CALLS, [("a", 1), ("b", 1)])
+    one, two = script.run(delivery.until_deadline(script.policy()))
+    assert isinstance(one, Added)
+    assert isinstance(two, UnknownOutcomeError)

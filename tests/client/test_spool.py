@@ -513,3 +513,28 @@ def test_a_kill_after_a_disk_was_full_leaves_what_was_synced(tmp_path: Path) -> 
     spool.close()
     assert left == synced
     assert failed > 100
+
+
+def test_what_an_earlier_process_left_counts_as_held(tmp_path: Path) -> None:
+    """So it is sent at once, and takes its part of the room."""
+    left = Spool(tmp_path / "spool", "default")
+    left.put({"a": 1, "b": 2})
+    left.close()
+    merging = Merging(Calls("default"), Script([]).policy(), Bounds(1.0, 3), tmp_path / "spool")
+    merging.begin()
+    assert merging.held == 2
+    merging.backlog.close()
+
+
+def test_a_new_directory_of_a_spool_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, synced = os.fsync, []
+
+    def noted(file: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{file}").resolve())
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    Spool(tmp_path / "spool", "default").close()
+    assert tmp_path.resolve() in synced

@@ -9,7 +9,8 @@ from counter.storage.memory.store import MemoryLeases
 from counter.types import Checkpoint, Namespace
 from tests.contracts import suites
 from tests.contracts.cache_cases import CacheCases, namespace_of
-from tests.contracts.cases import DATASET, NOW
+from tests.contracts.cases import DATASET, NOW, add, write
+from tests.contracts.control_cases import purge
 from tests.support.clock import FakeClock
 
 
@@ -94,6 +95,17 @@ class TestKeys(OnMemory, suites.KeyCases):
 
 class TestPurge(OnMemory, suites.PurgeCases):
     """Purging."""
+
+    async def test_nothing_of_a_deleted_namespace_stays(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        assert isinstance(store, MemoryStore)
+        await write(store, namespace, add())
+        tables = store.tables.state_of(namespace.dataset).tables.values()
+        assert [True for table in tables if namespace.id in table]
+        await store.control.delete_namespace(namespace)
+        await purge(store)
+        assert [True for table in tables if namespace.id in table] == []
 
 
 class TestNonTransactional(OnMemory, suites.NonTransactionalCases):

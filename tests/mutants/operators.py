@@ -433,10 +433,14 @@ def _caches(module: _Module, function: _Function) -> Iterator[_Fault]:
                 continue
             if not isinstance(node, ast.Expr):
                 yield "cache", *module.span(node), "pass"
-            if before is None or isinstance(before, ast.Return | ast.Raise):
+            if before is None or isinstance(before, ast.Return | ast.Raise) or _is_text(before):
                 continue
             if not _names(before, ast.Store) & _names(node, ast.Load):
                 yield "cache", *_swapped(module, before, node)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _writes_cache(module: _Module, function: _Function, node: ast.stmt) -> bool:

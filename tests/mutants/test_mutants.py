@@ -53,6 +53,12 @@ def test_what_only_people_read_gets_no_fault(body: str, tmp_path: Path) -> None:
     assert mutants_of(tmp_path, "a.py") == []
 
 
+def test_a_docstring_is_no_step(tmp_path: Path) -> None:
+    text = "def f(a):\n    'What it does.'\n    a.cache.put(1)\n"
+    (tmp_path / "a.py").write_text(text, "utf-8")
+    assert [each.old for each in mutants_of(tmp_path, "a.py")] == ["a.cache.put(1)"]
+
+
 def test_a_fault_keeps_its_name_if_other_lines_change(tmp_path: Path) -> None:
     names = []
     for before in ("", "x = 1\n\n\n"):

@@ -12,8 +12,8 @@ import pytest
 from counter.errors import WriteTimeoutError
 from counter.limits import SECOND
 from counter.storage.postgresql import database
-from counter.types import Decision, Outcome
-from tests.contracts.cases import add
+from counter.types import DELETED, Decision, Outcome, Pending
+from tests.contracts.cases import NOW, add
 from tests.postgresql.conftest import World
 
 
@@ -104,3 +104,12 @@ async def test_the_counters_that_are_known_are_bounded_over_all_namespaces(world
             if name == "c":
                 assert {*known[world.namespace.id]} == {"a", "b", "c"}
     assert {*known[world.namespace.id]} == {"d", "a"}
+
+
+async def test_a_counter_that_is_deleted_is_noted_again_by_the_next_append(world: World) -> None:
+    known = world.store.events._known
+    await world.store.events.append(world.namespace, [add("c"), add("d")])
+    assert {*known[world.namespace.id]} == {"c", "d"}
+    deletion = Pending(DELETED, NOW)
+    await world.store.rollups.leave_pending(world.namespace, [("c", deletion)])
+    assert {*known[world.namespace.id]} == {"d"}

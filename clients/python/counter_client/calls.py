@@ -107,14 +107,12 @@ class Call(Generic[T]):
         have arrived."""
         if self.unfinished is None:
             return error
-        known = UnknownOutcomeError(
+        return UnknownOutcomeError(
             f"{why}, and it is not known whether the token's {self.unfinished.operation} is"
             f" counted: {error.detail}; send it again, or resolve error.unfinished",
             self.unfinished,
             sent=sent,
         )
-        known.__cause__ = error
-        return known
 
 
 class Calls:
