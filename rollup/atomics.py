@@ -147,7 +147,10 @@ class AtomicSettler:
             if all(exists) and decision is None:
                 continue
             try:
-                await self._resolver.resolve(namespace, mark.events, by_worker=True)
+                # What is decided was marked then: it is not marked again in each later window.
+                await self._resolver.resolve(
+                    namespace, mark.events, by_worker=True, is_decided=decision is not None
+                )
             except TokenPendingError as error:
                 pending.append((mark.window_us, error))
             except TokenConflictError as error:

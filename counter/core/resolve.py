@@ -26,13 +26,20 @@ class Resolver:
         self._guard = guard
 
     async def resolve(
-        self, namespace: Namespace, events: Sequence[Event], *, by_worker: bool = False
+        self,
+        namespace: Namespace,
+        events: Sequence[Event],
+        *,
+        by_worker: bool = False,
+        is_decided: bool = False,
     ) -> Outcome:
         """Return the decision about the token of *events* (all of one token).
 
         A worker that settles an atomic add continues when a client would get TokenTooOldError with
-        ``applied: None``. Raises TokenConflictError, TokenPendingError while an admitted write may
-        be in flight, TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
+        ``applied: None``. *is_decided* says that a decision is known to exist.
+
+        Raises TokenConflictError, TokenPendingError while an admitted write may be in flight,
+        TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
         """
         # Read the clock BEFORE the look-up. If it were read later, a window could close in between,
         # and a write that landed meanwhile would be voided.
@@ -54,7 +61,7 @@ class Resolver:
             self._check_closed(namespace, time_us, now_us)
         if self._store.capabilities.transactional and any(found):
             return Outcome.APPLIED
-        outcome = await self._decide(namespace, events, any(found), by_worker)
+        outcome = await self._decide(namespace, events, any(found), is_decided)
         if not self._store.capabilities.transactional:
             recount_us = window_of(time_us, namespace.settings.rollup_window_us)
             counters = list(dict.fromkeys(event.counter for event in events))
@@ -68,11 +75,11 @@ class Resolver:
         return outcome
 
     async def _decide(
-        self, namespace: Namespace, events: Sequence[Event], found: bool, by_worker: bool
+        self, namespace: Namespace, events: Sequence[Event], found: bool, is_decided: bool
     ) -> Outcome:
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
         decide = partial(self._store.decisions.decide, namespace, events, proposed)
-        is_marked = bool(events[0].item_key) and not by_worker
+        is_marked = bool(events[0].item_key) and not is_decided
         decided = await (self._decide_marked(namespace, events, decide) if is_marked else decide())
         if decided.fingerprint != proposed.fingerprint:
             raise conflict(events[0])
@@ -88,7 +95,8 @@ class Resolver:
         events: Sequence[Event],
         decide: Callable[[], Awaitable[Decision]],
     ) -> Decision:
-        """Decide about an atomic add so that a worker can finish after a crash.
+        """Decide about an atomic add so that a worker can finish after a crash: of a client's
+        process, or of another worker.
 
         The worker must find the mark and the decision. So the mark is left before the decision, in
         an open window, and the decision must be durable while that window is open.

@@ -207,6 +207,46 @@ async def test_a_resolver_that_pauses_before_it_decides_leaves_no_half() -> None
     assert await world.rolled_up(namespace) == {"a": 0, "b": 0}
 
 
+async def test_a_worker_that_pauses_before_it_decides_leaves_no_half() -> None:
+    """Another worker may find the add whole meanwhile, and pass its mark. If the first one then
+    crashes while it hides the items, a worker must look at the add again."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    a, b, events = world.process(), world.process(), world.store.events
+    append, void = events.append_atomic, events.void
+    written: list[Sequence[Event]] = []
+
+    async def lands_late(_: Namespace, items: Sequence[Event]) -> Any:
+        written.append(items)
+        raise StoreUnavailableError("a planted fault")
+
+    async def hides_half(of: Namespace, items: Sequence[Event]) -> None:
+        await void(of, items[:1])
+        raise StoreUnavailableError("a planted fault")
+
+    with (
+        patch.object(events, "append_atomic", lands_late),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await world.api.add_atomic(namespace, ITEMS, world.token())
+    world.clock.advance(CLOSING)
+    a.road.hold_in = "decide"
+    dies = asyncio.create_task(a.worker.tick())
+    await a.road.held.wait()
+    await append(namespace, written[0])
+    await b.worker.tick()
+    assert await world.rolled_up(namespace) == {"a": 1, "b": 2}
+    a.road.open.set()
+    with patch.object(events, "void", hides_half), pytest.raises(StoreUnavailableError):
+        await dies
+    for _ in range(3):
+        world.clock.advance(CLOSING)
+        await b.worker.tick()
+    counts = await world.api.reader.read(namespace, ["a", "b"], 0)
+    assert [each.count for each in counts] == [0, 0]
+    assert await world.rolled_up(namespace) == {"a": 0, "b": 0}
+
+
 async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_window_is_passed() -> (
     None
 ):

@@ -237,7 +237,7 @@ BUGS = (
     Bug(
         "no-atomic-mark-before-decision",
         "a resolver writes no mark of an atomic add before the decision",
-        (Edit(_Resolver._decide, "bool(events[0].item_key) and not by_worker", "False"),),
+        (Edit(_Resolver._decide, "bool(events[0].item_key) and not is_decided", "False"),),
     ),
     Bug(
         "atomic-mark-passed",
