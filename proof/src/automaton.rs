@@ -71,8 +71,7 @@ impl Automaton {
         if let Some(at) = self.unions.get(&pair) {
             return *at;
         }
-        let mut merged: BTreeMap<Letter, u32> =
-            self.states[one as usize].iter().copied().collect();
+        let mut merged: BTreeMap<Letter, u32> = self.states[one as usize].iter().copied().collect();
         for (letter, to) in self.states[other as usize].clone() {
             let to = match merged.get(&letter) {
                 Some(before) => self.union(*before, to),
@@ -107,10 +106,7 @@ impl Automaton {
 }
 
 /// Return, of each state that is reached, its steps; the initial one is the first.
-fn explore<S: Hash>(
-    first: S,
-    steps: impl Fn(&S) -> Steps<S>,
-) -> Vec<Vec<(Option<Letter>, u32)>> {
+fn explore<S: Hash>(first: S, steps: impl Fn(&S) -> Steps<S>) -> Vec<Vec<(Option<Letter>, u32)>> {
     let mut number = HashMap::from([(hash_of(&first), 0_u32)]);
     let mut waiting = VecDeque::from([first]);
     let mut edges = Vec::new();

@@ -14,9 +14,15 @@ const SHARDS: usize = 256;
 /// What a step is called in a counterexample: who does it, and what.
 pub type Label = (&'static str, &'static str);
 
+/// The name of an interesting situation, and whether a state is in it.
+pub type Situation<M> = (&'static str, fn(&M, &<M as Model>::State) -> bool);
+
 /// A protocol: its initial state, its steps, and what must hold in every state.
-pub trait Model: Sync {
+pub trait Model: Sync + Sized + 'static {
     type State: Clone + Eq + Hash + Debug + Send + Sync;
+
+    /// Situations that some scenario must reach.
+    const SITUATIONS: &'static [Situation<Self>];
 
     fn initial(&self) -> Self::State;
 
@@ -25,9 +31,6 @@ pub trait Model: Sync {
 
     /// Return which promise *state* breaks, if any, and *before* did not.
     fn violation(&self, before: &Self::State, state: &Self::State) -> Option<&'static str>;
-
-    /// Return a bit for each of the interesting situations that *state* is in.
-    fn situations(&self, state: &Self::State) -> u64;
 
     /// Describe *state* in a counterexample, in one line.
     fn describe(&self, state: &Self::State) -> String {
@@ -45,8 +48,8 @@ pub struct Counterexample {
 pub struct Found {
     pub states: usize,
     pub depth: usize,
-    /// Bits of [`Model::situations`] that were reached.
-    pub situations: u64,
+    /// The names of [`Model::SITUATIONS`] that were reached.
+    pub situations: Vec<&'static str>,
     pub counterexample: Option<Counterexample>,
 }
 
@@ -55,7 +58,8 @@ pub fn search<M: Model>(model: &M, threads: usize) -> Found {
     let seen = Seen::new();
     let first = model.initial();
     seen.is_new(hash_of(&first), 0);
-    let mut found = Found { states: 1, depth: 0, situations: model.situations(&first), counterexample: None };
+    let mut found = Found { states: 1, depth: 0, situations: Vec::new(), counterexample: None };
+    let mut situations = situations_of(model, &first);
     let mut frontier = vec![first];
     loop {
         let size = (frontier.len() + threads - 1) / threads;
@@ -67,12 +71,13 @@ pub fn search<M: Model>(model: &M, threads: usize) -> Found {
         let mut wrong: Option<(u64, &'static str)> = None;
         frontier = Vec::new();
         for part in parts {
-            found.situations |= part.situations;
+            situations |= part.situations;
             found.states += part.next.len();
             frontier.extend(part.next);
             // The least hash, so that every run shows the same one.
             wrong = wrong.into_iter().chain(part.wrong).min();
         }
+        found.situations = names_of::<M>(situations);
         if let Some((hash, promise)) = wrong {
             let steps = replay(model, &seen.path(hash));
             found.depth = steps.len();
@@ -84,6 +89,17 @@ pub fn search<M: Model>(model: &M, threads: usize) -> Found {
         }
         found.depth += 1;
     }
+}
+
+/// Return a bit for each situation that *state* is in.
+fn situations_of<M: Model>(model: &M, state: &M::State) -> u64 {
+    let each = M::SITUATIONS.iter().enumerate();
+    each.fold(0, |bits, (at, (_, is_in))| bits | u64::from(is_in(model, state)) << at)
+}
+
+fn names_of<M: Model>(bits: u64) -> Vec<&'static str> {
+    let each = M::SITUATIONS.iter().enumerate();
+    each.filter(|(at, _)| bits >> at & 1 == 1).map(|(_, (name, _))| *name).collect()
 }
 
 /// What a thread found from its share of the states of one depth.
@@ -104,7 +120,7 @@ fn visit<M: Model>(model: &M, seen: &Seen, states: &[M::State]) -> Part<M::State
             if !seen.is_new(hash, from) {
                 continue;
             }
-            part.situations |= model.situations(&next);
+            part.situations |= situations_of(model, &next);
             if let Some(promise) = model.violation(state, &next) {
                 part.wrong = part.wrong.into_iter().chain([(hash, promise)]).min();
             }

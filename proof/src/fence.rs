@@ -4,7 +4,7 @@
 //! failover. A window closes without the write time-out and the skew, because only the fence is
 //! shown to be right here.
 
-use crate::checker::{Label, Model};
+use crate::checker::{Label, Model, Situation};
 use crate::rules::Rule;
 
 type Time = i8;
@@ -268,24 +268,18 @@ impl Model for Fence {
         None
     }
 
-    fn situations(&self, s: &State) -> u64 {
-        let bit = |at: usize| u64::from(SITUATIONS[at].1(s)) << at;
-        (0..SITUATIONS.len()).map(bit).sum()
-    }
+    const SITUATIONS: &'static [Situation<Fence>] = SITUATIONS;
 }
 
-type Situation = (&'static str, fn(&State) -> bool);
-
-/// Situations that must be reached.
-pub const SITUATIONS: &[Situation] = &[
-    ("an append has stalled until a fence beyond its accept limit", |s| {
+const SITUATIONS: &[Situation<Fence>] = &[
+    ("an append has stalled until a fence beyond its accept limit", |_, s| {
         s.requests.contains(&Step::Fresh) && s.fence > TOKEN + ACCEPT_LIMIT
     }),
-    ("a decision is open, and the event of its token is stored", |s| {
+    ("a decision is open, and the event of its token is stored", |_, s| {
         s.decision == Some(Decision::Open) && s.stored
     }),
-    ("an open decision is settled as applied", |s| s.decision == Some(Decision::Applied)),
-    ("an open decision is settled as void", |s| s.decision == Some(Decision::Void)),
-    ("the fence is later than the server's clock", |s| s.fence >= s.now && s.now > 1),
-    ("a window with the event is rolled up", |s| s.counted),
+    ("an open decision is settled as applied", |_, s| s.decision == Some(Decision::Applied)),
+    ("an open decision is settled as void", |_, s| s.decision == Some(Decision::Void)),
+    ("the fence is later than the server's clock", |_, s| s.fence >= s.now && s.now > 1),
+    ("a window with the event is rolled up", |_, s| s.counted),
 ];

@@ -7,18 +7,46 @@
 mod automaton;
 mod checker;
 mod fence;
+mod keys;
 mod log;
 mod rules;
+mod times;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use checker::{search, Found};
+use checker::{search, Found, Model};
 use rules::Rule;
 
 const THREADS: usize = 2;
-/// The scenario of the PostgreSQL fence; the others are of the log.
-const FENCE: &str = "fence";
+
+/// A scenario of one of the models.
+struct Scene {
+    name: &'static str,
+    /// Whether it is small enough for `--quick`.
+    quick: bool,
+    search: Box<dyn Fn(Option<Rule>) -> Found>,
+    situations: Vec<&'static str>,
+}
+
+fn scene<M: Model>(name: &'static str, quick: bool, make: impl Fn(Option<Rule>) -> M + 'static) -> Scene {
+    let situations = M::SITUATIONS.iter().map(|each| each.0).collect();
+    Scene { name, quick, search: Box::new(move |broken| search(&make(broken), THREADS)), situations }
+}
+
+fn scenes() -> Vec<Scene> {
+    let of_log = log::SCENARIOS.iter();
+    let of_log = of_log.map(|each| scene(each.name, each.quick, move |broken| log::Log::new(each, broken)));
+    let of_keys = keys::SCENARIOS.iter();
+    let of_keys =
+        of_keys.map(|each| scene(each.name, true, move |broken| keys::Keys { scenario: each, broken }));
+    let of_fence = scene("fence", true, |broken| fence::Fence { broken });
+    of_log.chain(of_keys).chain([of_fence]).collect()
+}
+
+fn scene_of(name: &str) -> Scene {
+    scenes().into_iter().find(|each| each.name == name).expect("a scenario's name")
+}
 
 /// What the command line asks for.
 #[derive(Default)]
@@ -56,7 +84,7 @@ fn asked(mut arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--traces" => asked.traces = true,
             "--scenario" => {
                 let name = arguments.next().unwrap_or_default();
-                if !scenarios().any(|each| each == name) {
+                if !scenes().iter().any(|each| each.name == name) {
                     return Err(format!("no scenario {name:?}; --list shows them"));
                 }
                 asked.scenario = Some(name);
@@ -67,34 +95,16 @@ fn asked(mut arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
                 asked.broken = Some(rule.ok_or(format!("no rule {name:?}; --list shows them"))?);
             }
             "--list" => {
-                let names = rules::ALL.iter().map(|rule| rule.name());
-                return Err(names.chain(scenarios()).collect::<Vec<_>>().join("\n"));
+                let mut names: Vec<_> = rules::ALL.iter().map(|rule| rule.name()).collect();
+                names.extend(scenes().iter().map(|each| each.name));
+                return Err(names.join("\n"));
             }
-            other => return Err(format!("{other:?} is none of --quick, --break, --scenario, --list, --traces")),
+            other => {
+                return Err(format!("{other:?} is none of --quick, --break, --scenario, --list, --traces"))
+            }
         }
     }
     Ok(asked)
-}
-
-fn scenarios() -> impl Iterator<Item = &'static str> {
-    log::SCENARIOS.iter().map(|each| each.name).chain([FENCE])
-}
-
-/// Search a scenario, and return the names of the situations that it reached.
-fn run(name: &str, broken: Option<Rule>) -> (Found, Vec<&'static str>) {
-    if name == FENCE {
-        let found = search(&fence::Fence { broken }, THREADS);
-        let reached = reached(fence::SITUATIONS.iter().map(|each| each.0), found.situations);
-        return (found, reached);
-    }
-    let scenario = log::SCENARIOS.iter().find(|each| each.name == name).expect("a scenario's name");
-    let found = search(&log::Log::new(scenario, broken), THREADS);
-    let reached = reached(log::SITUATIONS.iter().map(|each| each.0), found.situations);
-    (found, reached)
-}
-
-fn reached(names: impl Iterator<Item = &'static str>, bits: u64) -> Vec<&'static str> {
-    names.enumerate().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, name)| name).collect()
 }
 
 /// Search every scenario with all rules kept. Returns whether no promise is broken and every
@@ -102,21 +112,26 @@ fn reached(names: impl Iterator<Item = &'static str>, bits: u64) -> Vec<&'static
 fn hold(asked: &Asked) -> bool {
     println!("| scenario | states | longest path | seconds |\n|---|---|---|---|");
     let mut is_right = true;
-    let mut all: Vec<&str> = Vec::new();
-    let is_asked = |name: &&str| match &asked.scenario {
-        Some(only) => only == name,
-        None => !asked.quick || log::SCENARIOS.iter().all(|each| each.name != *name || each.quick),
+    let mut reached: Vec<&str> = Vec::new();
+    let mut missing: Vec<&str> = Vec::new();
+    let is_asked = |each: &&Scene| match &asked.scenario {
+        Some(only) => only == each.name,
+        None => !asked.quick || each.quick,
     };
-    for name in scenarios().filter(is_asked) {
+    let scenes = scenes();
+    for each in scenes.iter().filter(is_asked) {
         let began = Instant::now();
-        let (found, reached) = run(name, None);
+        let found = (each.search)(None);
         let seconds = began.elapsed().as_secs_f32();
-        println!("| {name} | {} | {} | {seconds:.1} |", thousands(found.states), found.depth);
+        println!("| {} | {} | {} | {seconds:.1} |", each.name, thousands(found.states), found.depth);
         is_right &= !tell(&found);
-        all.extend(reached);
+        reached.extend(found.situations);
     }
-    let names = log::SITUATIONS.iter().map(|each| each.0).chain(fence::SITUATIONS.iter().map(|each| each.0));
-    let missing: Vec<_> = names.filter(|name| !all.contains(name)).collect();
+    for name in scenes.iter().flat_map(|each| &each.situations) {
+        if !reached.contains(name) && !missing.contains(name) {
+            missing.push(name);
+        }
+    }
     if !missing.is_empty() && asked.scenario.is_none() && !asked.quick {
         println!("NEVER REACHED: {}", missing.join("; "));
         is_right = false;
@@ -132,12 +147,11 @@ fn catch(asked: &Asked) -> bool {
     println!("\n| rule | if it is broken | steps | scenario |\n|---|---|---|---|");
     let mut is_right = true;
     for rule in rules::ALL {
-        let scenario = rule.scenario();
-        let is_quick = log::SCENARIOS.iter().all(|each| each.name != scenario || each.quick);
-        if asked.quick && !is_quick {
+        let scenario = scene_of(rule.scenario());
+        if asked.quick && !scenario.quick {
             continue;
         }
-        let (found, _) = run(scenario, Some(*rule));
+        let found = (scenario.search)(Some(*rule));
         let steps = match (&found.counterexample, rule.harmless()) {
             (Some(_), None) => found.depth.to_string(),
             (None, Some(why)) => format!("none: {why}"),
@@ -145,7 +159,7 @@ fn catch(asked: &Asked) -> bool {
             (None, None) => "NOT CAUGHT".into(),
         };
         is_right &= !steps.starts_with("NOT");
-        println!("| `{}` | {} | {steps} | {scenario} |", rule.name(), rule.broken());
+        println!("| `{}` | {} | {steps} | {} |", rule.name(), rule.broken(), scenario.name);
     }
     is_right
 }
@@ -154,7 +168,7 @@ fn catch(asked: &Asked) -> bool {
 fn show(rule: Rule, asked: &Asked) -> bool {
     let scenario = asked.scenario.as_deref().unwrap_or(rule.scenario());
     println!("{}: {}. Scenario: {scenario}", rule.name(), rule.broken());
-    let (found, _) = run(scenario, Some(rule));
+    let found = (scene_of(scenario).search)(Some(rule));
     println!("{} states", thousands(found.states));
     tell(&found)
 }
@@ -188,8 +202,7 @@ fn traces(asked: &Asked) {
         println!("{}:", scenario.name);
         for edges in made.reached(initial) {
             let name = |letter: automaton::Letter| log::traces::LETTERS[letter as usize].0;
-            let edges: Vec<_> =
-                edges.iter().map(|(letter, to)| format!("{} {to}", name(*letter))).collect();
+            let edges: Vec<_> = edges.iter().map(|(letter, to)| format!("{} {to}", name(*letter))).collect();
             println!("{}", edges.join(" "));
         }
     }

@@ -59,6 +59,12 @@ rules! {
     PendingUntilPassed, "pending-until-passed", "a worker removes pending recounts of open windows";
     DropAfterRollup, "drop-after-rollup", "a slice is dropped before the watermark has passed its events";
     DropAfterRetention, "drop-after-retention", "a slice is dropped as soon as it is rolled up";
+    // Slices: Maintenance._drop_slices (rollup/maintenance.py), read_partitions (counter/core/read.py)
+    DroppedBeforeFirst, "dropped-before-first", "the table of a slice is dropped before dropped_before has passed it";
+    SliceMissing, "slice-missing", "a table that was dropped reads as one without events";
+    DroppedWindowsLeft, "dropped-windows-left", "a window is summed again although its slice was dropped, or it is settled";
+    SettledRowsLeft, "settled-rows-left", "a worker folds rows that are settled already";
+    HeadReadAgain, "head-read-again", "the head is not read again after the rows";
     // A read: CountReader (counter/core/read.py)
     WatermarkBeforeHead, "watermark-before-head", "a reader reads the checkpoint before the watermark";
     ReaderRecounts, "reader-recounts", "a reader ignores pending recounts";
@@ -66,12 +72,21 @@ rules! {
     RowsUpToWatermark, "rows-up-to-watermark", "a reader that recounts folds up to the checkpoint, not to the watermark";
     // An atomic add: mark_atomic, AtomicSettler (rollup/atomics.py)
     AtomicMark, "atomic-mark", "an atomic add is written without its mark";
+    AtomicMarkEverywhere, "atomic-mark-everywhere", "an atomic add is marked in one of its shards only";
     AtomicMarkAgain, "atomic-mark-again", "a resolver decides an atomic add without marking it again";
+    AtomicMarkByWorker, "atomic-mark-by-worker", "a worker decides an atomic add without marking it again";
     AtomicMarkLeftAgain, "atomic-mark-left-again", "a resolver does not look whether its mark of an atomic add was passed before the decision";
     HalvesSettled, "halves-settled", "an atomic add of which some items are found is left as it is";
     NothingFoundSettled, "nothing-found-settled", "an atomic add of which nothing is found is left undecided";
     DecisionLookedUp, "decision-looked-up", "a worker leaves a complete atomic add alone although it is decided";
     SettledBeforeSummed, "settled-before-summed", "a worker sums a window although an atomic add in it is not settled";
+    // Arbitrary keys: _with_token (counter/core/service.py), reserve, rereserve (decisions.py)
+    KeyCompared, "key-compared", "the time of a key is written without comparing what it was";
+    KeyAdopted, "key-adopted", "a request goes by its own time although its key has another";
+    KeyUntilVoid, "key-until-void", "a key gets a new time as soon as its old one is late";
+    OldTimeCompared, "old-time-compared", "the time of a key is replaced although another request has replaced it already";
+    KeyClockChecked, "key-clock-checked", "the time of a key is of a clock that is off by more than the bound";
+    KeyAfterStep, "key-after-step", "a key is forgotten earlier by as much as the clock was set ahead";
     // PostgreSQL: late, append (functions.sql), pass_fence, wait_for_appends (fence.py), decide (decisions.py)
     LockBeforeClock, "lock-before-clock", "an append reads the clock before it takes the lock";
     LockUntilCommit, "lock-until-commit", "an append lets go of its lock before it commits";
@@ -98,7 +113,14 @@ impl Rule {
             RecountFoldsAllRows | RowsUpToWatermark => "two tokens",
             AtomicMark | AtomicMarkAgain | AtomicMarkLeftAgain | HalvesSettled | NothingFoundSettled
             | DecisionLookedUp | RewriteOnApplied => "atomic",
+            AtomicMarkByWorker => "atomic, two workers",
+            AtomicMarkEverywhere => "atomic, two shards",
             SettledBeforeSummed => "atomic, skewed",
+            KeyClockChecked => "keys",
+            KeyCompared | KeyAdopted | KeyUntilVoid | OldTimeCompared => "keys, three requests",
+            KeyAfterStep => "keys, clock set",
+            DroppedBeforeFirst | SliceMissing | DroppedWindowsLeft | SettledRowsLeft => "two slices",
+            HeadReadAgain => "two slices, reader",
             LockBeforeClock | LockUntilCommit | FenceWaits | FenceMoves | FenceInAppend | OpenFirst
             | OpenRefused | DecisionWaits | LookAgain => "fence",
             _ => "one token",

@@ -7,10 +7,10 @@ mod state;
 pub mod traces;
 mod worker;
 
-use crate::checker::{Label, Model};
+use crate::checker::{Label, Model, Situation};
 use crate::rules::Rule;
 pub use scenarios::{Scenario, SCENARIOS};
-use state::{Outcome, Reader, State, Step, Store, Time, Worker, TWO};
+use state::{Asker, Outcome, Reader, State, Step, Store, Time, Worker, TWO};
 
 const WINDOW: Time = 1;
 const WRITE_TIMEOUT: Time = 1;
@@ -21,6 +21,7 @@ const STEPS_OF_A_PASS_MAX: usize = 50;
 struct Item {
     at: usize,
     token: usize,
+    time: Time,
     counter: usize,
     window: usize,
 }
@@ -36,10 +37,12 @@ pub struct Log {
 impl Log {
     pub fn new(scenario: &'static Scenario, broken: Option<Rule>) -> Log {
         let items = || {
-            let of_atomic = (0..TWO).map(|at| Item { at, token: 0, counter: at, window: 0 });
+            let of_atomic =
+                (0..TWO).map(|at| Item { at, token: 0, time: scenario.tokens[0], counter: at, window: 0 });
             let first = |time: &Time| scenario.tokens.iter().position(|each| each == time).unwrap();
             let single = scenario.tokens.iter().enumerate();
-            let single = single.map(|(at, time)| Item { at, token: at, counter: 0, window: first(time) });
+            let single =
+                single.map(|(at, time)| Item { at, token: at, time: *time, counter: 0, window: first(time) });
             if scenario.atomic {
                 of_atomic.collect()
             } else {
@@ -56,6 +59,10 @@ impl Log {
         self.broken == Some(rule)
     }
 
+    fn shard_of(&self, counter: usize) -> usize {
+        counter % self.scenario.shards
+    }
+
     fn items_of(&self, token: usize) -> &[Item] {
         &self.of_token[token]
     }
@@ -67,9 +74,26 @@ impl Log {
         (0..tokens.len()).filter(move |at| is_first(*at)).map(move |at| (at, tokens[at]))
     }
 
-    /// The end of the slice that all the events are in.
+    /// The end of the slice that is dropped.
     fn slice_end(&self) -> Time {
-        self.scenario.tokens.iter().max().unwrap() + 1
+        self.scenario.slice_end.unwrap_or(self.scenario.tokens.iter().max().unwrap() + 1)
+    }
+
+    /// Whether the table with the events of *time* is gone.
+    fn is_gone(&self, s: &State, time: Time) -> bool {
+        s.table_gone && time < self.slice_end()
+    }
+
+    /// Whether a read of the events of *time* raises `SliceMissingError`.
+    fn is_missing(&self, s: &State, time: Time) -> bool {
+        self.is_gone(s, time) && !self.breaks(Rule::SliceMissing)
+    }
+
+    fn drop_table(&self, s: &mut State) {
+        s.table_gone = true;
+        for item in &self.items {
+            s.landed[item.at] &= item.time >= self.slice_end();
+        }
     }
 
     /// What the clock of any process may show: `ClockGuard` holds it within the bound.
@@ -113,46 +137,47 @@ impl Log {
     /// adds have the counters rolled up twice more. Returns whether all counts are right after each
     /// of these. *last*: of equal timestamps, an older write wins.
     fn ends_right(&self, s: &State, last: bool) -> bool {
-        let mut s = self.quiet(s, last);
+        let Some(mut s) = self.quiet(s, last) else { return false };
         let is_whole = !self.scenario.atomic || self.read(&s, 0).0[0] == self.read(&s, 1).0[1];
         if !is_whole || !self.reads_right(&s) {
             return false;
         }
         s.dropped_before = self.slice_end();
-        s.table_gone = true;
-        s.landed = [false; TWO];
+        self.drop_table(&mut s);
         (0..3).all(|_| {
             let is_right = self.reads_right(&s);
-            let window = s.watermark + WINDOW;
-            for counter in &mut s.counters {
-                counter.recounts[0].add(window);
+            for at in 0..TWO {
+                let window = s.watermarks[self.shard_of(at)] + WINDOW;
+                s.counters[at].recounts[0].add(window);
             }
-            self.finish(&mut s, last);
-            is_right
+            is_right && self.finish(&mut s, last)
         })
     }
 
-    /// Everything stops; then a worker with a right clock finishes.
-    fn quiet(&self, s: &State, last: bool) -> State {
+    /// Everything stops; then a worker with a right clock finishes. None: it never does.
+    fn quiet(&self, s: &State, last: bool) -> Option<State> {
         let mut s = s.clone();
         s.requests = [Step::Over; state::REQUESTS];
         s.workers = [Worker::Idle; state::WORKERS];
         s.reader = Reader::New;
+        s.asker = Asker::Over;
         s.now = self.scenario.horizon + self.scenario.skew + 2;
         // The second pass is for the recounts that the first one leaves.
-        self.finish(&mut s, last);
-        self.finish(&mut s, last);
-        s
+        (self.finish(&mut s, last) && self.finish(&mut s, last)).then_some(s)
     }
 
-    /// A pass of a worker, after all windows with marks are closed.
-    fn finish(&self, s: &mut State, last: bool) {
+    /// A pass of a worker, after all windows with marks are closed. Returns whether it ends.
+    fn finish(&self, s: &mut State, last: bool) -> bool {
         s.now += WINDOW + self.lag();
+        (0..self.scenario.shards).all(|shard| self.finish_shard(s, shard, last))
+    }
+
+    fn finish_shard(&self, s: &mut State, shard: usize, last: bool) -> bool {
         // A worker gives up if slices vanish again and again.
         for _ in 0..STEPS_OF_A_PASS_MAX {
-            let mut next = self.roll(s, s.workers[0]);
+            let mut next = self.roll(s, s.workers[0], shard);
             if next.is_empty() {
-                return;
+                return true;
             }
             // Writing a counter has variants: the first is that it wins against an equal one.
             let at = if next.len() > 3 && last { 3 } else { 0 };
@@ -160,9 +185,10 @@ impl Log {
             *s = state;
             s.workers[0] = worker;
             if worker == Worker::Idle {
-                return;
+                return true;
             }
         }
+        false
     }
 }
 
@@ -170,26 +196,31 @@ impl Model for Log {
     type State = State;
 
     fn initial(&self) -> State {
+        let is_sent = self.scenario.given_up || self.scenario.acknowledged;
         let store = Store {
-            sent: [self.scenario.given_up, false],
-            landed: [false; TWO],
+            sent: [is_sent, is_sent && self.scenario.atomic],
+            landed: [self.scenario.acknowledged, false],
             hidden: [false; TWO],
             decided: [None; TWO],
-            watermark: 0,
+            watermarks: [0; TWO],
             counters: Default::default(),
             atomic_marks: Default::default(),
+            settled: Default::default(),
             retired: None,
             dropped_before: 0,
             table_gone: false,
-            acknowledged: [false; TWO],
+            acknowledged: [self.scenario.acknowledged, false],
             refused: [false; TWO],
             misread: false,
         };
         let mut store = store;
-        store.counters[0].marks[0] = self.scenario.given_up;
+        if is_sent {
+            self.mark(&mut store, 0);
+        }
         let requests = [Step::New; state::REQUESTS];
         let workers = [Worker::Idle; state::WORKERS];
-        State { now: 1, requests, workers, reader: Reader::New, store }
+        let asker = if self.scenario.recount { Asker::New } else { Asker::Over };
+        State { now: self.scenario.begins, requests, workers, reader: Reader::New, asker, store }
     }
 
     fn steps(&self, s: &State, out: &mut Vec<(Label, State)>) {
@@ -205,6 +236,7 @@ impl Model for Log {
             self.worker_steps(s, at, out);
         }
         self.reader_steps(s, out);
+        self.asker_steps(s, out);
         self.store_steps(s, out);
         self.maintenance_steps(s, out);
         for (_, state) in out {
@@ -233,13 +265,7 @@ impl Model for Log {
         None
     }
 
-    fn situations(&self, s: &State) -> u64 {
-        let mut bits = 0;
-        for (at, (_, is_in)) in SITUATIONS.iter().enumerate() {
-            bits |= u64::from(is_in(self, s)) << at;
-        }
-        bits
-    }
+    const SITUATIONS: &'static [Situation<Log>] = SITUATIONS;
 }
 
 impl Log {
@@ -251,21 +277,20 @@ impl Log {
             let end = tokens.partition_point(|each| *each <= token);
             s.requests[first..end].sort_unstable();
         }
-        s.workers[..self.scenario.workers].sort_unstable();
+        if self.scenario.shards == 1 {
+            s.workers[..self.scenario.workers].sort_unstable();
+        }
     }
 }
 
-type Situation = (&'static str, fn(&Log, &State) -> bool);
-
-/// Situations that some scenario must reach.
-pub const SITUATIONS: &[Situation] = &[
+const SITUATIONS: &[Situation<Log>] = &[
     ("an add is acknowledged", |_, s| s.acknowledged != [false; TWO]),
     ("a token is refused", |_, s| s.refused != [false; TWO]),
     ("a token is refused while a write of its event is in flight", |_, s| s.refused[0] && s.sent[0]),
     ("an event has landed in a window that the watermark has passed", |m, s| {
         s.landed[0]
             && !s.acknowledged[0]
-            && s.watermark >= m.scenario.tokens[0]
+            && s.watermarks[0] >= m.scenario.tokens[0]
             && s.counters[0].head.checkpoint.1 == Default::default()
     }),
     ("an event has landed, and void is decided", |_, s| s.landed[0] && s.decided[0] == Some(Outcome::Void)),
@@ -275,7 +300,7 @@ pub const SITUATIONS: &[Situation] = &[
     ("recounts of one window are pending twice", |_, s| s.counters[0].head.pending[0].all().count() > 1),
     ("a pending recount is done and removed", |_, s| s.counters[0].removed[0].has_any()),
     ("a recount is left in a window that the watermark has passed", |_, s| {
-        s.requests.iter().any(|step| matches!(step, Step::Left(_, window) if *window <= s.watermark))
+        s.requests.iter().any(|step| matches!(step, Step::Left(_, window) if *window <= s.watermarks[0]))
     }),
     ("a checkpoint is there, and its row is not", |m, s| {
         s.counters[0].head.checkpoint.0 >= m.scenario.tokens[0] && s.counters[0].rows[0].is_none()
@@ -291,10 +316,26 @@ pub const SITUATIONS: &[Situation] = &[
             .any(|each| matches!(each, Worker::Summed(batch, [Some(_), _]) if batch.reaches < stamp))
     }),
     ("half of an atomic add has landed, and its window is passed", |m, s| {
-        m.scenario.atomic && s.landed[0] != s.landed[1] && s.watermark >= m.scenario.tokens[0]
+        m.scenario.atomic && s.landed[0] != s.landed[1] && s.watermarks[0] >= m.scenario.tokens[0]
     }),
     ("the mark of a resolver is passed before its decision", |_, s| {
-        s.requests.iter().any(|step| matches!(step, Step::Remarked(_, window) if *window <= s.watermark))
+        s.requests.iter().any(|step| matches!(step, Step::Remarked(_, window) if *window <= s.watermarks[0]))
+    }),
+    ("a slice is dropped before a recount of it that was asked for is done", |m, s| {
+        m.scenario.recount && s.table_gone && s.counters[0].recounts[0].has_any()
+    }),
+    ("one shard has passed an atomic add of which the other one has half", |m, s| {
+        m.scenario.shards > 1
+            && s.landed[0] != s.landed[1]
+            && (s.watermarks[0] >= m.scenario.tokens[0]) != (s.watermarks[1] >= m.scenario.tokens[0])
+    }),
+    ("a worker is about to void an atomic add that another one has found whole and passed", |m, s| {
+        let is_voiding =
+            |worker: &Worker| matches!(worker, Worker::Settling(_, Some(Step::Proposing(Outcome::Void)), _));
+        m.scenario.shards == 1
+            && s.watermarks[0] >= m.scenario.tokens[0]
+            && s.workers.iter().any(is_voiding)
+            && s.counters[0].head.checkpoint.1 .0[0] == 1
     }),
     ("a slice is dropped before the token is resolved", |_, s| s.table_gone && s.requests[0] != Step::Over),
 ];

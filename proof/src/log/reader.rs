@@ -25,12 +25,15 @@ impl Log {
                 } else {
                     push(
                         "reads the watermark",
-                        Reader::Watermarked { watermark: s.watermark, owed, refused },
+                        Reader::Watermarked { watermark: s.watermarks[0], owed, refused },
                     );
                 }
             }
             Reader::HeadFirst { head, owed, refused } => {
-                push("reads the watermark", Reader::Headed { watermark: s.watermark, head, owed, refused });
+                push(
+                    "reads the watermark",
+                    Reader::Headed { watermark: s.watermarks[0], head, owed, refused },
+                );
             }
             Reader::Watermarked { watermark, owed, refused } => {
                 let head = s.counters[0].head;
@@ -48,7 +51,10 @@ impl Log {
             }
             Reader::Rowed { watermark, head, rows, owed, refused } => {
                 let moved = s.counters[0].head.settled.0 != head.settled.0;
-                let gone = s.table_gone && head.settled.0 < self.slice_end() - 1;
+                let recounts = self.recounts_of(&head.pending, head.settled.0, watermark, s.dropped_before);
+                let is_missing = |(window, time)| recounts[window] && self.is_missing(s, time);
+                let gone = self.windows().any(is_missing);
+                let moved = moved && !self.breaks(Rule::HeadReadAgain);
                 if moved || gone {
                     let head = s.counters[0].head;
                     push("begins again", Reader::Headed { watermark, head, owed, refused });
@@ -56,6 +62,9 @@ impl Log {
                     let (as_of, count) = self.fold(s, 0, &head, &rows, watermark);
                     push("sums what is pending", Reader::Stored { as_of, count, owed, refused });
                 }
+            }
+            Reader::Stored { as_of, .. } if self.is_missing(s, as_of + 1) => {
+                push("finds that its tail was dropped", Reader::New)
             }
             Reader::Stored { as_of, count, owed, refused } => {
                 for reading in self.readings(s.now) {
@@ -97,10 +106,11 @@ impl Log {
     /// An accurate read in one moment, by a right clock.
     pub fn read(&self, s: &State, counter: usize) -> Count {
         let head = &s.counters[counter].head;
-        let (as_of, count) = if self.must_recount(head, s.watermark) {
-            self.fold(s, counter, head, &s.counters[counter].rows, s.watermark)
+        let watermark = s.watermarks[self.shard_of(counter)];
+        let (as_of, count) = if self.must_recount(head, watermark) {
+            self.fold(s, counter, head, &s.counters[counter].rows, watermark)
         } else {
-            (s.watermark.max(head.checkpoint.0), head.checkpoint.1)
+            (watermark.max(head.checkpoint.0), head.checkpoint.1)
         };
         count.plus(self.tail(s, counter, as_of, self.tail_end(s.now)))
     }

@@ -1,18 +1,29 @@
 //! Requests: the path of an add (counter/core/write.py), and late tokens (counter/core/resolve.py).
 
-use super::state::{Events, Outcome, State, Step, Time, TWO};
-use super::{Log, FUTURE_LIMIT, WINDOW, WRITE_TIMEOUT};
+use super::state::{Asker, Events, Outcome, State, Step, Store, Time};
+use super::{Item, Log, FUTURE_LIMIT, WINDOW, WRITE_TIMEOUT};
 use crate::checker::Label;
 use crate::rules::Rule;
 
 type Next = (&'static str, State, Step);
+
+/// The step after which a resolver takes no more.
+pub const STOPS_HALF_MARKED: &str = "marks its atomic add again in one shard, and stops";
+
+/// Who resolves a token. A worker that looked an atomic add up when it was decided only adopts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    Client,
+    Worker,
+    WorkerThatAdopts,
+}
 
 impl Log {
     /// Append the steps of request *at*. It may stop anywhere: then it takes no more steps.
     pub fn request_steps(&self, s: &State, at: usize, out: &mut Vec<(Label, State)>) {
         let token = self.scenario.requests[at];
         let mut next = self.write(s, token, s.requests[at]);
-        next.extend(self.resolve(s, token, s.requests[at], false));
+        next.extend(self.resolve(s, token, s.requests[at], By::Client));
         for (what, mut state, step) in next {
             state.requests[at] = step;
             out.push((("request", what), state));
@@ -31,7 +42,7 @@ impl Log {
     fn write(&self, s: &State, token: usize, step: Step) -> Vec<Next> {
         let mut next = Vec::new();
         match step {
-            Step::New if s.table_gone => {}
+            Step::New if self.is_gone(s, self.scenario.tokens[token]) => {}
             Step::New => {
                 // It may have arrived at any earlier time, and waited until now.
                 let mut marked = s.clone();
@@ -67,17 +78,36 @@ impl Log {
     }
 
     /// `EventWriter._leave_marks`.
-    fn mark(&self, s: &mut State, token: usize) {
+    pub fn mark(&self, s: &mut Store, token: usize) {
         let time = self.scenario.tokens[token];
-        if time <= s.watermark {
-            return; // It is never read.
-        }
         for item in self.items_of(token) {
-            s.counters[item.counter].marks[item.window] = true;
+            // Another one is never read.
+            if time > s.watermarks[self.shard_of(item.counter)] {
+                s.counters[item.counter].marks[item.window] = true;
+            }
         }
         if self.scenario.atomic && !self.breaks(Rule::AtomicMark) {
-            s.atomic_marks.add(time);
+            self.mark_atomic_everywhere(s, time);
         }
+    }
+
+    /// `RollupStore.mark_atomic`: in each shard that has an item.
+    fn mark_atomic_everywhere(&self, s: &mut Store, window: Time) {
+        let shards = if self.breaks(Rule::AtomicMarkEverywhere) { 1 } else { self.scenario.shards };
+        for shard in 0..shards {
+            self.mark_atomic(s, shard, window);
+        }
+    }
+
+    fn mark_atomic(&self, s: &mut Store, shard: usize, window: Time) {
+        if window > s.watermarks[shard] {
+            s.atomic_marks[shard].add(window);
+        }
+    }
+
+    /// The shards that a mark of an atomic add may reach alone.
+    fn shards_apart(&self) -> std::ops::Range<usize> {
+        0..if self.scenario.shards > 1 { self.scenario.shards } else { 0 }
     }
 
     /// The event is sent. From now on it may land at any time, or never.
@@ -97,7 +127,7 @@ impl Log {
         for item in self.items_of(token) {
             s.landed[item.at] = !s.hidden[item.at];
         }
-        !s.table_gone
+        !self.is_gone(s, self.scenario.tokens[token])
     }
 
     /// `EventStore.find`.
@@ -112,27 +142,35 @@ impl Log {
 
     /// `Resolver.resolve`. It raises `TokenPendingError`, or `TokenTooOldError` with
     /// `applied=None`, by going to `Over`.
-    pub fn resolve(&self, s: &State, token: usize, step: Step, by_worker: bool) -> Vec<Next> {
+    pub fn resolve(&self, s: &State, token: usize, step: Step, by: By) -> Vec<Next> {
         let mut next = Vec::new();
         match step {
             Step::New | Step::Looked(_) => {
                 for reading in self.readings(s.now) {
-                    if by_worker || self.is_late(token, reading) == Some(true) {
-                        next.push(self.look_up(s, token, step, reading, by_worker));
+                    if by != By::Client || self.is_late(token, reading) == Some(true) {
+                        next.push(self.look_up(s, token, step, reading, by));
                     }
                 }
             }
             Step::Proposing(outcome) => {
-                if !self.scenario.atomic || by_worker || self.breaks(Rule::AtomicMarkAgain) {
+                let is_marked = match by {
+                    By::Client => !self.breaks(Rule::AtomicMarkAgain),
+                    By::Worker => !self.breaks(Rule::AtomicMarkByWorker),
+                    By::WorkerThatAdopts => false,
+                };
+                if !(self.scenario.atomic && is_marked) {
                     next.push(self.decide(s, token, outcome));
                     return next;
                 }
                 for reading in self.readings(s.now) {
                     let mut marked = s.clone();
-                    if reading > s.watermark {
-                        marked.atomic_marks.add(reading);
-                    }
+                    self.mark_atomic_everywhere(&mut marked, reading);
                     next.push(("marks its atomic add again", marked, Step::Remarked(outcome, reading)));
+                    for shard in self.shards_apart() {
+                        let mut some = s.clone();
+                        self.mark_atomic(&mut some, shard, reading);
+                        next.push((STOPS_HALF_MARKED, some, Step::Over));
+                    }
                 }
             }
             Step::Remarked(outcome, window) => {
@@ -147,22 +185,22 @@ impl Log {
                 }
             }
             Step::Decided(outcome) => next.extend(self.enforce(s, token, outcome)),
-            _ => next.extend(self.leave_recounts(s, token, step, by_worker)),
+            _ => next.extend(self.leave_recounts(s, token, step, by)),
         }
         next
     }
 
     /// The clock, then the event. A pause between the two makes no difference: the same is found
     /// with a clock that is read after the pause.
-    fn look_up(&self, s: &State, token: usize, step: Step, reading: Time, by_worker: bool) -> Next {
+    fn look_up(&self, s: &State, token: usize, step: Step, reading: Time, by: By) -> Next {
         let closed = reading >= self.closes_at(self.scenario.tokens[token]);
         let closed = closed || self.breaks(Rule::WaitUntilClosed);
-        if !by_worker && self.is_past_retention(token, reading, self.deciding_time()) {
+        if by == By::Client && self.is_past_retention(token, reading, self.deciding_time()) {
             return ("is past retention", s.clone(), Step::Over);
         }
         match step {
             Step::Looked(found) => self.propose(s, found, closed),
-            _ if s.table_gone => ("finds no table", s.clone(), Step::Over),
+            _ if self.is_missing(s, self.scenario.tokens[token]) => ("finds no table", s.clone(), Step::Over),
             _ if self.breaks(Rule::ClockBeforeLookUp) => {
                 ("looks its event up", s.clone(), Step::Looked(self.find(s, token)))
             }
@@ -189,7 +227,7 @@ impl Log {
     /// `EventStore.rewrite` or `EventStore.void`: of the items in order, one after the other.
     fn enforce(&self, s: &State, token: usize, outcome: Outcome) -> Vec<Next> {
         let mut enforced = s.clone();
-        if s.table_gone {
+        if self.is_gone(s, self.scenario.tokens[token]) {
             return vec![("finds no table", enforced, Step::Over)];
         }
         if outcome == Outcome::Applied {
@@ -219,7 +257,7 @@ impl Log {
     }
 
     /// `Resolver.leave_recounts`, and then the answer.
-    fn leave_recounts(&self, s: &State, token: usize, step: Step, by_worker: bool) -> Vec<Next> {
+    fn leave_recounts(&self, s: &State, token: usize, step: Step, by: By) -> Vec<Next> {
         let mut next = Vec::new();
         match step {
             Step::Enforced(outcome) => {
@@ -241,15 +279,16 @@ impl Log {
                 let mut left = s.clone();
                 let time = self.scenario.tokens[token];
                 let marked = if self.breaks(Rule::RecountInOpenWindow) { time } else { window };
-                if marked > s.watermark && !self.breaks(Rule::RecountForWorker) {
-                    for item in self.items_of(token) {
+                for item in self.items_of(token) {
+                    let is_read = marked > s.watermarks[self.shard_of(item.counter)];
+                    if is_read && !self.breaks(Rule::RecountForWorker) {
                         left.counters[item.counter].recounts[item.window].add(marked);
                     }
                 }
                 // A pause before the clock is read only leads to more recounts.
                 for reading in self.readings(s.now) {
                     if self.is_surely_open(window, reading) || self.breaks(Rule::RecountLeftAgain) {
-                        next.push(self.answer(&left, token, outcome, reading, by_worker));
+                        next.push(self.answer(&left, token, outcome, reading, by));
                     } else {
                         next.push(("took too long to leave recounts", left.clone(), Step::Enforced(outcome)));
                     }
@@ -260,14 +299,38 @@ impl Log {
         next
     }
 
+    /// `CounterService.recount`: `POST .../recount` of the first window.
+    pub fn asker_steps(&self, s: &State, out: &mut Vec<(Label, State)>) {
+        let mut push = |what: &'static str, asker: Asker, change: &dyn Fn(&mut State)| {
+            let mut next = s.clone();
+            next.asker = asker;
+            change(&mut next);
+            out.push((("client", what), next));
+        };
+        match s.asker {
+            Asker::New if s.counters[0].rows[0].is_some() && s.dropped_before <= self.scenario.tokens[0] => {
+                push("finds a row to be counted again", Asker::Found, &|_| {});
+            }
+            Asker::Found => {
+                // That it may have to be left again is what a resolver has, too.
+                for window in self.readings(s.now).filter(|window| *window > s.watermarks[0]) {
+                    push("asks for a recount", Asker::Over, &|next| {
+                        next.counters[0].recounts[0].add(window);
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Whether no worker can have passed *window* yet, by the clock of a resolver.
     fn is_surely_open(&self, window: Time, reading: Time) -> bool {
         reading <= window + WINDOW + self.scenario.accept_limit
     }
 
-    fn answer(&self, s: &State, token: usize, outcome: Outcome, reading: Time, by_worker: bool) -> Next {
+    fn answer(&self, s: &State, token: usize, outcome: Outcome, reading: Time, by: By) -> Next {
         let mut answered = s.clone();
-        if by_worker {
+        if by != By::Client {
             return ("has settled the atomic add", answered, Step::Over);
         }
         if self.is_past_retention(token, reading, WINDOW + 2 * self.scenario.skew) {
@@ -291,8 +354,9 @@ impl Log {
 
     /// Writes that are in flight, and what the store does by itself.
     pub fn store_steps(&self, s: &State, out: &mut Vec<(Label, State)>) {
-        for item in 0..TWO {
-            if s.sent[item] && !s.landed[item] && !s.hidden[item] && !s.table_gone {
+        for Item { at: item, time, .. } in &self.items {
+            let item = *item;
+            if s.sent[item] && !s.landed[item] && !s.hidden[item] && !self.is_gone(s, *time) {
                 let mut landed = s.clone();
                 landed.landed[item] = true;
                 out.push((("store", "a write of an event lands"), landed));

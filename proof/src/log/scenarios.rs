@@ -14,12 +14,22 @@ pub struct Scenario {
     pub requests: &'static [usize],
     /// An earlier request for the first token has sent its event, and was given up.
     pub given_up: bool,
+    /// An earlier request for the first token was acknowledged.
+    pub acknowledged: bool,
     pub workers: usize,
+    /// With two, each counter has its own, and each shard a worker.
+    pub shards: usize,
     pub reader: bool,
     /// How far each clock may be off the store's.
     pub skew: Time,
     pub accept_limit: Time,
     pub retention: Option<Time>,
+    /// The end of the slice that is dropped; None: it has all tokens.
+    pub slice_end: Option<Time>,
+    /// A client asks for a recount of the first token's window.
+    pub recount: bool,
+    /// When the scenario begins.
+    pub begins: Time,
     /// Time ends here; then everything stops, and a worker finishes.
     pub horizon: Time,
 }
@@ -31,16 +41,48 @@ pub const ONE: Scenario = Scenario {
     atomic: false,
     requests: &[0, 0],
     given_up: false,
+    acknowledged: false,
     workers: 1,
+    shards: 1,
     reader: false,
     skew: 0,
     accept_limit: 1,
     retention: None,
+    slice_end: None,
+    recount: false,
+    begins: 1,
     horizon: 7,
 };
 
 /// One that takes too long for `--quick`.
 const LONG: Scenario = Scenario { quick: false, ..ONE };
+
+/// The first token was counted in a slice that is dropped while the second one is late.
+const TWO_SLICES: Scenario = Scenario {
+    name: "two slices",
+    tokens: &[1, 8],
+    acknowledged: true,
+    requests: &[1],
+    recount: true,
+    accept_limit: 0,
+    retention: Some(6),
+    slice_end: Some(2),
+    begins: 7,
+    horizon: 11,
+    ..ONE
+};
+
+/// The items of an atomic add that was given up land late, and only workers decide about it.
+const ATOMIC_WORKERS: Scenario = Scenario {
+    name: "atomic, two workers",
+    atomic: true,
+    given_up: true,
+    requests: &[],
+    workers: 2,
+    accept_limit: 0,
+    horizon: 4,
+    ..ONE
+};
 
 pub const SCENARIOS: &[Scenario] = &[
     ONE,
@@ -63,6 +105,8 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario { name: "atomic", atomic: true, ..LONG },
     Scenario { name: "atomic, skewed", atomic: true, requests: &[0], skew: 1, horizon: 6, ..LONG },
+    ATOMIC_WORKERS,
+    Scenario { name: "atomic, two shards", quick: false, shards: 2, ..ATOMIC_WORKERS },
     Scenario {
         name: "retention",
         given_up: true,
@@ -72,4 +116,6 @@ pub const SCENARIOS: &[Scenario] = &[
         horizon: 11,
         ..LONG
     },
+    TWO_SLICES,
+    Scenario { name: "two slices, reader", quick: false, reader: true, ..TWO_SLICES },
 ];

@@ -5,59 +5,12 @@
 
 use std::ops::{Deref, DerefMut};
 
-pub type Time = i8;
+pub use crate::times::{Time, Times};
 
 /// How many tokens, items, counters and windows with events a scenario has at most.
 pub const TWO: usize = 2;
 pub const REQUESTS: usize = 3;
 pub const WORKERS: usize = 2;
-
-/// A set of instants.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Times(u32);
-
-impl Times {
-    pub fn add(&mut self, time: Time) {
-        assert!((0..32).contains(&time), "instant {time}");
-        self.0 |= 1 << time;
-    }
-
-    pub fn remove(&mut self, others: Times) {
-        self.0 &= !others.0;
-    }
-
-    pub fn with(self, others: Times) -> Times {
-        Times(self.0 | others.0)
-    }
-
-    pub fn has_any(self) -> bool {
-        self.0 != 0
-    }
-
-    /// Return those in `(after, through]`.
-    pub fn between(self, after: Time, through: Time) -> Times {
-        let up_to = |time: Time| ((1_u64 << (time.max(-1) + 1)) - 1) as u32;
-        Times(self.0 & up_to(through) & !up_to(after))
-    }
-
-    pub fn first(self) -> Option<Time> {
-        self.all().next()
-    }
-
-    pub fn last(self) -> Option<Time> {
-        self.all().last()
-    }
-
-    pub fn all(self) -> impl Iterator<Item = Time> {
-        (0..32).filter(move |time| self.0 & 1 << time != 0)
-    }
-}
-
-impl std::fmt::Debug for Times {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        f.debug_set().entries(self.all()).finish()
-    }
-}
 
 /// How often a count includes each item: each add has a digit of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
@@ -115,6 +68,7 @@ pub enum Step {
 /// What a worker read before it rolls a batch up.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Batch {
+    pub shard: usize,
     /// Where the watermark goes.
     pub through: Time,
     /// The last window with a mark: `Batch.through_us`.
@@ -149,12 +103,14 @@ pub enum Worker {
     Idle,
     /// Marks were read, then the clock; only if that order is broken.
     Unclocked(Batch),
-    /// Settles an atomic add. None: what exists of it was not looked up yet.
-    Settling(Batch, Option<Step>),
+    /// Settles an atomic add, and whether it was decided then. None: it was not looked up yet.
+    Settling(Batch, Option<Step>, bool),
     Marked(Batch),
+    /// Heads were read, and rows must be.
+    Headed(Batch, [Option<Plan>; TWO]),
     Planned(Batch, [Option<Plan>; TWO]),
     Summed(Batch, [Option<Update>; TWO]),
-    Advancing(Time),
+    Advancing(usize, Time),
 }
 
 /// Checkpoint, settled and pending recounts, as one query reads them.
@@ -217,6 +173,15 @@ pub enum Reader {
     },
 }
 
+/// A client that asks for a recount of the first window of counter 0, once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Asker {
+    New,
+    /// The window has a row, and its slice was not dropped.
+    Found,
+    Over,
+}
+
 /// Everything: the processes, and what they share.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
@@ -224,6 +189,7 @@ pub struct State {
     pub requests: [Step; REQUESTS],
     pub workers: [Worker; WORKERS],
     pub reader: Reader,
+    pub asker: Asker,
     pub store: Store,
 }
 
@@ -250,10 +216,13 @@ pub struct Store {
     pub hidden: [bool; TWO],
     /// Of each token.
     pub decided: [Option<Outcome>; TWO],
-    pub watermark: Time,
+    /// Of each shard.
+    pub watermarks: [Time; TWO],
     pub counters: [Counter; TWO],
-    /// The windows in which the atomic add is marked.
-    pub atomic_marks: Times,
+    /// Of each shard, the windows in which the atomic add is marked.
+    pub atomic_marks: [Times; TWO],
+    /// The windows whose mark of the atomic add was settled by the workers' process.
+    pub settled: Times,
     /// The slice with all the events was retired, and when; `dropped_before`; its table is gone.
     pub retired: Option<Time>,
     pub dropped_before: Time,

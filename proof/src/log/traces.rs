@@ -81,7 +81,7 @@ pub fn steps(log: &Log, watched: &Watched) -> Steps<Watched> {
         found.push((Some(letter), Watched(Some((state.clone(), seen | 1 << letter)))));
     }
     for last in [false, true] {
-        let quiet = log.quiet(state, last);
+        let quiet = log.quiet(state, last).expect("all rules that a worker needs to finish are kept");
         match log.read(&quiet, 0).0[0] {
             0 => found.push((Some(NOT_COUNTED), Watched(None))),
             1 => found.push((Some(COUNTED), Watched(None))),
@@ -124,7 +124,7 @@ fn letter_of(log: &Log, before: &State, after: &State, what: &str, seen: u32) ->
         (before.decided[0] != after.decided[0] && after.decided[0] == Some(Outcome::Void), VOID),
         (is_enforced && gains(head.pending[0], next.pending[0]), PENDING),
         (has(seen, PENDING) && gains(recounts.0, recounts.1), RECOUNT),
-        (before.watermark < time && time <= after.watermark, PASSED),
+        (before.watermarks[0] < time && time <= after.watermarks[0], PASSED),
         (crosses(late), LATE),
         (crosses(closed), CLOSED),
     ];

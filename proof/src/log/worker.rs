@@ -1,6 +1,7 @@
 //! The rollup worker (rollup/worker.py, rollup/atomics.py, rollup/batches.py, rollup/roller.py) and
 //! the drop of slices (rollup/maintenance.py).
 
+use super::request::{By, STOPS_HALF_MARKED};
 use super::state::{Batch, Count, Events, Head, Plan, State, Step, Time, Times, Update, Worker, TWO};
 use super::{Log, WINDOW};
 use crate::checker::Label;
@@ -11,7 +12,8 @@ type Next = (&'static str, State, Worker);
 impl Log {
     /// Append the steps of worker *at*. It may stop anywhere, and the next pass repeats its work.
     pub fn worker_steps(&self, s: &State, at: usize, out: &mut Vec<(Label, State)>) {
-        let mut next = self.roll(s, s.workers[at]);
+        let shard = if self.scenario.shards > 1 { at } else { 0 };
+        let mut next = self.roll(s, s.workers[at], shard);
         if s.workers[at] != Worker::Idle {
             next.push(("stops", s.clone(), Worker::Idle));
         }
@@ -22,12 +24,12 @@ impl Log {
     }
 
     /// `RollupWorker.roll_shard`: clock, `dropped_before`, watermark, marks, heads, events.
-    pub fn roll(&self, s: &State, worker: Worker) -> Vec<Next> {
+    pub fn roll(&self, s: &State, worker: Worker, shard: usize) -> Vec<Next> {
         match worker {
-            Worker::Idle => self.begin(s),
+            Worker::Idle => self.begin(s, shard),
             Worker::Unclocked(batch) => self
                 .readings(s.now)
-                .filter(|reading| self.closed_through(*reading) > s.watermark)
+                .filter(|reading| self.closed_through(*reading) > s.watermarks[shard])
                 .map(|reading| {
                     let mut closed = batch;
                     closed.through = self.closed_through(reading);
@@ -35,36 +37,39 @@ impl Log {
                     ("reads the clock", s.clone(), self.after_marks(s, closed))
                 })
                 .collect(),
-            Worker::Settling(batch, step) => self.settle(s, batch, step),
+            Worker::Settling(batch, step, is_decided) => self.settle(s, batch, step, is_decided),
             Worker::Marked(batch) => vec![self.plan_all(s, batch)],
+            Worker::Headed(batch, plans) => vec![self.read_rows(s, batch, plans)],
             Worker::Planned(batch, plans) => vec![self.sum(s, batch, plans)],
             Worker::Summed(batch, updates) => self.apply(s, batch, updates),
-            Worker::Advancing(through) => vec![self.advance(s, through)],
+            Worker::Advancing(shard, through) => vec![self.advance(s, shard, through)],
         }
     }
 
-    fn begin(&self, s: &State) -> Vec<Next> {
+    fn begin(&self, s: &State, shard: usize) -> Vec<Next> {
         if self.breaks(Rule::ClockBeforeMarks) {
-            let batch = self.dirty(s, s.watermark, self.scenario.horizon, s.dropped_before);
+            let batch = self.dirty(s, shard, self.scenario.horizon, s.dropped_before);
             return vec![("reads the marks", s.clone(), Worker::Unclocked(batch))];
         }
         // The clock, then the marks. A mark that lands in between in a window that is closed is of
         // a write that will be late, or of recounts that will be left again.
         self.readings(s.now)
             .map(|reading| self.closed_through(reading))
-            .filter(|through| *through > s.watermark)
+            .filter(|through| *through > s.watermarks[shard])
             .map(|through| {
-                let batch = self.dirty(s, s.watermark, through, s.dropped_before);
+                let batch = self.dirty(s, shard, through, s.dropped_before);
                 ("reads the clock and the marks", s.clone(), self.after_marks(s, batch))
             })
             .collect()
     }
 
-    /// `RollupStore.dirty`: the marks of windows in `(after, through]`.
-    fn dirty(&self, s: &State, after: Time, through: Time, dropped_before: Time) -> Batch {
+    /// `RollupStore.dirty`: the marks of windows after the watermark, up to *through*.
+    fn dirty(&self, s: &State, shard: usize, through: Time, dropped_before: Time) -> Batch {
+        let after = s.watermarks[shard];
         let none = [[false; TWO]; TWO];
-        let mut batch = Batch { through, reaches: -1, dropped_before, adds: none, recounts: none };
-        for (at, counter) in s.counters.iter().enumerate() {
+        let mut batch = Batch { shard, through, reaches: -1, dropped_before, adds: none, recounts: none };
+        let ours = s.counters.iter().enumerate().filter(|(at, _)| self.shard_of(*at) == shard);
+        for (at, counter) in ours {
             for (window, time) in self.windows() {
                 if counter.marks[window] && after < time && time <= through {
                     batch.adds[at][window] = true;
@@ -82,14 +87,26 @@ impl Log {
 
     /// Atomic adds are settled before their windows are summed.
     fn after_marks(&self, s: &State, batch: Batch) -> Worker {
-        match s.atomic_marks.between(s.watermark, batch.through).has_any() {
-            true => Worker::Settling(batch, None),
+        match self.atomic_marks(s, &batch).has_any() {
+            true => Worker::Settling(batch, None, false),
             false => Worker::Marked(batch),
         }
     }
 
+    /// `RollupStore.dirty_atomic`: the windows of the batch in which the atomic add is marked.
+    fn atomic_marks(&self, s: &State, batch: &Batch) -> Times {
+        s.atomic_marks[batch.shard].between(s.watermarks[batch.shard], batch.through)
+    }
+
+    /// The marks of *batch* are settled: the process remembers it for its other shards.
+    fn remember(&self, s: &mut State, batch: &Batch) {
+        if self.scenario.shards > 1 {
+            s.settled = s.settled.with(self.atomic_marks(s, batch));
+        }
+    }
+
     /// `AtomicSettler.settle` and its `_resolve_halves`.
-    fn settle(&self, s: &State, batch: Batch, step: Option<Step>) -> Vec<Next> {
+    fn settle(&self, s: &State, batch: Batch, step: Option<Step>, is_decided: bool) -> Vec<Next> {
         let step = if let Some(step) = step {
             step
         } else {
@@ -99,21 +116,34 @@ impl Log {
                 Events::Some => self.breaks(Rule::HalvesSettled),
                 Events::None => self.breaks(Rule::NothingFoundSettled),
             };
-            let next = if leaves || s.table_gone {
-                Worker::Marked(batch)
-            } else {
-                Worker::Settling(batch, Some(Step::New))
-            };
-            return vec![("looks an atomic add up", s.clone(), next)];
+            let mut looked = s.clone();
+            let mut next = Worker::Settling(batch, Some(Step::New), s.decided[0].is_some());
+            if leaves || self.is_missing(s, self.scenario.tokens[0]) {
+                self.remember(&mut looked, &batch);
+                next = Worker::Marked(batch);
+            }
+            let mut all = vec![("looks an atomic add up", looked, next)];
+            let mut unknown = self.atomic_marks(s, &batch);
+            unknown.remove(s.settled);
+            if !unknown.has_any() {
+                // Only if it is in the process that settled it.
+                all.push(("knows that an atomic add is settled", s.clone(), Worker::Marked(batch)));
+            }
+            return all;
         };
-        self.resolve(s, 0, step, true)
+        let by = if is_decided { By::WorkerThatAdopts } else { By::Worker };
+        self.resolve(s, 0, step, by)
             .into_iter()
-            .map(|(what, state, next)| {
+            .map(|(what, mut state, next)| {
                 let is_settled = what == "has settled the atomic add";
+                if is_settled {
+                    self.remember(&mut state, &batch);
+                }
                 let worker = match next {
                     Step::Over if is_settled => Worker::Marked(batch),
+                    Step::Over if what == STOPS_HALF_MARKED => Worker::Idle,
                     Step::Over => self.before_pending(&state, batch),
-                    _ => Worker::Settling(batch, Some(next)),
+                    _ => Worker::Settling(batch, Some(next), is_decided),
                 };
                 (what, state, worker)
             })
@@ -125,9 +155,9 @@ impl Log {
         if self.breaks(Rule::SettledBeforeSummed) {
             return Worker::Marked(batch);
         }
-        match s.atomic_marks.between(s.watermark, batch.through).first() {
-            Some(window) if window - 1 > s.watermark => {
-                Worker::Marked(self.dirty(s, s.watermark, window - 1, batch.dropped_before))
+        match self.atomic_marks(s, &batch).first() {
+            Some(window) if window - 1 > s.watermarks[batch.shard] => {
+                Worker::Marked(self.dirty(s, batch.shard, window - 1, batch.dropped_before))
             }
             _ => Worker::Idle,
         }
@@ -137,29 +167,48 @@ impl Log {
     fn plan_all(&self, s: &State, batch: Batch) -> Next {
         let mut state = s.clone();
         if self.breaks(Rule::CountersBeforeWatermark) {
-            self.move_watermark(&mut state, batch.through);
+            self.move_watermark(&mut state, batch.shard, batch.through);
         }
         if self.breaks(Rule::MarksUntilPassed) {
-            self.drop_marks(&mut state, batch.through);
+            self.drop_marks(&mut state, batch.shard, batch.through);
         }
         let mut plans = [None; TWO];
-        for at in 0..TWO {
+        for at in (0..TWO).filter(|at| self.shard_of(*at) == batch.shard) {
             if (0..TWO).any(|window| batch.adds[at][window] || batch.recounts[at][window])
                 || s.counters[at]
                     .recounts
                     .iter()
-                    .any(|left| left.between(s.watermark, batch.through).has_any())
+                    .any(|left| left.between(s.watermarks[batch.shard], batch.through).has_any())
             {
                 plans[at] = self.plan(s, at, &batch);
             }
         }
         if plans == [None; TWO] {
-            return ("has no marks", state, Worker::Advancing(batch.through));
+            return ("has no marks", state, Worker::Advancing(batch.shard, batch.through));
         }
-        ("reads heads and rows", state, Worker::Planned(batch, plans))
+        let next = if plans.iter().flatten().any(|plan| plan.whole) {
+            Worker::Headed(batch, plans)
+        } else {
+            Worker::Planned(batch, plans)
+        };
+        ("reads heads", state, next)
     }
 
-    /// `plan` in rollup/roller.py; then, if it is whole, `read_partitions`.
+    /// `read_partitions`: of counters that are folded as a whole, rows, and then the heads again.
+    fn read_rows(&self, s: &State, batch: Batch, plans: [Option<Plan>; TWO]) -> Next {
+        let mut read = plans;
+        for (plan, counter) in read.iter_mut().zip(&s.counters) {
+            let Some(plan) = plan.as_mut().filter(|plan| plan.whole) else { continue };
+            if counter.head.settled.0 != plan.head.settled.0 && !self.breaks(Rule::HeadReadAgain) {
+                // The heads that were read again are those to begin with.
+                return ("begins again with the heads", s.clone(), Worker::Marked(batch));
+            }
+            plan.rows = counter.rows;
+        }
+        ("reads rows", s.clone(), Worker::Planned(batch, read))
+    }
+
+    /// `plan` in rollup/roller.py.
     fn plan(&self, s: &State, at: usize, batch: &Batch) -> Option<Plan> {
         let Head { checkpoint, settled, pending } = s.counters[at].head;
         let target = batch.reaches.max(checkpoint.0);
@@ -170,7 +219,8 @@ impl Log {
             let is_new = batch.adds[at][window] && time > checkpoint.0;
             let again =
                 batch.adds[at][window] && time <= checkpoint.0 && !self.breaks(Rule::CountedWindowsAgain);
-            let is_known = settled.0 < time && time <= target && time >= batch.dropped_before;
+            let is_kept = time >= batch.dropped_before && settled.0 < time;
+            let is_known = time <= target && (is_kept || self.breaks(Rule::DroppedWindowsLeft));
             let recount = (batch.recounts[at][window] || again) && is_known || pending[window];
             sums[window] = is_new || recount;
             recounts |= recount;
@@ -181,7 +231,7 @@ impl Log {
             return None;
         }
         let whole = recounts || settles;
-        Some(Plan { head: s.counters[at].head, rows: s.counters[at].rows, sums, whole, settles })
+        Some(Plan { head: s.counters[at].head, rows: [None; TWO], sums, whole, settles })
     }
 
     /// `recounts_of` in counter/core/read.py: the windows that pending recounts ask for.
@@ -194,7 +244,8 @@ impl Log {
     ) -> [bool; TWO] {
         let mut wanted = [false; TWO];
         for (window, time) in self.windows() {
-            let is_known = settled < time && time <= through && time >= dropped_before;
+            let is_kept = time >= dropped_before && settled < time;
+            let is_known = time <= through && (is_kept || self.breaks(Rule::DroppedWindowsLeft));
             wanted[window] = pending[window].has_any() && is_known;
         }
         wanted
@@ -202,7 +253,7 @@ impl Log {
 
     /// `EventStore.sums`, and `update` in rollup/roller.py.
     fn sum(&self, s: &State, batch: Batch, plans: [Option<Plan>; TWO]) -> Next {
-        let gone = |plan: &Plan| s.table_gone && plan.sums != [false; TWO];
+        let gone = |plan: &Plan| self.windows().any(|(at, time)| plan.sums[at] && self.is_missing(s, time));
         if plans.iter().flatten().any(gone) {
             // SliceMissingError: start again with what is dropped now.
             let again = Batch { dropped_before: s.dropped_before, ..batch };
@@ -225,9 +276,9 @@ impl Log {
         let mut count = head.checkpoint.1;
         let mut settled = None;
         if plan.whole && self.breaks(Rule::RecountFoldsRows) {
-            for window in 0..TWO {
-                let before = plan.rows[window].unwrap_or_default();
-                count = count.plus(fresh[window].unwrap_or(before)).minus(before);
+            for (row, fresh) in plan.rows.iter().zip(fresh) {
+                let before = row.unwrap_or_default();
+                count = count.plus(fresh.unwrap_or(before)).minus(before);
             }
         } else if plan.whole {
             let from = head.settled.1;
@@ -235,7 +286,7 @@ impl Log {
             let through = batch.dropped_before - 1;
             let mut old = from;
             for (window, time) in self.windows() {
-                let is_settled = time <= head.settled.0;
+                let is_settled = time <= head.settled.0 && !self.breaks(Rule::SettledRowsLeft);
                 let row = plan.rows[window].filter(|_| !is_settled && time <= target);
                 let row = row.filter(|_| !self.breaks(Rule::RecountFoldsAllRows));
                 let row = fresh[window].or(row).unwrap_or_default();
@@ -283,7 +334,7 @@ impl Log {
         let (at, update) = match (0..TWO).find_map(|at| Some((at, updates[at]?))) {
             Some(first) => first,
             None => {
-                let next = Worker::Advancing(batch.through);
+                let next = Worker::Advancing(batch.shard, batch.through);
                 return vec![("has written all counters", s.clone(), next)];
             }
         };
@@ -326,22 +377,31 @@ impl Log {
             counter.head.pending[window].remove(done);
             counter.removed[window] = counter.removed[window].with(done);
         }
-        self.write_settled(s, at, update);
+        self.write_settled(s, at, batch, update);
     }
 
     fn write_rows(&self, s: &mut State, at: usize, batch: &Batch, update: &Update, wins: bool) {
-        for (window, _) in self.windows() {
+        for (window, time) in self.windows() {
             let replaces = self.replaces(batch, s.counters[at].row_stamps[window], wins);
-            if update.rows[window].is_some() && replaces {
+            let is_settled = update.settled.map_or(false, |settled| time <= settled.0);
+            if update.rows[window].is_some() && replaces && !is_settled {
                 s.counters[at].rows[window] = update.rows[window];
                 s.counters[at].row_stamps[window] = batch.reaches;
             }
         }
-        self.write_settled(s, at, update);
+        self.write_settled(s, at, batch, update);
     }
 
-    fn write_settled(&self, s: &mut State, at: usize, update: &Update) {
+    /// What is settled, and the deletion of its rows: all the rows that older batches wrote.
+    fn write_settled(&self, s: &mut State, at: usize, batch: &Batch, update: &Update) {
         if let Some(settled) = update.settled {
+            for (window, time) in self.windows() {
+                let counter = &mut s.counters[at];
+                if time <= settled.0 && counter.row_stamps[window] < batch.reaches {
+                    counter.rows[window] = None;
+                    counter.row_stamps[window] = batch.reaches - 1;
+                }
+            }
             // Its timestamp is its own instant.
             if settled.0 > s.counters[at].head.settled.0 {
                 s.counters[at].head.settled = settled;
@@ -350,28 +410,29 @@ impl Log {
     }
 
     /// `RollupStore.advance`, then `drop_marks`.
-    fn advance(&self, s: &State, through: Time) -> Next {
+    fn advance(&self, s: &State, shard: usize, through: Time) -> Next {
         let mut state = s.clone();
-        self.move_watermark(&mut state, through);
+        self.move_watermark(&mut state, shard, through);
         ("moves the watermark", state, Worker::Idle)
     }
 
     /// A watermark never moves back. The marks up to it are never read again, so they are dropped
     /// here; that a worker drops them later, or a crash leaves them, makes no difference.
-    fn move_watermark(&self, s: &mut State, through: Time) {
-        s.watermark = s.watermark.max(through);
-        let watermark = s.watermark;
-        self.drop_marks(s, watermark);
+    fn move_watermark(&self, s: &mut State, shard: usize, through: Time) {
+        let watermark = s.watermarks[shard].max(through);
+        s.watermarks[shard] = watermark;
+        self.drop_marks(s, shard, watermark);
     }
 
-    fn drop_marks(&self, s: &mut State, through: Time) {
-        for counter in &mut s.counters {
+    fn drop_marks(&self, s: &mut State, shard: usize, through: Time) {
+        let ours = s.counters.iter_mut().enumerate().filter(|(at, _)| self.shard_of(*at) == shard);
+        for (_, counter) in ours {
             for (window, time) in self.windows() {
                 counter.marks[window] &= time > through;
                 counter.recounts[window] = counter.recounts[window].between(through, 31);
             }
         }
-        s.atomic_marks = s.atomic_marks.between(through, 31);
+        s.atomic_marks[shard] = s.atomic_marks[shard].between(through, 31);
     }
 
     /// `Maintenance._drop_slices`: retire, then move `dropped_before`, then drop the table.
@@ -388,7 +449,7 @@ impl Log {
                 None => end,
                 Some(at) => (end + retention).max(at + WINDOW + self.scenario.skew),
             };
-            if reading < due || needs_watermark && s.watermark < due {
+            if reading < due || needs_watermark && s.watermarks[0] < due {
                 continue;
             }
             let mut state = s.clone();
@@ -397,13 +458,12 @@ impl Log {
                     state.retired = Some(reading);
                     "retires the slice"
                 }
-                (_, before, _) if before < end => {
+                (_, before, gone) if before < end && (gone || !self.breaks(Rule::DroppedBeforeFirst)) => {
                     state.dropped_before = end;
                     "moves dropped_before"
                 }
                 (_, _, false) => {
-                    state.table_gone = true;
-                    state.landed = [false; TWO];
+                    self.drop_table(&mut state);
                     "drops the table"
                 }
                 _ => continue,
