@@ -32,8 +32,10 @@ _QUORUM: Final = 2
 #: After whatever else is observed at the same instant.
 _LAST: Final = 2**62
 COVERED: Final = "compared"
-#: Of the items of many seeds, at least this share is compared with the model.
+#: At least this share of all items is compared with the model in a run of MANY seeds, ...
 COVERED_MIN: Final = 0.6
+#: ... and in one of fewer, which may draw many keys, recounts and new namespaces.
+COVERED_FEW_MIN: Final = 0.5
 OLDER: Final = "it is older than its namespace"
 _RIVAL: Final = "another payload has its token"
 #: (namespace id, counter, time, nonce, item number)

@@ -45,14 +45,16 @@ SITUATIONS: Final = {
     "retention": "a slice with an acknowledged event was dropped",
     "retention-retry": "a token was sent again after its slice was dropped",
 }
+#: A run of so many seeds is judged by what it reached.
+MANY: Final = 1_000
 #: Of 1,000 seeds, at least so many reach each, and of these at least so many.
 LEAST_PER_1000: Final = 20
 MORE_PER_1000: Final = {"retention": 250}
 
 
 def missed(reached: Mapping[str, int], seeds: int) -> list[str]:
-    """The situations that too few of at least 1,000 seeds reached; none for fewer seeds."""
-    if seeds < 1_000:
+    """The situations that too few of MANY seeds reached; none for fewer seeds."""
+    if seeds < MANY:
         return []
     return [
         each
