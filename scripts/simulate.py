@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Annotated, Final, NamedTuple
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from tests.simulation.bugs import Bug, all_bugs
 from tests.simulation.directed import caught_by
@@ -38,6 +39,8 @@ _SITUATIONS_END: Final = "<!-- end of the situations -->"
 #: Seeds that a process runs; one if there are crowds. It leaves its garbage behind: to collect it
 #: would take a tenth of all time.
 _AT_A_TIME: Final = 20
+#: With more, a seed takes minutes.
+_CROWDS_MAX: Final = 30
 
 app = App(
     name="scripts/simulate",
@@ -84,7 +87,8 @@ def simulate(
             help="Crowds of clients to add to each seed, each with counters of its own. One is"
             " some 50 operations. 30 of them meet what only many writes at once do, as full"
             " batches and lanes, and give more operations a minute; more seeds without them meet"
-            " more settings and faults."
+            " more settings and faults.",
+            validator=Number(gte=0, lte=_CROWDS_MAX),
         ),
     ] = 0,
     jobs: Annotated[int, Parameter(help="Processes that run seeds at once.")] = 1,
