@@ -199,7 +199,12 @@ async def test_a_full_disk_loses_nothing_acknowledged_and_heals(tmp_path: Path, 
         assert answer.headers["retry-after"]
         for _ in range(3):
             assert (await rest.add("full", 1, tokens.next())).status_code == 503
-        assert (await rest.http.get("/readyz")).status_code == 503
+
+        async def is_full() -> bool:
+            return (await rest.http.get("/readyz")).status_code == 503
+
+        # Adds that were committed within the last second prove to it that the store works.
+        await eventually(is_full, "the process is not ready")
         assert (await rest.http.get("/healthz")).status_code == 200
         assert await rest.count("c") == 3
         assert await rest.count("full") == added
