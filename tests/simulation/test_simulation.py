@@ -82,6 +82,10 @@ def test_what_landed_late_may_count_when_its_window_is_computed_again_for_anothe
     assert run_seed(20_000_001, crowds=30).problems == []
 
 
+def test_an_event_ahead_of_the_clocks_is_read_when_it_may_be_rolled_up() -> None:
+    assert run_seed(246_799_988).problems == []
+
+
 def test_another_seed_gives_another_run() -> None:
     assert run_seed(3).digest != run_seed(7).digest
 
