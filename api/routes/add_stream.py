@@ -206,6 +206,9 @@ class _Lines:
             self._check()
             if (some := self._cut(most)) or (self._is_whole and not self._data):
                 return some
+            if self._is_whole or b"\n" in self._data:
+                # All of those lines were empty.
+                continue
             self._changed.clear()
             if not await pause(self._changed, silence_us / SECOND):
                 raise StreamEndedError(

@@ -498,7 +498,8 @@ class TimedProtocol(HttpToolsProtocol):
             # The client still gets the answers to its earlier requests.
             self._stop_reading()
             return
-        if not answering:
+        # A second head would be a part of the stream that is being sent.
+        if not (answering or self._is_answering()):
             phrase = HTTPStatus(error.status).phrase.encode()
             wait_s = retry_after_s(error)
             self.transport.write(

@@ -337,3 +337,21 @@ async def test_no_more_are_begun_than_there_may_be(wire: Wire, streams: AddStrea
         async with open_stream(wire.port) as second:
             second.end()
             assert await second.status() == 503
+
+
+async def test_many_empty_lines_before_one_do_not_hide_it(wire: Wire) -> None:
+    """Regression: after as many empty lines as a commit may have, a stream waited for more."""
+    async with open_stream(wire.port) as client:
+        client.send(b"\n" * limits.BATCH_ITEMS_MAX, line(1))
+        await client.status()
+        assert (await client.answer() or {})["replayed"] is False
+
+
+async def test_a_malformed_chunk_ends_a_stream_without_a_second_head(wire: Wire) -> None:
+    """Regression: the 400 was written into the chunked body of the stream's own answer."""
+    async with open_stream(wire.port) as client:
+        client.send(line(1))
+        await client.status()
+        await client.answer()
+        client.writer.write(b"nonsense\r\n")
+        assert await client.reader.read() == b""
