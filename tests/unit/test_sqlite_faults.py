@@ -1,6 +1,8 @@
 """SQLite's adapter where the disk fails it: at a commit, at the way back from it, at its start."""
 
 import asyncio
+import errno
+import os
 import shutil
 import sqlite3
 import threading
@@ -22,7 +24,7 @@ from counter.errors import (
 )
 from counter.limits import MINUTE, SECOND
 from counter.storage.shared.bridge import Worker
-from counter.storage.sqlite import SqliteStore
+from counter.storage.sqlite import SqliteStore, page_sums
 from counter.storage.sqlite.database import Lane
 from counter.storage.sqlite.page_sums import PageSums
 from counter.storage.sqlite.schema import DirectoryLock, events_table
@@ -280,6 +282,31 @@ async def test_checksums_are_synced_before_the_log_begins_again(fast_dir: Path) 
         assert flush.call_count == 2
         await desk.store.close()
         assert flush.call_count == 3
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_without_room_for_checksums_adds_and_the_next_start_go_on(
+    fast_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_killed: bool,
+) -> None:
+    """Regression: after a kill the directory was taken for damaged, and each commit tried again."""
+    monkeypatch.setattr(page_sums, "_GROWTH_PAGES", 8)
+    served = Desk(fast_dir / "data")
+    await served.open()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with patch("os.posix_fallocate", side_effect=full) as grow:
+        for number in range(200):
+            await served.add(number)
+    assert grow.call_count == 1
+    assert ["no checksums of pages are kept" in each.message for each in caplog.records] == [True]
+    if is_killed:
+        shutil.copytree(fast_dir / "data", fast_dir / "killed")
+    await served.store.close()
+    again = Desk(fast_dir / ("killed" if is_killed else "data"))
+    await again.store.open()
+    await again.store.close()
 
 
 async def test_a_commit_that_is_missing_from_the_log_is_noticed(fast_dir: Path) -> None:

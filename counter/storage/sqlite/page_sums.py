@@ -13,7 +13,6 @@ checksums of its own.
 
 from __future__ import annotations
 
-import errno
 import logging
 import mmap
 import os
@@ -94,8 +93,8 @@ class PageSums:
         #: -shm and -wal, while they are followed.
         self._handles: list[int] = []
         self._shm: mmap.mmap
-        #: Checksums for which the disk had no room.
-        self._beyond: dict[int, int] = {}
+        #: Whether no more checksums are kept.
+        self._is_abandoned = False
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(handle).st_size
@@ -176,7 +175,7 @@ class PageSums:
         """
         _, wal = self._handles
         end, before = _shm_end(self._shm[: _SHM_SALTS.stop]), self._end
-        if end != before:
+        if end != before and not self._is_abandoned:
             after = before.frames if end.salts == before.salts else 0
             self._store(dict(_frame_sums(wal, end.page_size, after, end.frames)))
             self._end = end
@@ -184,14 +183,12 @@ class PageSums:
         return end.frames, os.fstat(wal).st_size
 
     def flush(self) -> None:
-        """Sync the file. Raises OSError, also if the disk had no room for all of it."""
-        if self._beyond:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        """Sync the file. Raises OSError."""
         self._map.flush()
 
     def close(self) -> None:
         """Close the file, after the last connection was closed."""
-        if not self._wal.exists():
+        if not self._wal.exists() and not self._is_abandoned:
             # Its pages are all in the database, and the next log has other salts.
             self._end = self._end._replace(salts=_NO_SALTS, frames=0)
             self._write_end()
@@ -203,28 +200,23 @@ class PageSums:
             os.close(each)
 
     def abandon(self) -> None:
-        """Remove the file: the next start takes the pages as they are."""
+        """Keep no more checksums: the next start takes the pages as they are."""
+        self._is_abandoned = True
+        self._map[:_ENTRIES_AT] = bytes(_ENTRIES_AT)
+        # Otherwise a loss of power may bring back checksums that are out of date.
         with suppress(OSError):
-            self._path.unlink()
+            self._map.flush()
 
     def _write_end(self) -> None:
         packed = _HEADER.pack(_MAGIC, *self._end)
         self._map[: len(packed) + _CRC.size] = packed + _CRC.pack(zlib.crc32(packed))
 
     def _store(self, sums: Mapping[int, int]) -> None:
-        if self._beyond:
-            sums = self._beyond | dict(sums)
-            self._beyond = {}
-        if not sums:
-            return
-        if (largest := max(sums)) > (len(self._map) - _ENTRIES_AT) // 4:
+        """Raises OSError if the file must grow and cannot."""
+        if (largest := max(sums, default=0)) > (len(self._map) - _ENTRIES_AT) // 4:
             self._grow(largest)
-        pages = (len(self._map) - _ENTRIES_AT) // 4
         for page, value in sums.items():
-            if page <= pages:
-                _CRC.pack_into(self._map, _entry_at(page), value)
-            else:
-                self._beyond[page] = value
+            _CRC.pack_into(self._map, _entry_at(page), value)
 
     def _grow(self, page: int) -> None:
         size = _ENTRIES_AT + 4 * _GROWTH_PAGES * (page // _GROWTH_PAGES + 1)
@@ -232,9 +224,6 @@ class PageSums:
         try:
             # Without room, a write to the mapped memory would kill the process.
             os.posix_fallocate(handle, 0, size)
-        except OSError as error:
-            _log.warning("%s cannot grow: %s", self._path, error.strerror)
-            return
         finally:
             os.close(handle)
         self._map.resize(size)
