@@ -113,7 +113,7 @@ class CounterRoutes:
                 " atomic/add takes one for all its items",
                 field="Idempotency-Key",
             )
-        if ndjson and call.header(b"content-length") is None:
+        if ndjson and call.header(b"transfer-encoding") is not None:
             return await self.streams.open(call)
         body = await call.body()
         if ndjson:

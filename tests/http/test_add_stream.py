@@ -151,6 +151,13 @@ async def test_a_body_with_a_length_is_one_batch(wire: Wire) -> None:
     assert "items has 1001 items; 1 to 1000 are allowed" in answer.json()["detail"]
 
 
+async def test_a_request_without_a_body_is_no_stream(wire: Wire) -> None:
+    """Regression: it was answered with 200, as if all of its lines had been added."""
+    async with open_stream(wire.port, framing=()) as client:
+        client.end()
+        assert await client.status() == 400
+
+
 async def test_who_reads_no_answers_is_read_no_more(fast_dir: Path) -> None:
     """TCP slows a client down: nothing is held but what the bounds say, and nothing is lost."""
     count = 20_000

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,10 +29,15 @@ class AddStream:
         self.http = h11.Connection(h11.CLIENT)
         self._received = b""
 
-    async def begin(self, *headers: tuple[str, str], namespace: str = "default") -> None:
+    async def begin(
+        self,
+        *headers: tuple[str, str],
+        namespace: str = "default",
+        framing: Sequence[tuple[str, str]] = (("transfer-encoding", "chunked"),),
+    ) -> None:
         path = f"/v1/namespaces/{namespace}/batch/add"
         names = [("host", "localhost"), ("content-type", "application/x-ndjson")]
-        every = [*names, ("transfer-encoding", "chunked"), *headers]
+        every = [*names, *framing, *headers]
         self._send(h11.Request(method="POST", target=path, headers=every))
 
     def _send(self, event: Any) -> None:
@@ -87,12 +92,12 @@ class AddStream:
 
 @asynccontextmanager
 async def open_stream(
-    port: int, *headers: tuple[str, str], namespace: str = "default"
+    port: int, *headers: tuple[str, str], **request: Any
 ) -> AsyncIterator[AddStream]:
     """A stream to the service at *port* of this machine."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     stream = AddStream(reader, writer)
-    await stream.begin(*headers, namespace=namespace)
+    await stream.begin(*headers, **request)
     try:
         yield stream
     finally:
