@@ -13,8 +13,8 @@ def _reads_one(table: str) -> Edit:
     """Reads of *table* ask one replica."""
     return Edit(
         Cluster._read,
-        "nodes = self._some_nodes(count)",
-        f"nodes = self._some_nodes(1 if {table!r} in bound[0].table else count)",
+        "self._needed(level, home)",
+        f"self._needed(1 if {table!r} in select.table else level, home)",
     )
 
 
@@ -31,6 +31,11 @@ BUGS = (
         "read-from-one-replica",
         "a read asks one replica, whatever the dataset says",
         (Edit(Session.to_read, "state.read_consistency)", "1)"),),
+    ),
+    Bug(
+        "written-to-the-near-data-center",
+        "a write waits for its own data center, whatever the dataset says",
+        (Edit(Session.to_write, "state.write_consistency)", "6)"),),
     ),
     Bug(
         "no-read-repair",

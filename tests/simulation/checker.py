@@ -97,6 +97,9 @@ class _Counters:
     def _note_seen(self, reads: Sequence[Seen]) -> None:
         """What an accurate read shows while the item's window is open to anybody stays there."""
         self._seen_us: dict[int, int] = {}
+        if self._config.is_split:
+            # Of a write that was not acknowledged, another data center may know nothing.
+            return
         skew_us = self._config.skew_us
         for seen in sorted(reads, key=lambda each: each.answered_us):
             if seen.accuracy != "accurate":

@@ -4,6 +4,9 @@ Every node holds everything. A quorum is two. Writes reach each replica on their
 two of them at times of their own and repair what they find to differ before they answer. Compare-
 and-sets are linearizable: each happens at one instant, on two replicas, or is left to the next one
 in its partition to bring to its end, or not.
+
+The nodes may be in two data centers. A process's statements are coordinated in its own, and the
+link to the other one may be cut, one way.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +38,11 @@ _OF_ONE: Final = (ConsistencyLevel.ANY, ConsistencyLevel.ONE, ConsistencyLevel.L
 #: far fewer turns of the loop.
 _AT_ONCE: Final = 0.8
 _SERVER_TIMEOUT_US: Final = 2 * SECOND
+#: An acknowledgement that comes too late.
+_NEVER_US: Final = 10 * _SERVER_TIMEOUT_US
 
+#: Of which nodes how many must answer.
+_Needed = Sequence[tuple[Sequence[Node], int]]
 Done = Callable[[Any], None]
 
 
@@ -64,6 +71,11 @@ class _Select(NamedTuple):
         return self.statement.table
 
 
+def _read_timeout() -> Exception:
+    made: Exception = cassandra.ReadTimeout("simulated", consistency=4)
+    return made
+
+
 def _write_timeout() -> Exception:
     made: Exception = cassandra.WriteTimeout("simulated", consistency=4, write_type=0)
     return made
@@ -77,12 +89,14 @@ class Cluster:
         at: Callable[..., None],
         now_us: Callable[[], int],
         weather: Weather,
+        centers: Sequence[int] = (0, 0, 0),
     ) -> None:
         self._at = at
         self.now_us = now_us
         self.weather = weather
         self._random = weather.random
-        self.nodes = [Node(number) for number in range(3)]
+        self.nodes = [Node(number, center) for number, center in enumerate(centers)]
+        self._needed_of: dict[tuple[int, int], _Needed] = {}
         self.schemas: dict[str, Schema] = {}
         #: Of each partition, the compare-and-set that was accepted and not decided.
         self._proposed: dict[tuple[str, Key], _Proposal] = {}
@@ -90,8 +104,7 @@ class Cluster:
         #: Whether a left-over one gets the timestamp of the ballot that completes it, as with Paxos
         #: v1; with v2 it keeps its own.
         self.stamps_anew = False
-        #: What reads do; a planted bug reads from fewer, or repairs nothing.
-        self.read_nodes = QUORUM
+        #: Whether reads repair; a planted bug has them repair nothing.
         self.repairs = True
         #: Called with each of the situations that seeds must reach.
         self.reach: Callable[[str], object] = lambda _: None
@@ -134,16 +147,18 @@ class Cluster:
         hold_us: int = 0,
         loses: bool = False,
         abandons: bool = False,
+        home: int = 0,
     ) -> None:
         """Run a bound statement or a batch; *done* gets rows, None, or an error of the driver.
 
-        It may be held on its way, its answer be lost, or its coordinator give it up.
+        It may be held on its way, its answer be lost, or its coordinator, in data center *home*,
+        give it up.
         """
         self.statements += 1
         weather = self.weather
         meets = hold_us or loses or abandons
         if weather.is_calm and not meets and self._random.random() < _AT_ONCE:
-            self._at(weather.delay(), self._coordinate, statement, done, False, True)
+            self._at(weather.delay(), self._coordinate, statement, done, False, home, True)
             return
 
         def over() -> None:
@@ -174,13 +189,15 @@ class Cluster:
 
         if weather.slow or lost or hold_us:
             self._at(timeout_us, answer, cassandra.OperationTimedOut("simulated"))
-        self._at(hold_us + weather.delay(), self._coordinate, statement, reply, abandons)
+        self._at(hold_us + weather.delay(), self._coordinate, statement, reply, abandons, home)
 
     def _coordinate(
-        self, statement: Any, reply: Done, abandons: bool, at_once: bool = False
+        self, statement: Any, reply: Done, abandons: bool, home: int, at_once: bool = False
     ) -> None:
+        level = statement.consistency_level
         up = [node for node in self.nodes if node.up]
-        if len(up) < QUORUM:
+        is_coordinated = any(node.center == home for node in up)
+        if not is_coordinated or not _are_enough(up, self._needed(level, home)):
             reply(
                 cassandra.Unavailable(
                     "simulated", consistency=4, required_replicas=QUORUM, alive_replicas=1
@@ -198,24 +215,68 @@ class Cluster:
                 reply(cassandra.InvalidRequest(f"unconfigured table {each.table}"))
                 return
         first = bounds[0][0]
-        level = statement.consistency_level
         if first.verb == "select":
             if level == ConsistencyLevel.SERIAL:
-                self._read_serially(self._select(*bounds[0]), reply)
+                self._read_serially(self._select(*bounds[0]), home, reply)
             else:
-                count = 1 if level in _OF_ONE else self.read_nodes
-                self._read(self._select(*bounds[0]), count, reply, at_once)
+                self._read(self._select(*bounds[0]), level, home, reply, at_once)
         elif first.compares:
-            self._compare(bounds, reply)
+            self._compare(bounds, level, home, reply)
         else:
             writes = self._writes_of(bounds)
-            if at_once and len(up) == len(self.nodes):
+            if at_once and all(self._answers(home, node) for node in self.nodes):
                 for node in self.nodes:
                     for write in writes:
                         node.apply(write)
                 reply(None)
             else:
-                self._write(writes, 1 if level in _OF_ONE else QUORUM, abandons, reply)
+                self._write(writes, level, home, abandons, reply)
+
+    # Data centers.
+
+    def _reaches(self, home: int, node: Node) -> bool:
+        """Whether a message of a coordinator in *home* gets to *node*."""
+        return node.up and self.weather.cut != (home, node.center)
+
+    def _answers(self, home: int, node: Node) -> bool:
+        """Whether *node* gets a message of a coordinator in *home*, and its answer gets back."""
+        return self._reaches(home, node) and self.weather.cut != (node.center, home)
+
+    def _needed(self, level: int, home: int) -> _Needed:
+        """Of which nodes how many must answer a coordinator in *home* at a consistency *level*."""
+        found = self._needed_of.get((level, home))
+        if found is None:
+            found = self._needed_of[level, home] = self._groups(level, home)
+        return found
+
+    def _groups(self, level: int, home: int) -> _Needed:
+        local = [node for node in self.nodes if node.center == home]
+        others = [node for node in self.nodes if node.center != home]
+        if level in _OF_ONE:
+            return [(self.nodes, 1)]
+        if level == ConsistencyLevel.LOCAL_QUORUM:
+            return [(local, len(local) // 2 + 1)]
+        if level == ConsistencyLevel.EACH_QUORUM:
+            return [(each, len(each) // 2 + 1) for each in (local, others) if each]
+        return [(self.nodes, QUORUM)]
+
+    def _some(self, group: Sequence[Node], count: int, home: int) -> list[Node]:
+        """So many of *group* that answer a coordinator in *home*, or all that do."""
+        some = [node for node in group if self._answers(home, node)]
+        while len(some) > count:
+            some.pop(int(self._random.random() * len(some)))
+        return some
+
+    def _enough(self, needed: _Needed, home: int) -> list[Node]:
+        """As many nodes as are *needed*, or all that answer."""
+        return [node for group, count in needed for node in self._some(group, count, home)]
+
+    def _is_serial(self, home: int) -> bool:
+        """Whether so many nodes answer that a compare-and-set or a SERIAL read is possible."""
+        is_possible = sum(self._answers(home, node) for node in self.nodes) >= QUORUM
+        if not is_possible:
+            self.reach("cut-compare")
+        return is_possible
 
     def _writes_of(self, bounds: Sequence[Bound]) -> list[Write]:
         """What the statements write, those of one partition as one."""
@@ -231,64 +292,74 @@ class Cluster:
 
     # Plain writes.
 
-    def _write(self, writes: list[Write], needed: int, abandons: bool, reply: Done) -> None:
+    def _write(
+        self, writes: list[Write], level: int, home: int, abandons: bool, reply: Done
+    ) -> None:
         weather = self.weather
         acknowledged_us = 0
         for write in writes:
-            acks = self._send(write, abandons)
+            acks = self._send(write, home, abandons)
             if weather.happens(weather.repeated):
-                self._send_to_all(write, weather.later())
-            acknowledged_us = max(acknowledged_us, acks[needed - 1])
+                self._send_to_all(write, home, weather.later())
+            for group, count in self._needed(level, home):
+                latest_us = sorted(acks[node.number] for node in group)[count - 1]
+                acknowledged_us = max(acknowledged_us, latest_us)
         if acknowledged_us >= _SERVER_TIMEOUT_US:
             self._at(_SERVER_TIMEOUT_US, reply, _write_timeout())
         else:
             self._at(acknowledged_us, reply, None)
 
-    def _send(self, write: Write, abandons: bool) -> list[int]:
-        """Send a write to each replica; when each has it, the earliest first."""
+    def _send(self, write: Write, home: int, abandons: bool) -> list[int]:
+        """Send a write to each replica; when its coordinator knows that each has it."""
         weather, random = self.weather, self._random
         gives_up = abandons or weather.happens(weather.abandoned)
         acks = []
         for node in self.nodes:
-            misses = not node.up or weather.happens(weather.missed)
+            is_cut_off = not self._reaches(home, node)
+            if is_cut_off and node.up:
+                self.reach("cut-off")
+            misses = is_cut_off or weather.happens(weather.missed)
             if gives_up and random.random() < 0.7:
                 misses = True
             delay_us = weather.delay()
-            if not misses:
-                acks.append(delay_us)
-                self._at(delay_us, node.apply, write)
+            if misses:
+                acks.append(_NEVER_US)
+                if not weather.never or random.random() >= weather.never:
+                    self._at(weather.later(), self._hint, node, write, home)
                 continue
-            acks.append(10 * _SERVER_TIMEOUT_US)
-            if not weather.never or random.random() >= weather.never:
-                self._at(weather.later(), self._hint, node, write)
-        return sorted(acks)
+            self._at(delay_us, node.apply, write)
+            if self._answers(home, node):
+                acks.append(delay_us)
+            else:
+                self.reach("cut-answer")
+                acks.append(_NEVER_US)
+        return acks
 
-    def _send_to_all(self, write: Write, after_us: int) -> None:
+    def _send_to_all(self, write: Write, home: int, after_us: int) -> None:
         for node in self.nodes:
-            self._at(after_us + self.weather.delay(), self._hint, node, write)
+            self._at(after_us + self.weather.delay(), self._hint, node, write, home)
 
-    def _hint(self, node: Node, write: Write) -> None:
-        """Hand a write over late; again later where the node is down."""
-        if node.up:
+    def _hint(self, node: Node, write: Write, home: int) -> None:
+        """Hand a write over late; again later if the node is down or cannot be reached."""
+        if self._reaches(home, node):
             node.apply(write)
         else:
-            self._at(SECOND, self._hint, node, write)
+            self._at(SECOND, self._hint, node, write, home)
 
     # Reads.
-
-    def _some_nodes(self, count: int) -> list[Node]:
-        up = [node for node in self.nodes if node.up]
-        while len(up) > count:
-            up.pop(int(self._random.random() * len(up)))
-        return up
 
     def _select(self, statement: Statement, values: Sequence[Any]) -> _Select:
         schema = self.schemas[statement.table]
         keys = keys_of(statement, schema, values)
         return _Select(statement, values, schema, keys, filter_of(statement, schema, values))
 
-    def _read(self, select: _Select, count: int, reply: Done, at_once: bool) -> None:
-        nodes = self._some_nodes(count)
+    def _read(self, select: _Select, level: int, home: int, reply: Done, at_once: bool) -> None:
+        needed = self._needed(level, home)
+        nodes = self._enough(needed, home)
+        if not _are_enough(nodes, needed):
+            self.reach("cut-read")
+            self._at(_SERVER_TIMEOUT_US, reply, _read_timeout())
+            return
         if at_once:
             seen = [self._seen_by(node, select, at_once) for node in nodes]
             self._answer_read(select, nodes, seen, reply)
@@ -362,7 +433,7 @@ class Cluster:
 
     # Compare-and-sets.
 
-    def _finish(self, table: str, key: Key) -> None:
+    def _finish(self, table: str, key: Key, home: int) -> None:
         """What an earlier compare-and-set left undecided is decided by who comes next."""
         proposed = self._proposed.pop((table, key), None)
         if proposed is None or (not proposed.is_chosen and self._random.random() < 0.5):
@@ -373,7 +444,7 @@ class Cluster:
         if self.stamps_anew and (not proposed.is_chosen or self._random.random() < 0.5):
             self.reach("new-ballot")
             writes = _restamped(writes, self._ballot(table, key, self._clock_us()))
-        self._commit(writes)
+        self._commit(writes, ConsistencyLevel.QUORUM, home)
 
     def _ballot(self, table: str, key: Key, now_us: int) -> int:
         """Another ballot of a partition, by the clock of a coordinator."""
@@ -383,19 +454,25 @@ class Cluster:
         self._ballots[(table, key)] = ballot_us = max(latest_us + 1, now_us)
         return ballot_us
 
-    def _commit(self, writes: list[Write]) -> None:
+    def _commit(self, writes: list[Write], level: int, home: int) -> bool:
+        """Commit at *level*, and to a quorum of all; whether so many answered."""
+        needed, nodes = self._needed(level, home), self.nodes
         for write in writes:
-            nodes = self._some_nodes(QUORUM)
+            nodes = self._enough(needed, home)
+            if len(nodes) < QUORUM:
+                others = [node for node in self.nodes if node not in nodes]
+                nodes += self._some(others, QUORUM - len(nodes), home)
             for node in nodes:
                 node.apply(write)
             for node in self.nodes:
                 if node not in nodes:
-                    self._at(self.weather.later(), self._hint, node, write)
+                    self._at(self.weather.later(), self._hint, node, write, home)
+        return _are_enough(nodes, needed)
 
-    def _merged(self, table: str, key: Key) -> Partition:
+    def _merged(self, table: str, key: Key, home: int) -> Partition:
         """A partition as a quorum has it at this instant; brought to it by that."""
         found = Partition()
-        nodes = self._some_nodes(QUORUM)
+        nodes = self._some(self.nodes, QUORUM, home)
         for node in nodes:
             partition = node.tables[table].get(key)
             if partition is not None:
@@ -404,19 +481,27 @@ class Cluster:
             node.apply((table, key, found))
         return found
 
-    def _read_serially(self, select: _Select, reply: Done) -> None:
+    def _read_serially(self, select: _Select, home: int, reply: Done) -> None:
+        if not self._is_serial(home):
+            self._at(_SERVER_TIMEOUT_US, reply, _read_timeout())
+            return
         partitions = []
         for key in select.keys or ():
-            self._finish(select.table, key)
-            partitions.append((key, self._merged(select.table, key).part(select.wanted)))
+            self._finish(select.table, key, home)
+            merged = self._merged(select.table, key, home)
+            partitions.append((key, merged.part(select.wanted)))
         reply(self._rows_of(select, partitions))
 
-    def _compare(self, bounds: Sequence[Bound], reply: Done) -> None:
+    def _compare(self, bounds: Sequence[Bound], level: int, home: int, reply: Done) -> None:
+        if not self._is_serial(home):
+            # No quorum promises anything, so nothing is proposed.
+            self._at(_SERVER_TIMEOUT_US, reply, _write_timeout())
+            return
         statement, values = bounds[0]
         table, schema = statement.table, self.schemas[statement.table]
         key = (keys_of(statement, schema, values) or [()])[0]
-        self._finish(table, key)
-        standing, now_us = self._merged(table, key), self._clock_us()
+        self._finish(table, key, home)
+        standing, now_us = self._merged(table, key, home), self._clock_us()
         static = standing.visible_static(now_us)
         refused: list[tuple[Any, ...]] = []
         for each, given in bounds:
@@ -431,7 +516,7 @@ class Cluster:
         writes = _restamped(self._writes_of(bounds), ballot_us)
         if self.weather.happens(self.weather.untold):
             if self._random.random() < 0.5:
-                self._commit(writes)
+                self._commit(writes, level, home)
             else:
                 is_chosen = self._random.random() < 0.3
                 if is_chosen:
@@ -442,8 +527,14 @@ class Cluster:
                 self._proposed[(table, key)] = _Proposal(writes, is_chosen)
             self._at(5 * MILLISECOND, reply, _write_timeout())
             return
-        self._commit(writes)
-        reply([(True,)])
+        if self._commit(writes, level, home):
+            reply([(True,)])
+        else:
+            self._at(_SERVER_TIMEOUT_US, reply, _write_timeout())
+
+
+def _are_enough(nodes: Sequence[Node], needed: _Needed) -> bool:
+    return all(sum(node in group for node in nodes) >= count for group, count in needed)
 
 
 def _restamped(writes: Sequence[Write], stamp_us: int) -> list[Write]:

@@ -1,6 +1,7 @@
 """The adapter's own connection, with the simulated cluster in the driver's place."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,9 @@ from counter.storage.shared.bridge import Bridge
 from tests.simulation.cluster import Cluster
 from tests.simulation.cql import Statement, parse, schema_of
 from tests.simulation.loop import run_in
+
+#: The names of the data centers.
+CENTERS: Final = ("dc1", "dc2")
 
 
 class Met(NamedTuple):
@@ -110,6 +114,8 @@ class SimulatedConnection(Connection):
     def __init__(self, options: CassandraOptions, cluster: Cluster) -> None:
         super().__init__(options)
         self._simulated = cluster
+        #: The number of the data center that the process is in.
+        self._home = CENTERS.index(options.local_datacenter or CENTERS[0])
         #: Called with each statement before it is sent.
         self.meet: Callable[[Any], Met] = lambda _: UNMET
 
@@ -141,7 +147,9 @@ class SimulatedConnection(Connection):
             if not met.vanishes:
                 timeout_us = timeout_us or self._options.read_timeout_us
                 self._simulated.execute(
-                    statement, timeout_us, response.finish, met.hold_us, met.loses, met.abandons
+                    *(statement, timeout_us, response.finish),
+                    *(met.hold_us, met.loses, met.abandons),
+                    self._home,
                 )
         return response
 
@@ -156,10 +164,12 @@ class SimulatedConnection(Connection):
             raise NotImplementedError(cql)
 
     async def replication(self, keyspace: str) -> Mapping[str, str] | None:
-        return {"class": "NetworkTopologyStrategy", "dc1": "1"}
+        # As a placement's default is.
+        replicas = dict.fromkeys(self.nodes_by_datacenter(), "1")
+        return {"class": "NetworkTopologyStrategy", **replicas}
 
     def nodes_by_datacenter(self) -> Mapping[str, int]:
-        return {"dc1": 3}
+        return Counter(CENTERS[node.center] for node in self._simulated.nodes)
 
     def near_nodes(self) -> list[Any]:
         """Nobody who could be asked of itself alone."""

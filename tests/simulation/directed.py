@@ -109,6 +109,9 @@ DIRECTED: Final[Mapping[str, str]] = {
     "written-to-one-replica": (
         f"{_REPLICAS}test_a_write_that_one_replica_has_in_time_is_not_acknowledged"
     ),
+    "written-to-the-near-data-center": (
+        f"{_REPLICAS}test_a_write_that_a_data_center_did_not_acknowledge_fails[request]"
+    ),
     "read-from-one-replica": f"{_ACKNOWLEDGED}[0-events]",
     "namespace-by-any-clock": (
         f"{_CLOCK_GUARD}test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_add"

@@ -9,8 +9,10 @@ Write = tuple[str, Key, Partition]
 class Node:
     """One replica."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, center: int = 0) -> None:
         self.number = number
+        #: The number of its data center.
+        self.center = center
         self.up = True
         #: How far its clock is off.
         self.offset_us = 0

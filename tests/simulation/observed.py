@@ -21,14 +21,15 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.history import Changed, History, Item, Seen
 from tests.simulation.model import CLIENTS, automata, why_not
 from tests.simulation.node import Node, Write
-from tests.simulation.plan import LATE, Config, Fault, Plan
+from tests.simulation.plan import LATE, LOCAL, Config, Fault, Plan
 from tests.simulation.store import SimulatedStore
 
 #: How exactly a process knows that its clock is within the bound.
 _DOUBT_US: Final = 10 * MILLISECOND
 _PENDING: Final = 1
 _TABLES: Final = ("dirty", "atomic_marks", "counts", "resolutions", "watermarks")
-_QUORUM: Final = 2
+#: The nodes of each read that sees enough.
+_QUORUMS: Final = ((0, 1), (0, 2), (1, 2))
 #: After whatever else is observed at the same instant.
 _LAST: Final = 2**62
 COVERED: Final = "compared"
@@ -38,6 +39,9 @@ COVERED_MIN: Final = 0.6
 COVERED_FEW_MIN: Final = 0.5
 OLDER: Final = "it is older than its namespace"
 _RIVAL: Final = "another payload has its token"
+_APART: Final = "one data center alone had it"
+#: What depends on whether an event is there: its window is summed, or its token decided.
+_LOOKS: Final = frozenset(("passed", "applied", "void"))
 #: (namespace id, counter, time, nonce, item number)
 Identity = tuple[int, str, int, bytes, int]
 #: When each letter was observed, and in which order at that instant.
@@ -114,6 +118,8 @@ class _Token:
     #: Whether its own mark is durable, if it is an item of an atomic add.
     marked: bool = True
     letters: Letters = field(default_factory=dict)
+    #: The nodes of each read of it that sees enough.
+    quorums: Sequence[Sequence[int]] = _QUORUMS
     #: By node: the latest write timestamps of the event, and of what hides it.
     live_us: list[int] = field(default_factory=lambda: [NEVER] * 3)
     gone_us: list[int] = field(default_factory=lambda: [NEVER] * 3)
@@ -121,17 +127,23 @@ class _Token:
     @property
     def is_seen(self) -> bool:
         """Whether every quorum sees the event."""
-        return all(
-            max(self.live_us[one], self.live_us[other])
-            > max(self.gone_us[one], self.gone_us[other])
-            for one, other in ((0, 1), (0, 2), (1, 2))
-        )
+        return all(map(self._is_seen_by, self.quorums))
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether one does, and another one does not."""
+        return len({*map(self._is_seen_by, self.quorums)}) > 1
+
+    def _is_seen_by(self, nodes: Sequence[int]) -> bool:
+        live_us, gone_us = self.live_us, self.gone_us
+        return max(live_us[node] for node in nodes) > max(gone_us[node] for node in nodes)
 
     @property
     def is_hidden(self) -> bool:
         """Whether no quorum sees it, however late a write of it lands."""
         latest_us = max(self.time_us, *self.live_us)
-        return sum(each >= latest_us for each in self.gone_us) >= 2
+        hidden = {node for node, each_us in enumerate(self.gone_us) if each_us >= latest_us}
+        return _all_see(self.quorums, hidden)
 
     @property
     def is_enforced(self) -> bool:
@@ -150,6 +162,18 @@ class _Token:
         return self.window.is_recounted and "landed" in letters and not is_decided
 
 
+def _quorums_of(config: Config) -> Sequence[Sequence[int]]:
+    """The nodes of each read that sees enough."""
+    if config.levels is None or config.levels[1] != LOCAL:
+        return _QUORUMS
+    return [((0, 1), (2,))[home] for home in sorted({*config.homes})]
+
+
+def _all_see(quorums: Sequence[Sequence[int]], nodes: Set[int]) -> bool:
+    """Whether every read sees what *nodes* have."""
+    return all(not nodes.isdisjoint(each) for each in quorums)
+
+
 class Observed:
     """What was observed of each item of a run. *final* are the counts that were read last."""
 
@@ -162,6 +186,7 @@ class Observed:
         recorder: Recorder,
     ) -> None:
         self._config = plan.config
+        self._quorums = _quorums_of(plan.config)
         self._namespaces = {each.name: each for each in namespaces}
         self._ids = {each.id: each for each in namespaces}
         self._recorder = recorder
@@ -178,14 +203,19 @@ class Observed:
         self._items = items_of(history)
         #: How many items were observed, and how many were not by which reason.
         self.covered: Counter[str] = Counter()
+        #: Changes of which, when it mattered, a data center had an event that the other had not.
+        self._apart: set[int] = set()
         self._find_tokens(history)
         self._replay()
+        apart = sum(id(token.item.change) in self._apart for token in self._tokens.values())
+        self.covered += Counter({COVERED: -apart, _APART: apart})
         self._tell(final)
 
     def words(self) -> Iterator[tuple[Item, list[str]]]:
         """The letters that were observed of each item, in their order."""
         for token in self._tokens.values():
-            yield token.item, sorted(token.letters, key=lambda each: token.letters[each])
+            if id(token.item.change) not in self._apart:
+                yield token.item, sorted(token.letters, key=lambda each: token.letters[each])
 
     # Which items are observed.
 
@@ -239,7 +269,7 @@ class Observed:
             window = self._windows[key] = _Window(window_us + config.window_us)
             shard = shard_of(counter, self._ids[namespace_id].settings.shards)
             self._of_shard[namespace_id, shard].append(window)
-        token = self._tokens[identity] = _Token(item, window, time_us)
+        token = self._tokens[identity] = _Token(item, window, time_us, quorums=self._quorums)
         window.tokens.append(token)
         token.marked = changed.plan.how != "atomic"
         scope = counter if token.marked else ""
@@ -270,6 +300,8 @@ class Observed:
 
     def _note(self, token: _Token, letter: str, now_us: int) -> None:
         if letter not in token.letters:
+            if letter in _LOOKS and self._config.is_split and token.is_apart:
+                self._apart.add(id(token.item.change))
             token.letters[letter] = (now_us, next(self._order))
             self._look(token, now_us)
 
@@ -291,11 +323,15 @@ class Observed:
             self._look(token, now_us)
 
     def _is_durable(self, node: int, *fact: Any) -> bool:
-        """Whether two nodes have it now, and had it not before."""
+        """Whether every read sees it now, and did not before."""
+        return self._is_new(self._quorums, node, *fact)
+
+    def _is_new(self, quorums: Sequence[Sequence[int]], node: int, *fact: Any) -> bool:
         nodes = self._nodes[fact]
-        before = len(nodes)
+        if node in nodes or _all_see(quorums, nodes):
+            return False
         nodes.add(node)
-        return before < len(nodes) == _QUORUM
+        return _all_see(quorums, nodes)
 
     def _send(self, now_us: int, namespace_id: int, events: Sequence[Event]) -> None:
         for event in events:
@@ -379,11 +415,10 @@ class Observed:
     ) -> None:
         window.is_recounted = True
         if self._is_durable(node, "done" if is_gone else "pending", id(window), left_us):
-            done = self._nodes["done", id(window), left_us]
-            if len(done) < _QUORUM:
-                window.pending.add(left_us)
-            else:
+            if _all_see(self._quorums, self._nodes["done", id(window), left_us]):
                 window.pending.discard(left_us)
+            else:
+                window.pending.add(left_us)
             self._look_at(window, now_us)
 
     def _read_resolutions(self, key: Key, written: Partition) -> Iterator[Any]:
@@ -394,7 +429,8 @@ class Observed:
                     yield self._learn_decision, (token, outcome.value)
 
     def _learn_decision(self, now_us: int, node: int, token: _Token, outcome: str) -> None:
-        if self._is_durable(node, "decision", id(token), outcome):
+        # SERIAL reads see it, in whatever data centers.
+        if self._is_new(_QUORUMS, node, "decision", id(token), outcome):
             self._note(token, outcome, now_us)
 
     def _read_watermarks(self, key: Key, written: Partition) -> Iterator[Any]:

@@ -22,6 +22,8 @@ CHANGEABLE = (
 EXACT_US = 1_000
 #: How far ahead a token may be in these runs.
 FUTURE_US = 3_000_000
+#: A quorum of the data center of the process.
+LOCAL = "LOCAL_QUORUM"
 #: Verbs of changes that set a counter to 0.
 CLEARS = ("clear", "delete")
 
@@ -60,6 +62,10 @@ class Config:
     #: Whether a left-over compare-and-set gets the timestamp of the ballot that completes it (Paxos
     #: v1), or keeps its own (v2).
     paxos_stamps_anew: bool = False
+    #: The consistencies of writes and reads if the last node is in a data center of its own.
+    levels: tuple[str, str] | None = None
+    #: The number of each process's data center if there are two.
+    homes: tuple[int, ...] = ()
     #: More than *event_buckets*: they are raised after a few events.
     event_buckets_max: int = 0
     #: How long the namespace BRIEF remembers a key; 0 if there is none.
@@ -69,6 +75,12 @@ class Config:
     cache_servers: int = 1
     #: How much each of them holds; 0 for everything.
     cache_items: int = 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether each of two data centers is read for itself: a read in one may miss what was not
+        acknowledged, and a read in the other one sees."""
+        return self.levels is not None and self.levels[1] == LOCAL and len({*self.homes}) > 1
 
     @property
     def lag_us(self) -> int:

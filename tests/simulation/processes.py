@@ -1,14 +1,14 @@
 """Processes over a simulated cluster whose messages take no time and whose replicas may be deaf."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from counter.types import Namespace, PayloadCheck
+from counter.types import Namespace, PayloadCheck, Placement
 from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, SETTINGS, SLICE, SLICES_END, slice_at
 from tests.simulation.cluster import Cluster
 from tests.simulation.store import SimulatedStore, have_schema, options_for
@@ -17,19 +17,24 @@ from tests.support.clock import FakeClock
 
 
 class Processes:
-    """Makes them; each has a store of its own, and all have the same clock."""
+    """Makes them, all in the first data center; each has a store of its own, and all have the same
+    clock."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, centers: Sequence[int] = (0, 0, 0), placement: Placement | None = None
+    ) -> None:
         self.clock = FakeClock(NOW)
-        self.cluster = Cluster(self._at, self.clock.now_us, Weather(Random(1), delay_us=0))
+        weather = Weather(Random(1), delay_us=0)
+        self.cluster = Cluster(self._at, self.clock.now_us, weather, centers)
+        self._options = options_for(DATASET, placement=placement)
 
     def _at(self, _: int, call: Any, *args: Any) -> None:
         asyncio.get_running_loop().call_soon(call, *args)
 
     async def another(self) -> SimulatedStore:
         """One more, with the slices of the contracts' setting."""
-        await have_schema(self.cluster, options_for(DATASET))
-        made = SimulatedStore(options_for(DATASET), self.clock, self.cluster)
+        await have_schema(self.cluster, self._options)
+        made = SimulatedStore(self._options, self.clock, self.cluster)
         await made.open()
         (dataset,) = await made.control.datasets()
         for start_us in range(FIRST_SLICE, SLICES_END, SLICE):

@@ -14,6 +14,7 @@ from tests.simulation.plan import (
     CHANGEABLE,
     EXACT_US,
     FUTURE_US,
+    LOCAL,
     Attempt,
     Change,
     Config,
@@ -37,7 +38,7 @@ def reach(plan: Plan) -> None:
     seed = plan.config.seed
     kinds = (
         _bounds, _retention, _night, _shards, _nodes, _buckets, _settings, _clocks, _acts,
-        _compactions, _proposals, _edges, _exact, _keys, _caches,
+        _compactions, _proposals, _edges, _exact, _keys, _caches, _centers,
     )  # fmt: skip
     for kind in kinds:
         kind(plan, Random(f"{kind.__name__} {seed}"))
@@ -322,6 +323,25 @@ def _caches(plan: Plan, random: Random) -> None:
         else:
             span_us = random.choice([100 * MILLISECOND, 3 * SECOND])
             plan.steps.append(Fault(at_us, "cache_slow", 0, for_us, random.random(), span_us))
+
+
+def _centers(plan: Plan, random: Random) -> None:
+    """Two data centers, and links between them that are cut one way."""
+    config = plan.config
+    if random.random() > 0.25:
+        return
+    levels = ("QUORUM", "QUORUM")
+    if config.payload_check != "strict":
+        levels = random.choice([*2 * [("EACH_QUORUM", LOCAL)], levels, (LOCAL, LOCAL)])
+    members = config.apis + config.workers
+    homes = [0] * members
+    if levels != (LOCAL, LOCAL):
+        homes = [random.randrange(2) for _ in range(members)]
+        homes[random.randrange(members)] = 1
+    plan.config = replace(config, levels=levels, homes=tuple(homes))
+    for _ in range(random.randint(1, 3)):
+        for_us = int(random.uniform(0.2, 3) * SECOND)
+        plan.steps.append(Fault(_instant(plan, random), "cut", random.randrange(2), for_us))
 
 
 def _instant(plan: Plan, random: Random) -> int:

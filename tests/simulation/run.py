@@ -271,6 +271,16 @@ class _Run:
 
         self._loop.at(fault.for_us, rise)
 
+    def _fault_cut(self, fault: Fault) -> None:
+        """The link from one data center to the other is cut; the way back works."""
+        weather = self.world.weather
+        weather.cut = (fault.who, 1 - fault.who)
+
+        def mend() -> None:
+            weather.cut = None
+
+        self._loop.at(fault.for_us, mend)
+
     def _fault_wipe(self, _: Fault) -> None:
         self.world.wipe_cache()
 

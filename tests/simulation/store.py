@@ -11,10 +11,11 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.connection import SimulatedConnection
 
 
-def options_for(*datasets: Dataset) -> CassandraOptions:
+def options_for(*datasets: Dataset, placement: Placement | None = None) -> CassandraOptions:
     """Options that name *datasets*."""
     return CassandraOptions(
-        contact_points=[("simulated", 9042)], datasets=[(each, Placement()) for each in datasets]
+        contact_points=[("simulated", 9042)],
+        datasets=[(each, placement or Placement()) for each in datasets],
     )
 
 

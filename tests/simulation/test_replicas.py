@@ -19,6 +19,7 @@ from counter.types import (
     Outcome,
     PartitionSize,
     Pending,
+    Placement,
 )
 from tests.contracts.cases import DATASET, NOW, T0, add, atomic, clear, marks, nonce
 from tests.contracts.rollup_cases import apply, end, head, row, update
@@ -113,6 +114,20 @@ async def test_a_write_that_too_few_replicas_take_fails(processes: Processes, wr
         node.up = False
     with pytest.raises(UnavailableError):
         await WRITES[write](store, namespace)
+
+
+@pytest.mark.parametrize("cut", [(0, 1), (1, 0)], ids=["request", "answer"])
+async def test_a_write_that_a_data_center_did_not_acknowledge_fails(cut: tuple[int, int]) -> None:
+    """A read in that data center might miss it."""
+    processes = Processes((0, 0, 1), Placement(write_consistency="EACH_QUORUM"))
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    await store.events.append(namespace, [EVENT])
+    processes.cluster.weather.cut = cut
+    (outcome,) = await store.events.append(namespace, [EVENT])
+    assert isinstance(outcome, UnavailableError)
+    # Its own data center has it.
+    assert await found(store, namespace) == EVENT
 
 
 @pytest.mark.parametrize("table", KEPT)

@@ -28,6 +28,8 @@ class Weather:
     repeated: float = 0.0
     #: A compare-and-set whose outcome is not told, or not even decided yet.
     untold: float = 0.0
+    #: The link between two data centers that is cut: from which one to which.
+    cut: tuple[int, int] | None = None
     #: The same between clients and the API.
     client_lost_request: float = 0.0
     client_lost_reply: float = 0.0
@@ -37,6 +39,7 @@ class Weather:
         """Have nothing go wrong from now on."""
         self.slow = self.lost_request = self.lost_reply = self.missed = self.abandoned = 0.0
         self.repeated = self.untold = 0.0
+        self.cut = None
         self.client_lost_request = self.client_lost_reply = self.client_slow = 0.0
 
     @property
@@ -50,6 +53,7 @@ class Weather:
             or self.abandoned
             or self.repeated
             or self.untold
+            or self.cut
         )
 
     def happens(self, chance: float) -> bool:

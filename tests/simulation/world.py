@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -19,13 +20,13 @@ from counter.limits import MILLISECOND, SECOND
 from counter.ports import Cache, Clock
 from counter.storage.cassandra import event_reads
 from counter.storage.memory import MemoryCache
-from counter.types import Dataset
+from counter.types import Dataset, Placement
 from rollup.leases import MAINTENANCE, Leases
 from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from tests.simulation.caches import CacheServer, cache_over
 from tests.simulation.cluster import Cluster
-from tests.simulation.connection import UNMET, Met, table_of
+from tests.simulation.connection import CENTERS, UNMET, Met, table_of
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.observed import Recorder
 from tests.simulation.plan import BRIEF, Config, Trap
@@ -138,7 +139,11 @@ class Member:
         self.offset_us = self.clock.offset_us = offset_us
 
     def _store(self) -> SimulatedStore:
-        store = SimulatedStore(self.world.options, self.clock, self.world.cluster)
+        world, options = self.world, self.world.options
+        if world.config.homes:
+            center = CENTERS[world.config.homes[self.number]]
+            options = replace(options, local_datacenter=center)
+        store = SimulatedStore(options, self.clock, world.cluster)
         store.simulated.meet = self._meet
         self.world.watch.watch(store)
         self.world.recorder.watch(store)
@@ -221,7 +226,8 @@ class World(Requests):
 
     def __init__(self, config: Config, loop: SimulatedLoop) -> None:
         super().__init__(config, loop)
-        self.cluster = Cluster(loop.at, lambda: START_US + loop.now_us, self.weather)
+        centers = (0, 0, 1) if config.levels else (0, 0, 0)
+        self.cluster = Cluster(loop.at, lambda: START_US + loop.now_us, self.weather, centers)
         #: Whether faults are over.
         self.healed = False
         self.watch = Watch(config, lambda: START_US + loop.now_us)
@@ -243,7 +249,13 @@ class World(Requests):
             config.skew_us,
             event_buckets_max=max(1, config.event_buckets_max),
         )
-        self.options = options_for(dataset)
+        placement = Placement()
+        if config.levels:
+            # Processes that are all in one data center may be at LOCAL_QUORUM.
+            placement = Placement(
+                (("", 1),), *config.levels, "" if any(config.homes) else CENTERS[0]
+            )
+        self.options = options_for(dataset, placement=placement)
         self.settings = _settings(config.skew_us // MILLISECOND)
 
     def asked(self, api: int) -> Member:
