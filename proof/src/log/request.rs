@@ -230,30 +230,22 @@ impl Log {
         if self.is_gone(s, self.scenario.tokens[token]) {
             return vec![("finds no table", enforced, Step::Over)];
         }
-        if outcome == Outcome::Applied {
-            if self.breaks(Rule::RewriteOnApplied) {
-                return vec![("writes nothing again", enforced, Step::Enforced(outcome))];
-            }
-            for item in self.items_of(token) {
-                if !enforced.landed[item.at] && !enforced.hidden[item.at] {
-                    enforced.landed[item.at] = true;
-                    enforced.sent[item.at] = true;
-                    return vec![("writes an item again", enforced, Step::Decided(outcome))];
-                }
-            }
-            return vec![("has written its event again", enforced, Step::Enforced(outcome))];
+        let is_applied = outcome == Outcome::Applied;
+        let is_done = |s: &State, item: &Item| s.hidden[item.at] || is_applied && s.landed[item.at];
+        let skips = if is_applied { Rule::RewriteOnApplied } else { Rule::TombstoneOnVoid };
+        let left = self.items_of(token).iter().find(|item| !is_done(s, item) && !self.breaks(skips));
+        if let Some(item) = left {
+            enforced.landed[item.at] = is_applied;
+            enforced.sent[item.at] |= is_applied;
+            enforced.hidden[item.at] = !is_applied;
         }
-        if self.breaks(Rule::TombstoneOnVoid) {
-            return vec![("hides nothing", enforced, Step::Enforced(outcome))];
-        }
-        for item in self.items_of(token) {
-            if !enforced.hidden[item.at] {
-                enforced.hidden[item.at] = true;
-                enforced.landed[item.at] = false;
-                return vec![("hides its event", enforced, Step::Decided(outcome))];
-            }
-        }
-        vec![("has hidden its event", enforced, Step::Enforced(outcome))]
+        let what = match (left, is_applied) {
+            (None, _) => "has nothing to write",
+            (_, true) => "writes an item again",
+            (_, false) => "hides an item",
+        };
+        let is_last = self.breaks(skips) || self.items_of(token).iter().all(|item| is_done(&enforced, item));
+        vec![(what, enforced, if is_last { Step::Enforced(outcome) } else { Step::Decided(outcome) })]
     }
 
     /// `Resolver.leave_recounts`, and then the answer.

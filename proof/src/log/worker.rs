@@ -89,7 +89,15 @@ impl Log {
     fn after_marks(&self, s: &State, batch: Batch) -> Worker {
         match self.atomic_marks(s, &batch).has_any() {
             true => Worker::Settling(batch, None, false),
-            false => Worker::Marked(batch),
+            false => self.marked(batch),
+        }
+    }
+
+    /// A batch without marks reads and writes nothing.
+    fn marked(&self, batch: Batch) -> Worker {
+        match batch.reaches {
+            -1 => Worker::Advancing(batch.shard, batch.through),
+            _ => Worker::Marked(batch),
         }
     }
 
@@ -120,14 +128,14 @@ impl Log {
             let mut next = Worker::Settling(batch, Some(Step::New), s.decided[0].is_some());
             if leaves || self.is_missing(s, self.scenario.tokens[0]) {
                 self.remember(&mut looked, &batch);
-                next = Worker::Marked(batch);
+                next = self.marked(batch);
             }
             let mut all = vec![("looks an atomic add up", looked, next)];
             let mut unknown = self.atomic_marks(s, &batch);
             unknown.remove(s.settled);
             if !unknown.has_any() {
                 // Only if it is in the process that settled it.
-                all.push(("knows that an atomic add is settled", s.clone(), Worker::Marked(batch)));
+                all.push(("knows that an atomic add is settled", s.clone(), self.marked(batch)));
             }
             return all;
         };
@@ -140,7 +148,7 @@ impl Log {
                     self.remember(&mut state, &batch);
                 }
                 let worker = match next {
-                    Step::Over if is_settled => Worker::Marked(batch),
+                    Step::Over if is_settled => self.marked(batch),
                     Step::Over if what == STOPS_HALF_MARKED => Worker::Idle,
                     Step::Over => self.before_pending(&state, batch),
                     _ => Worker::Settling(batch, Some(next), is_decided),
@@ -153,11 +161,11 @@ impl Log {
     /// An atomic add that may be in flight delays its window and later ones, not earlier ones.
     fn before_pending(&self, s: &State, batch: Batch) -> Worker {
         if self.breaks(Rule::SettledBeforeSummed) {
-            return Worker::Marked(batch);
+            return self.marked(batch);
         }
         match self.atomic_marks(s, &batch).first() {
             Some(window) if window - 1 > s.watermarks[batch.shard] => {
-                Worker::Marked(self.dirty(s, batch.shard, window - 1, batch.dropped_before))
+                self.marked(self.dirty(s, batch.shard, window - 1, batch.dropped_before))
             }
             _ => Worker::Idle,
         }
@@ -331,15 +339,13 @@ impl Log {
     /// the last counter one replica may have all of it: then a read of the head repairs the head
     /// alone, and a read of the rows repairs the rows alone.
     fn apply(&self, s: &State, batch: Batch, updates: [Option<Update>; TWO]) -> Vec<Next> {
-        let (at, update) = match (0..TWO).find_map(|at| Some((at, updates[at]?))) {
-            Some(first) => first,
-            None => {
-                let next = Worker::Advancing(batch.shard, batch.through);
-                return vec![("has written all counters", s.clone(), next)];
-            }
-        };
+        let at = (0..TWO).find(|at| updates[*at].is_some()).expect("a counter is left to be written");
         let mut left = updates;
-        left[at] = None;
+        let update = left[at].take().unwrap();
+        let then = match left {
+            [None, None] => Worker::Advancing(batch.shard, batch.through),
+            _ => Worker::Summed(batch, left),
+        };
         let mut next = Vec::new();
         // Of equal timestamps a random part decides.
         for wins in [true, false] {
@@ -350,7 +356,7 @@ impl Log {
             self.write_rows(&mut whole, at, &batch, &update, wins);
             let mut head = s.clone();
             self.write_head(&mut head, at, &batch, &update, wins);
-            next.push(("writes a counter", whole, Worker::Summed(batch, left)));
+            next.push(("writes a counter", whole, then));
             next.push(("stops, and only the head is repaired", head, Worker::Idle));
             next.push(("stops, and only the rows are repaired", rows, Worker::Idle));
         }

@@ -1,0 +1,87 @@
+//! One state for all that can do the same from now on: what no step can use any more is forgotten,
+//! and what is interchangeable is sorted.
+
+use super::state::{Batch, State, Step, Time, Worker, TWO};
+use super::{Log, WINDOW, WRITE_TIMEOUT};
+use crate::rules::Rule;
+
+impl Log {
+    pub fn canonical(&self, s: &mut State) {
+        for at in 0..self.scenario.requests.len() {
+            if self.has_ended(s, self.scenario.requests[at], s.requests[at]) {
+                s.requests[at] = Step::Over;
+            }
+        }
+        self.forget_events(s);
+        let first_reading = *self.readings(s.now).start();
+        for counter in &mut s.counters {
+            for removed in &mut counter.removed {
+                // No earlier recount can be left any more.
+                *removed = removed.between(first_reading - 1, 31);
+            }
+        }
+        if let Some(at) = s.retired {
+            s.retired = Some(at.max(self.retired_first()));
+        }
+        for worker in &mut s.workers {
+            self.forget_batch(worker);
+        }
+        self.sort(s);
+    }
+
+    /// Whether a request has no step left, or only some that change nothing.
+    fn has_ended(&self, s: &State, token: usize, step: Step) -> bool {
+        let time = self.scenario.tokens[token];
+        let first_reading = *self.readings(s.now).start();
+        match step {
+            Step::Marked => {
+                !self.breaks(Rule::SecondAgeCheck) && time < first_reading - self.scenario.accept_limit
+            }
+            Step::Sent(began) => !self.breaks(Rule::Deadline) && s.now - began > WRITE_TIMEOUT,
+            Step::New | Step::Decided(_) => self.is_missing(s, time),
+            _ => false,
+        }
+    }
+
+    /// No write of an event that is hidden, or whose table is gone, makes a difference.
+    fn forget_events(&self, s: &mut State) {
+        if self.breaks(Rule::TombstoneStays) {
+            return;
+        }
+        for item in &self.items {
+            let is_gone = self.is_gone(s, item.time);
+            s.sent[item.at] &= !is_gone && !s.hidden[item.at];
+            s.hidden[item.at] &= !is_gone;
+        }
+    }
+
+    /// A slice that was retired earlier is dropped no earlier.
+    fn retired_first(&self) -> Time {
+        let retention = self.scenario.retention.filter(|_| !self.breaks(Rule::DropAfterRetention));
+        self.slice_end() + retention.unwrap_or(0) - WINDOW - self.scenario.skew
+    }
+
+    /// A batch is planned again only if a slice was dropped, and never after it was summed.
+    fn forget_batch(&self, worker: &mut Worker) {
+        let batch = match worker {
+            Worker::Planned(batch, _) if self.scenario.retention.is_none() => batch,
+            Worker::Summed(batch, _) => batch,
+            _ => return,
+        };
+        let none = [[false; TWO]; TWO];
+        *batch = Batch { adds: none, recounts: none, ..*batch };
+    }
+
+    /// Requests of one token, and workers, are interchangeable.
+    fn sort(&self, s: &mut State) {
+        let tokens = self.scenario.requests;
+        for token in 0..TWO {
+            let first = tokens.partition_point(|each| *each < token);
+            let end = tokens.partition_point(|each| *each <= token);
+            s.requests[first..end].sort_unstable();
+        }
+        if self.scenario.shards == 1 {
+            s.workers[..self.scenario.workers].sort_unstable();
+        }
+    }
+}
