@@ -375,8 +375,13 @@ class RollupStore(Protocol):
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
     ) -> None:
-        """Write pending recounts to the counters' own partitions; idempotent. Deletes among them
-        take the counters off the list: an event that is later than the delete lists one again."""
+        """Write pending recounts to the counters' own partitions; idempotent. A transactional store
+        takes the counters of deletes among them off the list."""
+        ...
+
+    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
+        """Take *counter* off the list, after its delete was left and a worker was asked to look at
+        it: an event that is later than the delete lists it again."""
         ...
 
 

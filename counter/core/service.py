@@ -176,10 +176,11 @@ class CounterService:
         )
 
     async def _delete(self, namespace: Namespace, event: Event) -> Added:
-        """Write the clear, take the name off the list, and have a worker look at the counter.
+        """Write the clear, leave the delete, have a worker look at the counter, and take the name
+        off the list.
 
-        The look comes last: a worker then sees the delete, and lists the counter again if an event
-        followed that a process counted meanwhile.
+        The name goes last: however late that is done, the worker sees the delete, and lists the
+        counter again if an event followed that a process counted meanwhile.
         """
         counter, time_us = event.counter, event.event_time_us
         cleared = await self._submit(namespace, event)
@@ -196,6 +197,8 @@ class CounterService:
             await self._store.rollups.leave_pending(namespace, [(counter, delete)])
         window_us = window_of(time_us, namespace.settings.rollup_window_us)
         await self.resolver.leave_recounts(namespace, [(counter, window_us)], for_readers=False)
+        if not later:
+            await self._store.rollups.unlist(namespace, counter, time_us)
         return cleared
 
     async def add_many(

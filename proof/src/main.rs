@@ -9,6 +9,7 @@ mod checker;
 mod fence;
 mod keys;
 mod log;
+mod names;
 mod rules;
 mod times;
 
@@ -40,8 +41,11 @@ fn scenes() -> Vec<Scene> {
     let of_keys = keys::SCENARIOS.iter();
     let of_keys =
         of_keys.map(|each| scene(each.name, true, move |broken| keys::Keys { scenario: each, broken }));
+    let of_names = names::SCENARIOS.iter();
+    let of_names =
+        of_names.map(|each| scene(each.name, true, move |broken| names::Names { scenario: each, broken }));
     let of_fence = scene("fence", true, |broken| fence::Fence { broken });
-    of_log.chain(of_keys).chain([of_fence]).collect()
+    of_log.chain(of_keys).chain(of_names).chain([of_fence]).collect()
 }
 
 fn scene_of(name: &str) -> Scene {

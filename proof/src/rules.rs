@@ -87,6 +87,18 @@ rules! {
     OldTimeCompared, "old-time-compared", "the time of a key is replaced although another request has replaced it already";
     KeyClockChecked, "key-clock-checked", "the time of a key is of a clock that is off by more than the bound";
     KeyAfterStep, "key-after-step", "a key is forgotten earlier by as much as the clock was set ahead";
+    // Deletes and names: CounterService._delete, BatchRoller._undone, CassandraRollups
+    DeleteSearches, "delete-searches", "a delete leaves its note although an event followed it";
+    DeleteNoted, "delete-noted", "a delete leaves no note";
+    NoteFirst, "note-first", "a name is taken off the list before the note is left";
+    DeleteRecounts, "delete-recounts", "a delete does not ask for a recount";
+    RecountAfterNote, "recount-after-note", "a delete asks for a recount before it leaves its note";
+    UnlistedLast, "unlisted-last", "a name is taken off the list before the recount is asked for";
+    ListedAtWindow, "listed-at-window", "a name is listed at the time of its writing";
+    UnlistedAtDelete, "unlisted-at-delete", "a name is taken off the list at the time of its writing";
+    UndoneWhenLater, "undone-when-later", "a worker removes a note although no later event exists";
+    ListedBeforeRemoved, "listed-before-removed", "a worker removes a note before it lists the name again";
+    ListedAfterDelete, "listed-after-delete", "a worker lists a name again at the time of its delete";
     // PostgreSQL: late, append (functions.sql), pass_fence, wait_for_appends (fence.py), decide (decisions.py)
     LockBeforeClock, "lock-before-clock", "an append reads the clock before it takes the lock";
     LockUntilCommit, "lock-until-commit", "an append lets go of its lock before it commits";
@@ -121,6 +133,9 @@ impl Rule {
             KeyAfterStep => "keys, clock set",
             DroppedBeforeFirst | SliceMissing | DroppedWindowsLeft | SettledRowsLeft => "two slices",
             HeadReadAgain => "two slices, reader",
+            DeleteSearches | DeleteNoted | NoteFirst | DeleteRecounts | RecountAfterNote | UnlistedLast
+            | UndoneWhenLater | ListedAtWindow | ListedBeforeRemoved | ListedAfterDelete => "names",
+            UnlistedAtDelete => "names, next window",
             LockBeforeClock | LockUntilCommit | FenceWaits | FenceMoves | FenceInAppend | OpenFirst
             | OpenRefused | DecisionWaits | LookAgain => "fence",
             _ => "one token",

@@ -439,6 +439,7 @@ class CountsCases(StoreCases):
         delete = Pending(DELETED, deleted_us)
         await write(store, namespace, add(at=T0 + 1), add("d", T0 + 1))
         await store.rollups.leave_pending(namespace, [("c", delete)])
+        await store.rollups.unlist(namespace, "c", deleted_us)
         assert await names(store, namespace) == ["d"]
         await written(store, namespace, [add(at=T0 + 1), add(at=T0 + 2, number=2)])
         await store.rollups.mark(namespace, [Mark(NOW, "c", T0)])
@@ -459,6 +460,8 @@ class CountsCases(StoreCases):
         first, second = (Pending(DELETED, T0 + after) for after in (1, 2))
         for each in (first, second):
             await store.rollups.leave_pending(namespace, [("c", each), ("d", each)])
+            for counter in ("c", "d"):
+                await store.rollups.unlist(namespace, counter, each.window_us)
         await apply(store, namespace, update(through=0, done=(first,)))
         assert await names(store, namespace) == []
         assert (await head(store, namespace) or Head(NOTHING, NOTHING)).pending == (second,)

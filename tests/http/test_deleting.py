@@ -1,6 +1,15 @@
 """A deleted counter reads 0 and is not listed; its tokens keep their answers."""
 
-from tests.support.app import App, words_and_bounds
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.support.app import (
+    App,
+    running,
+    store_that_fails,
+    store_that_stalls,
+    words_and_bounds,
+)
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import MINUTE, SECOND
 
@@ -64,6 +73,28 @@ async def test_a_retried_delete_deletes_nothing_that_came_later(rest: Rest, app:
         assert (await rest.count("c"), await rest.names()) == (2, ["c"])
         app.clock.advance(MINUTE)
         await app.roll_up()
+
+
+async def test_an_attempt_of_a_delete_that_dies_hides_nothing_that_was_rolled_up(
+    fast_dir: Path,
+) -> None:
+    """It stalls after its search while its retry finds an add, and dies before it asks for a
+    recount. In a transactional store the note itself hides the name."""
+    async with running("memory", fast_dir) as app:
+        rest = app.rest
+        delete = fresh(app.clock.now_us())
+
+        async def the_retry_is_acknowledged() -> None:
+            await rest.add("c", 2, fresh(app.clock.now_us() + 1))
+            assert (await rest.delete("c", delete)).status_code == 200
+            app.clock.advance(MINUTE)
+            await app.roll_up()
+            dies.enter_context(store_that_fails(app, "mark"))
+
+        stalls = store_that_stalls(app, "leave_pending", the_retry_is_acknowledged)
+        with ExitStack() as dies, stalls:
+            assert (await rest.delete("c", delete)).status_code == 503
+        assert await rest.names() == ["c"]
 
 
 async def test_an_add_of_an_earlier_time_is_erased_and_lists_nothing(rest: Rest, app: App) -> None:

@@ -549,19 +549,13 @@ class CassandraRollups:
                 for counter, (recount_us, left_us) in recounts
             ]
         )
-        deletes = [(name, each.window_us) for name, each in recounts if each.is_delete]
-        if deletes:
-            # Second, so that a worker knows of every name that is not listed.
-            unlist = await self._session.to_write(namespace.dataset, _UNLIST)
-            shards = namespace.settings.shards
-            for name, _ in deletes:
-                self._listed.pop((namespace.id, name), None)
-            await self._session.connection.rows(
-                [
-                    unlist.bind((time_us, namespace.id, shard_of(name, shards), name))
-                    for name, time_us in deletes
-                ]
-            )
+
+    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
+        delete = await self._session.to_write(namespace.dataset, _UNLIST)
+        self._listed.pop((namespace.id, counter), None)
+        bucket = shard_of(counter, namespace.settings.shards)
+        values = (deleted_us, namespace.id, bucket, counter)
+        await self._session.connection.rows([delete.bind(values)])
 
     async def _list_again(self, namespace: Namespace, updates: Sequence[CounterUpdate]) -> None:
         """Write the names of counters whose deletes are removed, just after these."""

@@ -140,8 +140,9 @@ class MemoryRollups:
         space = self._tables.space(namespace)
         for counter, pending in recounts:
             space.counts_of(counter).pending[pending] = None
-            if pending.is_delete:
-                space.note_name(counter, pending.window_us, is_delete=True)
+
+    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
+        self._tables.space(namespace).note_name(counter, deleted_us, is_delete=True)
 
 
 def _window(mark: Mark | AtomicMark) -> int:

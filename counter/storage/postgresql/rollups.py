@@ -244,3 +244,6 @@ class PostgresqlRollups:
         for name, pending in recounts:
             if pending.is_delete:
                 self._forget(namespace.id, name)
+
+    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
+        """Do nothing: the delete that was left takes the counter off the list."""

@@ -436,6 +436,9 @@ class SqliteRollups:
 
         await self._db.write(change)
 
+    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
+        """Do nothing: the delete that was left takes the counter off the list."""
+
 
 class _Dirty(NamedTuple):
     """A dirty window of a counter, in the order of a walk."""
