@@ -71,11 +71,9 @@ class ControlPlane(Protocol):
         process may acknowledge adds to a deleted namespace of that name."""
         ...
 
-    async def update_namespace(
-        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
-    ) -> Namespace | None:
-        """Change the settings and return the namespace; None if its version is no longer
-        *namespace*'s. The accept limit applies from *era_from_us* and replaces all later ones."""
+    async def update_namespace(self, namespace: Namespace, updated: Namespace) -> bool:
+        """Replace *namespace* by *updated*, its next version; return False if its version has
+        changed. It may land at any later time."""
         ...
 
     async def delete_namespace(self, namespace: Namespace) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, Final, NamedTuple, Self
@@ -227,6 +227,14 @@ class Era(NamedTuple):
     accept_limit_us: int
 
 
+def limit_at(eras: tuple[Era, ...], event_time_us: int) -> int:
+    """Return the accept limit of the slice that contains *event_time_us*."""
+    for era in reversed(eras):
+        if era.from_us <= event_time_us:
+            return era.accept_limit_us
+    return eras[0].accept_limit_us
+
+
 @dataclass(frozen=True, slots=True)
 class EventRule:
     """What CloudEvents of a type add: *delta* to *counter*, which :mod:`counter.core.event_rules`
@@ -235,6 +243,9 @@ class EventRule:
     type: str
     counter: str
     delta: int | str = 1
+
+
+_ANNOUNCED: Final = "announced_eras"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +283,17 @@ class NamespaceSettings:
             "payload_check": PayloadCheck(document["payload_check"]),
             "event_rules": tuple(EventRule(**each) for each in document.get("event_rules", ())),
         }
-        return cls(**{**document, **read})
+        kept = {name: value for name, value in document.items() if name != _ANNOUNCED}
+        return cls(**{**kept, **read})
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A tenant's set of counters. ``id`` is never reused, not even for the same name."""
+    """A tenant's set of counters. ``id`` is never reused, not even for the same name.
+
+    Adds are accepted by ``eras``, and windows close by ``closing_eras``: the same, except between
+    the announcement of another accept limit and the change (:meth:`announced`).
+    """
 
     id: int
     name: str
@@ -286,14 +302,75 @@ class Namespace:
     dataset: Dataset
     created_at_us: int
     version: int
+    #: Empty if they are ``eras``.
+    announced_eras: tuple[Era, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return what stores keep as JSON: the settings, and the announced eras if there are any.
+        Versions of the program that do not know them then read nothing, and so close no window."""
+        document = self.settings.document()
+        if self.announced_eras:
+            document[_ANNOUNCED] = self.announced_eras
+        return document
+
+    @staticmethod
+    def announced_in(document: Mapping[str, Any]) -> tuple[Era, ...]:
+        """Return the announced eras of what :meth:`document` returned, read from JSON."""
+        return tuple(Era(*era) for era in document.get(_ANNOUNCED, ()))
+
+    @property
+    def closing_eras(self) -> tuple[Era, ...]:
+        """The accept limits by which windows close: at least those of ``eras``."""
+        return self.announced_eras or self.eras
+
+    def accepts_by(self, accept_limit_us: int) -> bool:
+        """Return whether this is the latest accept limit, and nothing else was announced."""
+        latest = (self.eras[-1], self.closing_eras[-1])
+        return all(era.accept_limit_us == accept_limit_us for era in latest)
+
+    def announced(self, accept_limit_us: int, era_from_us: int) -> Namespace:
+        """Return the next version, which announces another accept limit from *era_from_us* on: adds
+        are accepted by the shorter of that and the present one, and windows close by the longer."""
+        return replace(
+            self,
+            eras=_bounded(self.eras, era_from_us, accept_limit_us, min),
+            announced_eras=_bounded(self.closing_eras, era_from_us, accept_limit_us, max),
+            version=self.version + 1,
+        )
 
     def changed(self, settings: NamespaceSettings, era_from_us: int) -> Namespace:
         """Return the next version, with *settings*; another accept limit holds from *era_from_us*,
         in place of any that was to hold from then or later."""
-        eras = tuple(era for era in self.eras if era.from_us < era_from_us)
-        if not eras or eras[-1].accept_limit_us != settings.accept_limit_us:
-            eras += (Era(era_from_us, settings.accept_limit_us),)
-        return replace(self, settings=settings, eras=eras, version=self.version + 1)
+        limit_us = settings.accept_limit_us
+        eras, closing = self.eras, self.closing_eras
+        if not self.accepts_by(limit_us):
+            eras = _replaced(eras, era_from_us, limit_us)
+            closing = _replaced(closing, era_from_us, limit_us)
+        return replace(
+            self,
+            settings=settings,
+            eras=eras,
+            announced_eras=() if closing == eras else closing,
+            version=self.version + 1,
+        )
+
+
+def _replaced(eras: tuple[Era, ...], from_us: int, limit_us: int) -> tuple[Era, ...]:
+    """Return *eras* with one limit from *from_us* on."""
+    kept = tuple(era for era in eras if era.from_us < from_us)
+    if kept and kept[-1].accept_limit_us == limit_us:
+        return kept
+    return (*kept, Era(from_us, limit_us))
+
+
+def _bounded(
+    eras: tuple[Era, ...], from_us: int, limit_us: int, bound: Callable[[int, int], int]
+) -> tuple[Era, ...]:
+    """Return *eras* with each limit from *from_us* on replaced by its *bound* with *limit_us*."""
+    bounded = eras
+    for start_us in sorted({from_us, *(era.from_us for era in eras if era.from_us > from_us)}):
+        bounded = _replaced(bounded, start_us, bound(limit_at(eras, start_us), limit_us))
+    return bounded
 
 
 class TokenBlock(NamedTuple):

@@ -13,7 +13,7 @@ from counter.limits import (
     SECOND,
     STORE_CLOCK_STEP_MAX_US,
 )
-from counter.types import Dataset, Namespace, NamespaceSettings
+from counter.types import Dataset, Namespace, NamespaceSettings, limit_at
 
 
 def window_of(time_us: int, window_us: int) -> int:
@@ -22,12 +22,13 @@ def window_of(time_us: int, window_us: int) -> int:
 
 
 def accept_limit_at(namespace: Namespace, event_time_us: int) -> int:
-    """Return the accept limit of the slice that contains *event_time_us*."""
-    eras = namespace.eras
-    for era in reversed(eras):
-        if era.from_us <= event_time_us:
-            return era.accept_limit_us
-    return eras[0].accept_limit_us
+    """Return the accept limit by which an event of *event_time_us* is accepted."""
+    return limit_at(namespace.eras, event_time_us)
+
+
+def closing_limit_at(namespace: Namespace, event_time_us: int) -> int:
+    """Return the accept limit by which the window of *event_time_us* closes."""
+    return limit_at(namespace.closing_eras, event_time_us)
 
 
 def closing_lag(dataset: Dataset) -> int:
@@ -50,10 +51,11 @@ def honoured_for(namespace: Namespace, *, is_key: bool) -> int:
     that of another, which wrote the key's time.
     """
     settings, dataset = namespace.settings, namespace.dataset
-    limits_us = [era.accept_limit_us for era in namespace.eras]
-    margin_us = deciding_time(dataset, settings.rollup_window_us, max(limits_us))
+    longest_us = max(era.accept_limit_us for era in namespace.closing_eras)
+    shortest_us = min(era.accept_limit_us for era in namespace.eras)
+    margin_us = deciding_time(dataset, settings.rollup_window_us, longest_us)
     # On time, the write itself answers.
-    known_us = max(dataset.retention_us - margin_us - STORE_CLOCK_STEP_MAX_US, min(limits_us))
+    known_us = max(dataset.retention_us - margin_us - STORE_CLOCK_STEP_MAX_US, shortest_us)
     if not is_key:
         return known_us
     kept_us = settings.key_ttl_us - STORE_CLOCK_STEP_MAX_US - 2 * dataset.clock_skew_max_us
@@ -61,12 +63,12 @@ def honoured_for(namespace: Namespace, *, is_key: bool) -> int:
 
 
 def settling_time(dataset: Dataset) -> int:
-    """Return how long after the deletion of a namespace an add to it may still be acknowledged, in
-    microseconds of any process's boot clock.
+    """Return how long after a namespace was changed or deleted an add to what it was before may
+    still be acknowledged, in microseconds of any process's boot clock.
 
     An event is written only with a copy of the directory that is at most ``DIRECTORY_AGE_MAX_US``
-    old, and acknowledged only within ``write_timeout`` of that check. A copy that still has the
-    namespace was read before the deletion. Two boot clocks may drift apart meanwhile.
+    old, and acknowledged only within ``write_timeout`` of that check. A copy without the change was
+    read before it. Two boot clocks may drift apart meanwhile.
     """
     span_us = DIRECTORY_AGE_MAX_US + dataset.write_timeout_us
     return span_us + -(-span_us * 2 * CLOCK_DRIFT_PER_S_US // SECOND)
@@ -76,7 +78,7 @@ def closes_at(namespace: Namespace, event_time_us: int) -> int:
     """Return the instant at which the window of *event_time_us* is closed."""
     end_us = window_of(event_time_us, namespace.settings.rollup_window_us)
     end_us += namespace.settings.rollup_window_us
-    return end_us + accept_limit_at(namespace, event_time_us) + closing_lag(namespace.dataset)
+    return end_us + closing_limit_at(namespace, event_time_us) + closing_lag(namespace.dataset)
 
 
 def closed_through(namespace: Namespace, now_us: int) -> int:
@@ -89,12 +91,12 @@ def closed_through(namespace: Namespace, now_us: int) -> int:
     """
     window_us = namespace.settings.rollup_window_us
     lag_us = closing_lag(namespace.dataset)
-    through_us = 0
-    for position, era in enumerate(namespace.eras):
+    through_us, eras = 0, namespace.closing_eras
+    for position, era in enumerate(eras):
         end_us = window_of(now_us - era.accept_limit_us - lag_us, window_us)
-        if position + 1 == len(namespace.eras) or end_us < namespace.eras[position + 1].from_us:
+        if position + 1 == len(eras) or end_us < eras[position + 1].from_us:
             return max(through_us, end_us) - 1
-        through_us = namespace.eras[position + 1].from_us
+        through_us = eras[position + 1].from_us
     return through_us - 1
 
 

@@ -1,8 +1,8 @@
 """Keep the directory of namespaces in memory: every request looks it up, and it changes rarely.
 
 If other processes change it too, each process reads it again every second, and writes no event with
-a copy older than DIRECTORY_AGE_MAX_US. A changed accept limit holds from a slice that begins only
-when every copy that may still be used contains the change.
+a copy older than DIRECTORY_AGE_MAX_US. A changed accept limit is announced, and holds from a slice
+that begins only when every copy that may still be used contains the announcement.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from counter.names import is_namespace_name
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
+from counter.windows import settling_time
 
 _READ_EVERY_S: Final = limits.DIRECTORY_READ_US / limits.SECOND
 #: The shortest time between two reads that requests cause: unknown names share one read.
@@ -182,7 +183,8 @@ class Namespaces:
         """Change the changeable settings; a new accept limit holds from the next slice to be made.
 
         Raises NamespaceConflictError for a fixed setting, PreconditionFailedError if the namespace
-        has changed meanwhile, ClockSkewError.
+        has changed meanwhile, ClockSkewError, and UnavailableError if the change is to be sent
+        again.
         """
         for field in _FIXED:
             old, new = getattr(namespace.settings, field), getattr(settings, field)
@@ -195,26 +197,57 @@ class Namespaces:
                     field=field.removesuffix("_us"),
                 )
         check_settings(settings, namespace.dataset)
-        era_from_us = await self._era_start(namespace, settings)
-        updated = await self._store.control.update_namespace(namespace, settings, era_from_us)
-        if updated is None:
+        era_from_us = 0
+        if not namespace.accepts_by(settings.accept_limit_us):
+            era_from_us = await self._era_start(namespace.dataset)
+            namespace = await self._announce(namespace, settings.accept_limit_us, era_from_us)
+        return await self._replace(namespace, namespace.changed(settings, era_from_us))
+
+    async def _announce(
+        self, namespace: Namespace, accept_limit_us: int, era_from_us: int
+    ) -> Namespace:
+        """Announce another accept limit, and return the namespace once every copy of the directory
+        that an add from *era_from_us* on is written by, or that its window is closed by, has it.
+
+        The announcement and the change may each land at any time. The limits of the present copy
+        and of the changed one are between those of the announcement, so no window closes by a
+        shorter limit than an add of it is accepted by.
+        """
+        announced = await self._replace(
+            namespace, namespace.announced(accept_limit_us, era_from_us)
+        )
+        if self._reached_us(namespace.dataset) >= era_from_us:
+            raise UnavailableError(
+                f"announcing the accept limit of namespace {namespace.name!r} took too long; its"
+                " settings are not changed: send the change again",
+                retry_after_us=limits.SECOND,
+            )
+        return announced
+
+    async def _replace(self, namespace: Namespace, updated: Namespace) -> Namespace:
+        if not await self._store.control.update_namespace(namespace, updated):
             await self.refresh()
             raise PreconditionFailedError(f"namespace {namespace.name!r} has changed meanwhile")
         self._put(updated)
         return updated
 
-    async def _era_start(self, namespace: Namespace, settings: NamespaceSettings) -> int:
-        """Return the first slice that does not exist yet and that begins late enough: every add
-        of it is admitted with a copy of the directory that contains the change."""
-        dataset = namespace.dataset
+    async def _era_start(self, dataset: Dataset) -> int:
+        """Return the first slice that does not exist yet and that begins late enough for what a
+        request may take to change an accept limit."""
         slices = await self._store.control.slices(dataset)
         made_us = max((each.end_us for each in slices), default=0)
-        ahead_us = max(namespace.settings.future_limit_us, settings.future_limit_us)
-        known_us = checked_now_us(self._clock, self._guard, dataset) + ahead_us
-        known_us += limits.DIRECTORY_AGE_MAX_US + 2 * dataset.clock_skew_max_us
+        known_us = self._reached_us(dataset) + limits.REQUEST_TIMEOUT_US
         if made_us > known_us:
             return made_us
         return slice_start(known_us, dataset.slice_us) + dataset.slice_us
+
+    def _reached_us(self, dataset: Dataset) -> int:
+        """Return the latest time of an event that may be written by a copy of the directory which
+        was read before now."""
+        # The largest future limit: a copy may have one that was changed meanwhile.
+        ahead_us = min(limits.FUTURE_LIMIT_MAX_US, dataset.slice_us) + settling_time(dataset)
+        now_us = checked_now_us(self._clock, self._guard, dataset)
+        return now_us + ahead_us + 2 * dataset.clock_skew_max_us
 
     def _put(self, namespace: Namespace) -> None:
         self._changes += 1

@@ -10,20 +10,29 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.core.namespaces import Namespaces
 from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldError
 from counter.folds import fingerprint
 from counter.ports import Clock, Store
 from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Outcome, Pending
-from counter.windows import accept_limit_at, closes_at, deciding_time, window_of
+from counter.windows import closes_at, closing_limit_at, deciding_time, window_of
 
 
 class Resolver:
     """Decides permanently what became of a token that is too old to be written."""
 
-    def __init__(self, store: Store, clock: Clock, guard: ClockGuard | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        guard: ClockGuard | None = None,
+        namespaces: Namespaces | None = None,
+    ) -> None:
+        """Without *namespaces*, callers pass windows that are closed by a copy fresh enough."""
         self._store = store
         self._clock = clock
         self._guard = guard
+        self._namespaces = namespaces
 
     async def resolve(
         self,
@@ -44,13 +53,16 @@ class Resolver:
         # Read the clock BEFORE the look-up. If it were read later, a window could close in between,
         # and a write that landed meanwhile would be voided.
         now_us = self._now_us(namespace)
+        if self._namespaces is not None and not self._store.capabilities.embedded:
+            # After the clock, so that a pause between the two counts against the copy.
+            namespace = self._namespaces.current(namespace, self._clock.boottime_us())
         time_us = events[0].event_time_us
         earliest_us = namespace.created_at_us - namespace.eras[0].accept_limit_us
         if time_us < earliest_us - 2 * namespace.dataset.clock_skew_max_us:
             return Outcome.VOID
         if not by_worker:
             window_us = namespace.settings.rollup_window_us
-            accept_limit_us = accept_limit_at(namespace, time_us)
+            accept_limit_us = closing_limit_at(namespace, time_us)
             margin_us = deciding_time(namespace.dataset, window_us, accept_limit_us)
             self._check_retention(namespace, time_us, now_us, margin_us)
         found = await self._store.events.find(namespace, events)
@@ -160,9 +172,10 @@ class Resolver:
 
 
 def _is_surely_open(namespace: Namespace, window_us: int, now_us: int) -> bool:
-    """Return whether no worker can have passed the window by now, whatever its clock shows."""
+    """Return whether no worker can have passed the window by now, whatever its clock shows, and
+    whatever its accept limit is: the caller's copy of the namespace may be old."""
     end_us = window_us + namespace.settings.rollup_window_us
-    return now_us <= end_us + accept_limit_at(namespace, window_us)
+    return now_us <= end_us + namespace.dataset.write_timeout_us
 
 
 def conflict(event: Event) -> TokenConflictError:

@@ -96,7 +96,7 @@ class CounterService:
         self._turns = Turns(self._write_turn, self.load)
         #: Adds that one batched write cannot do: each has a task.
         self.one_by_one = Bounded("adds of batches are under way", limits.PENDING_WRITES_MAX)
-        self.resolver = Resolver(store, clock, guard)
+        self.resolver = Resolver(store, clock, guard, self.namespaces)
         self.reader = CountReader(store, cache, clock, guard)
 
     @counts_failures

@@ -6,6 +6,7 @@
 
 mod automaton;
 mod checker;
+mod eras;
 mod fence;
 mod keys;
 mod log;
@@ -44,8 +45,11 @@ fn scenes() -> Vec<Scene> {
     let of_names = names::SCENARIOS.iter();
     let of_names =
         of_names.map(|each| scene(each.name, true, move |broken| names::Names { scenario: each, broken }));
+    let of_eras = eras::SCENARIOS.iter();
+    let of_eras =
+        of_eras.map(|each| scene(each.name, true, move |broken| eras::Eras { scenario: each, broken }));
     let of_fence = scene("fence", true, |broken| fence::Fence { broken });
-    of_log.chain(of_keys).chain(of_names).chain([of_fence]).collect()
+    of_log.chain(of_keys).chain(of_names).chain(of_eras).chain([of_fence]).collect()
 }
 
 fn scene_of(name: &str) -> Scene {

@@ -99,6 +99,15 @@ rules! {
     UndoneWhenLater, "undone-when-later", "a worker removes a note although no later event exists";
     ListedBeforeRemoved, "listed-before-removed", "a worker removes a note before it lists the name again";
     ListedAfterDelete, "listed-after-delete", "a worker lists a name again at the time of its delete";
+    // A changed accept limit: Namespaces.update (counter/core/namespaces.py), Namespace.announced (counter/types.py)
+    EraAnnounced, "era-announced", "an accept limit is changed without an announcement";
+    AnnouncedInTime, "announced-in-time", "an accept limit is changed however late its announcement landed";
+    EraCopies, "era-copies", "an era begins while copies of the directory from before its announcement are in use";
+    AcceptedByShorter, "accepted-by-shorter", "adds are accepted by the old limit until it is changed";
+    ClosedByLonger, "closed-by-longer", "windows close by the old limit until it is changed";
+    WrittenByFreshCopy, "written-by-fresh-copy", "an event is written by a copy of the directory of any age";
+    ClosedByFreshCopy, "closed-by-fresh-copy", "a worker closes windows by a copy of the directory of any age";
+    DecidedByFreshCopy, "decided-by-fresh-copy", "a token is decided by a copy of the directory of any age";
     // PostgreSQL: late, append (functions.sql), pass_fence, wait_for_appends (fence.py), decide (decisions.py)
     LockBeforeClock, "lock-before-clock", "an append reads the clock before it takes the lock";
     LockUntilCommit, "lock-until-commit", "an append lets go of its lock before it commits";
@@ -136,6 +145,10 @@ impl Rule {
             DeleteSearches | DeleteNoted | NoteFirst | DeleteRecounts | RecountAfterNote | UnlistedLast
             | UndoneWhenLater | ListedAtWindow | ListedBeforeRemoved | ListedAfterDelete => "names",
             UnlistedAtDelete => "names, next window",
+            EraAnnounced | AnnouncedInTime | ClosedByLonger | ClosedByFreshCopy | DecidedByFreshCopy => {
+                "eras, longer"
+            }
+            EraCopies | AcceptedByShorter | WrittenByFreshCopy => "eras, shorter",
             LockBeforeClock | LockUntilCommit | FenceWaits | FenceMoves | FenceInAppend | OpenFirst
             | OpenRefused | DecisionWaits | LookAgain => "fence",
             _ => "one token",

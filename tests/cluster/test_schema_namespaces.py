@@ -22,7 +22,15 @@ from counter.types import (
 )
 from counter.windows import settling_time
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, slice_at
+from tests.contracts.cases import (
+    NOW,
+    SETTINGS,
+    SLICE,
+    T0,
+    WINDOW,
+    slice_at,
+    updated_namespace,
+)
 from tests.support.cassandra import DATASET, at, forget, have_schema, opened, options_for
 from tests.support.clock import FakeClock
 from tests.support.relay import Relay
@@ -122,7 +130,7 @@ async def test_a_name_is_free_when_no_process_can_take_adds_for_its_last_namespa
     namespace = await create(one)
     assert await one.control.delete_namespace(namespace)
     assert not await one.control.delete_namespace(namespace)
-    assert await one.control.update_namespace(namespace, SETTINGS, NOW) is None
+    assert await updated_namespace(one, namespace, SETTINGS, NOW) is None
     for store in stores:
         assert await store.control.namespaces() == []
         with pytest.raises(UnavailableError, match="was deleted just now") as refused:
@@ -171,7 +179,7 @@ async def test_strict_is_refused_where_a_read_could_miss_what_a_retry_completed(
         with pytest.raises(InvalidBodyError, match=r"strict needs QUORUM .* reads at LOCAL_QUORUM"):
             await store.control.create_namespace("strict", strict, NOW)
         with pytest.raises(InvalidBodyError, match="strict needs QUORUM"):
-            await store.control.update_namespace(namespace, strict, NOW)
+            await updated_namespace(store, namespace, strict, NOW)
     assert await store.control.create_namespace("strict", strict, NOW) is not None
 
 
@@ -179,7 +187,7 @@ async def test_of_two_who_change_a_namespace_at_once_one_does(stores: Stores) ->
     namespace = await create(stores[0])
     changed = await asyncio.gather(
         *(
-            store.control.update_namespace(namespace, replace(SETTINGS, cache_ttl_us=n), T0 + SLICE)
+            updated_namespace(store, namespace, replace(SETTINGS, cache_ttl_us=n), T0 + SLICE)
             for n, store in enumerate(stores)
         )
     )
@@ -221,7 +229,7 @@ async def test_a_change_whose_answer_is_lost_is_told_by_what_stands(
                 assert list(await one.control.namespaces()) == [created]
                 lose = [True]
                 settings = replace(SETTINGS, cache_ttl_us=1)
-                updated = await store.control.update_namespace(created, settings, T0 + SLICE)
+                updated = await updated_namespace(store, created, settings, T0 + SLICE)
                 assert list(await one.control.namespaces()) == [updated]
                 assert updated is not None
                 lose = [True]

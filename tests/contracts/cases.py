@@ -264,6 +264,14 @@ async def make_slices(store: Store) -> None:
     await store.control.make_slices(dataset, *map(slice_at, starts))
 
 
+async def updated_namespace(
+    store: Store, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
+) -> Namespace | None:
+    """The namespace with other settings; None if another version is stored."""
+    updated = namespace.changed(settings, era_from_us)
+    return updated if await store.control.update_namespace(namespace, updated) else None
+
+
 async def make_namespace(
     store: Store,
     name: str = "tests",

@@ -10,7 +10,7 @@ from counter.limits import MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.cassandra import CassandraStore
 from counter.types import Decision, Event, Mark, Namespace, Outcome, PayloadCheck, Pending
-from counter.windows import accept_limit_at, settling_time
+from counter.windows import accept_limit_at, closing_limit_at, settling_time
 from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
@@ -26,6 +26,7 @@ from tests.contracts.cases import (
     make_namespace,
     nonce,
     total,
+    updated_namespace,
     write,
 )
 from tests.support.clock import FakeClock
@@ -76,7 +77,7 @@ class NamespaceCases(StoreCases):
     async def test_an_update_is_a_new_version(self, store: Store, namespace: Namespace) -> None:
         """With the new settings; all else stays."""
         settings = replace(SETTINGS, payload_check=PayloadCheck.OFF, cache_ttl_us=1)
-        updated = await store.control.update_namespace(namespace, settings, T0 + SLICE)
+        updated = await updated_namespace(store, namespace, settings, T0 + SLICE)
         assert updated is not None
         assert updated.version != namespace.version
         assert updated == replace(namespace, settings=settings, version=updated.version)
@@ -87,9 +88,9 @@ class NamespaceCases(StoreCases):
     ) -> None:
         """Of two that read the same version, one wins."""
         first = replace(SETTINGS, cache_ttl_us=1)
-        updated = await store.control.update_namespace(namespace, first, T0 + SLICE)
+        updated = await updated_namespace(store, namespace, first, T0 + SLICE)
         second = replace(SETTINGS, cache_ttl_us=2)
-        assert await store.control.update_namespace(namespace, second, T0 + SLICE) is None
+        assert await updated_namespace(store, namespace, second, T0 + SLICE) is None
         assert list(await store.control.namespaces()) == [updated]
 
     async def test_an_accept_limit_holds_from_its_slice_on(
@@ -97,12 +98,12 @@ class NamespaceCases(StoreCases):
     ) -> None:
         """Before it the old one does: a window closes when its events were told it would."""
         settings = replace(SETTINGS, accept_limit_us=SECOND)
-        updated = await store.control.update_namespace(namespace, settings, T0 + SLICE)
+        updated = await updated_namespace(store, namespace, settings, T0 + SLICE)
         assert updated is not None
         limits = [accept_limit_at(updated, at) for at in (0, T0 + SLICE - 1, T0 + SLICE)]
         assert limits == [SETTINGS.accept_limit_us, SETTINGS.accept_limit_us, SECOND]
         again = replace(settings, accept_limit_us=2 * SECOND)
-        updated = await store.control.update_namespace(updated, again, T0 + 2 * SLICE)
+        updated = await updated_namespace(store, updated, again, T0 + 2 * SLICE)
         assert updated is not None
         times = (T0, T0 + SLICE, T0 + 2 * SLICE)
         limits = [accept_limit_at(updated, at) for at in times]
@@ -116,7 +117,7 @@ class NamespaceCases(StoreCases):
         for limit_us in (SECOND, 3 * SECOND, SETTINGS.accept_limit_us):
             assert updated is not None
             settings = replace(SETTINGS, accept_limit_us=limit_us)
-            updated = await store.control.update_namespace(updated, settings, T0 + SLICE)
+            updated = await updated_namespace(store, updated, settings, T0 + SLICE)
             assert updated is not None
             assert accept_limit_at(updated, T0 + SLICE) == limit_us
             assert accept_limit_at(updated, T0 + SLICE - 1) == SETTINGS.accept_limit_us
@@ -125,17 +126,33 @@ class NamespaceCases(StoreCases):
         assert len(set(starts)) == len(starts)
         assert list(await store.control.namespaces()) == [updated]
 
+    async def test_an_announced_accept_limit_is_kept_until_it_is_changed(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Adds are accepted by the shorter one, and windows close by the longer one."""
+        announced = namespace.announced(SECOND, T0 + SLICE)
+        assert await store.control.update_namespace(namespace, announced)
+        assert list(await store.control.namespaces()) == [announced]
+        assert closing_limit_at(announced, T0 + SLICE) == SETTINGS.accept_limit_us
+        assert accept_limit_at(announced, T0 + SLICE) == SECOND
+        settings = replace(SETTINGS, accept_limit_us=SECOND)
+        updated = await updated_namespace(store, announced, settings, T0 + SLICE)
+        assert list(await store.control.namespaces()) == [updated]
+        assert updated == replace(
+            namespace.changed(settings, T0 + SLICE), version=namespace.version + 2
+        )
+
     async def test_deleting_asks_for_the_version(self, store: Store, namespace: Namespace) -> None:
         """An older one deletes nothing; a deleted one is neither deleted nor updated again."""
         settings = replace(SETTINGS, cache_ttl_us=1)
-        updated = await store.control.update_namespace(namespace, settings, T0 + SLICE)
+        updated = await updated_namespace(store, namespace, settings, T0 + SLICE)
         assert updated is not None
         assert not await store.control.delete_namespace(namespace)
         assert list(await store.control.namespaces()) == [updated]
         assert await store.control.delete_namespace(updated)
         assert list(await store.control.namespaces()) == []
         assert not await store.control.delete_namespace(updated)
-        assert await store.control.update_namespace(updated, SETTINGS, T0 + SLICE) is None
+        assert await updated_namespace(store, updated, SETTINGS, T0 + SLICE) is None
 
     async def test_a_deleted_namespace_takes_no_more(
         self, store: Store, namespace: Namespace

@@ -98,6 +98,7 @@ class ServiceCases(StoreCases):
         for pause_us in (0, 5 * MINUTE):
             clock.advance(pause_us)
             await other.roll_up()
+            await one.api.namespaces.refresh()
             [outcome] = await one.api.add_keyed(namespace, [Keyed("/till/3", "1", [("c", 3)])])
             assert isinstance(outcome, TokenConflictError)
             assert await one.counts(namespace, "c") == [0]

@@ -1,11 +1,19 @@
 """When a window is closed: never while an acknowledged event can still land in it."""
 
+from dataclasses import replace
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counter import limits
 from counter.types import CounterType, Dataset, Era, Namespace, NamespaceSettings, PayloadCheck
-from counter.windows import accept_limit_at, closed_through, closes_at, window_of
+from counter.windows import (
+    accept_limit_at,
+    closed_through,
+    closes_at,
+    closing_limit_at,
+    window_of,
+)
 
 SLICE_US = 1_000
 
@@ -30,7 +38,10 @@ def namespaces(draw: st.DrawFn) -> Namespace:
     eras += [Era(border * SLICE_US, draw(accept_limits)) for border in borders]
     write_timeout_us = draw(st.integers(0, 100))
     skew_us = draw(st.integers(0, 50))
-    return namespace_of(window_us, tuple(eras), write_timeout_us=write_timeout_us, skew_us=skew_us)
+    found = namespace_of(window_us, tuple(eras), write_timeout_us=write_timeout_us, skew_us=skew_us)
+    if draw(st.booleans()):
+        return found.announced(draw(accept_limits), draw(st.integers(1, 8)) * SLICE_US)
+    return found
 
 
 instants = st.integers(0, 10 * SLICE_US)
@@ -90,3 +101,28 @@ def test_a_window_closes_for_all_its_instants_at_once(namespace: Namespace, even
     start_us = window_of(event_us, size_us)
     last_us = start_us + size_us - 1
     assert closes_at(namespace, start_us) == closes_at(namespace, last_us)
+
+
+@given(namespaces(), st.integers(1, 700), st.integers(1, 8), instants)
+def test_an_announcement_is_between_what_was_and_what_comes(
+    namespace: Namespace, limit_us: int, border: int, event_us: int
+) -> None:
+    """So a copy before it, it and the change may be in use together, in any order of landing."""
+    from_us = border * SLICE_US
+    announced = namespace.announced(limit_us, from_us)
+    settings = replace(namespace.settings, accept_limit_us=limit_us)
+    changed = announced.changed(settings, from_us)
+    for each in (namespace, changed):
+        span = [
+            accept_limit_at(announced, event_us),
+            accept_limit_at(each, event_us),
+            closing_limit_at(each, event_us),
+            closing_limit_at(announced, event_us),
+        ]
+        assert span == sorted(span)
+    assert changed.accepts_by(limit_us)
+    for limit_at in (accept_limit_at, closing_limit_at):
+        is_new = event_us >= from_us
+        assert limit_at(changed, event_us) == (
+            limit_us if is_new else limit_at(namespace, event_us)
+        )

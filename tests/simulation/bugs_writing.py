@@ -308,7 +308,25 @@ BUGS = (
                 "if made_us > known_us:",
                 "return self._clock.now_us()\n    if made_us > known_us:",
             ),
+            Edit(Namespaces._announce, "if self._reached_us(", "if False and self._reached_us("),
         ),
+    ),
+    Bug(
+        "era-not-announced",
+        "an accept limit is changed at once, whenever that lands",
+        (
+            Edit(
+                Namespaces.update,
+                "namespace = await self._announce("
+                "namespace, settings.accept_limit_us, era_from_us)",
+                "pass",
+            ),
+        ),
+    ),
+    Bug(
+        "era-announced-late",
+        "an accept limit is changed however late its announcement landed",
+        (Edit(Namespaces._announce, "if self._reached_us(", "if False and self._reached_us("),),
     ),
     Bug(
         "name-free-early",

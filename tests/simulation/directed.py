@@ -34,6 +34,7 @@ _NAMESPACES: Final = "tests/unit/test_namespaces.py::"
 _WINDOWS: Final = "tests/properties/test_windows.py::"
 _ATOMICS: Final = "tests/rollup/test_atomics.py::"
 _EDGES: Final = "tests/rollup/test_edges.py::"
+_ERAS: Final = "tests/rollup/test_eras.py::test_a_changed_accept_limit_that_lands_late_loses_no_add"
 _SLICES: Final = "tests/rollup/test_maintenance.py::"
 _REBIRTH: Final = "tests/simulation/test_rebirth.py::"
 _CONTRACTS: Final = "tests/simulation/test_contracts.py::"
@@ -123,6 +124,8 @@ DIRECTED: Final[Mapping[str, str]] = {
     "era-begins-at-once": (
         f"{_NAMESPACES}test_an_accept_limit_changes_from_the_first_slice_that_is_not_made"
     ),
+    "era-not-announced": f"{_ERAS}[3000000-60000000-1]",
+    "era-announced-late": f"{_ERAS}[60000000-3000000-1]",
     "through-window-end": f"{_EDGES}test_a_rollup_does_not_reach_into_the_next_window",
     "clock-after-marks": (
         f"{_EDGES}test_a_window_that_closes_while_marks_are_read_is_left_to_the_next_pass"

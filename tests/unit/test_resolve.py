@@ -16,7 +16,7 @@ from counter.errors import (
 )
 from counter.limits import TIME_MAX_US
 from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Token
-from counter.windows import accept_limit_at, closes_at, window_of
+from counter.windows import closes_at, window_of
 from tests.rollup.world import CLOSING, WINDOW, World
 
 ITEMS = [("a", 1), ("b", 2)]
@@ -194,9 +194,10 @@ async def test_a_token_is_answered_only_once_a_later_write_of_it_is_hidden(late:
 async def test_a_recount_is_left_until_its_window_is_surely_open(
     late: Late, over_us: int, times: int
 ) -> None:
-    """A worker passes no window before its end and the accept limit."""
+    """A worker passes no window before its end and the write time-out, whatever its accept limit
+    is."""
     store, clock = late.world.store, late.world.clock
-    last_us = late.now_us + WINDOW + accept_limit_at(late.namespace, late.now_us)
+    last_us = late.now_us + WINDOW + late.namespace.dataset.write_timeout_us
     slowly = [
         then(store.rollups.mark, lambda: clock.advance(last_us + over_us - clock.now_us())),
         store.rollups.mark,

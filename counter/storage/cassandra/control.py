@@ -145,14 +145,11 @@ class CassandraControl:
         self._session.known.add(number)
         return namespace
 
-    async def update_namespace(
-        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
-    ) -> Namespace | None:
-        if settings.payload_check is not namespace.settings.payload_check:
-            self._check_strict(namespace.dataset, settings)
-        updated = namespace.changed(settings, era_from_us)
+    async def update_namespace(self, namespace: Namespace, updated: Namespace) -> bool:
+        if updated.settings.payload_check is not namespace.settings.payload_check:
+            self._check_strict(namespace.dataset, updated.settings)
         applied, _ = await self._replace_row(namespace, updated.version, namespace_text(updated))
-        return updated if applied else None
+        return applied
 
     async def _replace_row(
         self, namespace: Namespace, version: int, text: str

@@ -121,7 +121,7 @@ def slice_from(start_us: int, text: str) -> Slice:
 def namespace_text(namespace: Namespace, *, deleted: bool = False) -> str:
     """Return the document of a namespace: all but its name, id and version."""
     document = {
-        "settings": namespace.settings.document(),
+        "settings": namespace.document(),
         "eras": namespace.eras,
         "dataset": namespace.dataset.id,
         "created_at_us": namespace.created_at_us,
@@ -152,6 +152,7 @@ def namespace_of(row: tuple[str, int, int, str], dataset: Dataset) -> Namespace:
         dataset=dataset,
         created_at_us=body["created_at_us"],
         version=version,
+        announced_eras=Namespace.announced_in(body["settings"]),
     )
 
 

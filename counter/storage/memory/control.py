@@ -62,14 +62,11 @@ class MemoryControl:
         self._tables.namespaces[name] = namespace
         return namespace
 
-    async def update_namespace(
-        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
-    ) -> Namespace | None:
+    async def update_namespace(self, namespace: Namespace, updated: Namespace) -> bool:
         if not self._is_current(namespace):
-            return None
-        updated = namespace.changed(settings, era_from_us)
+            return False
         self._tables.namespaces[namespace.name] = updated
-        return updated
+        return True
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
         if not self._is_current(namespace):

@@ -79,21 +79,18 @@ class PostgresqlControl:
         eras = (Era(0, settings.accept_limit_us),)
         return Namespace(made, name, settings, eras, dataset, now_us, 1)
 
-    async def update_namespace(
-        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
-    ) -> Namespace | None:
-        changed = namespace.changed(settings, era_from_us)
+    async def update_namespace(self, namespace: Namespace, updated: Namespace) -> bool:
         version = await self._database.value(
             "UPDATE {s}.namespaces SET settings = $3, era_from = $4, era_limit = $5,"
             " version = version + 1 WHERE id = $1 AND version = $2 AND name IS NOT NULL"
             " RETURNING version",
             namespace.id,
             namespace.version,
-            json.dumps(settings.document()),
-            [era.from_us for era in changed.eras],
-            [era.accept_limit_us for era in changed.eras],
+            json.dumps(updated.document()),
+            [era.from_us for era in updated.eras],
+            [era.accept_limit_us for era in updated.eras],
         )
-        return None if version is None else changed
+        return version is not None
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
         """Do as the port says, and wait for the appends that may still be acknowledged."""
@@ -183,12 +180,14 @@ def _dataset(dataset_id: int, name: str, body: str) -> Dataset:
 
 def _namespace(row: Sequence[Any]) -> Namespace:
     namespace_id, name, text, era_from, era_limit, created_at_us, version, *dataset = row
+    document = json.loads(text)
     return Namespace(
         id=namespace_id,
         name=name,
-        settings=NamespaceSettings.from_document(json.loads(text)),
+        settings=NamespaceSettings.from_document(document),
         eras=tuple(map(Era, era_from, era_limit)),
         dataset=_dataset(*dataset),
         created_at_us=created_at_us,
         version=version,
+        announced_eras=Namespace.announced_in(document),
     )

@@ -176,7 +176,7 @@ class SqliteControl:
             row = connection.execute(
                 "INSERT INTO namespaces (name, dataset, settings, eras, created_at, version)"
                 " VALUES (?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING RETURNING *",
-                (name, dataset.id, _settings_json(settings), json.dumps(eras), now_us),
+                (name, dataset.id, json.dumps(settings.document()), json.dumps(eras), now_us),
             ).fetchone()
             if row is None:
                 return None
@@ -191,11 +191,8 @@ class SqliteControl:
 
         return await self._db.write(change)
 
-    async def update_namespace(
-        self, namespace: Namespace, settings: NamespaceSettings, era_from_us: int
-    ) -> Namespace | None:
-        changed = namespace.changed(settings, era_from_us)
-        values = (_settings_json(settings), json.dumps(changed.eras))
+    async def update_namespace(self, namespace: Namespace, updated: Namespace) -> bool:
+        values = (json.dumps(updated.document()), json.dumps(updated.eras))
 
         def change(connection: sqlite3.Connection) -> bool:
             cursor = connection.execute(
@@ -205,7 +202,7 @@ class SqliteControl:
             )
             return bool(cursor.rowcount)
 
-        return changed if await self._db.write(change) else None
+        return await self._db.write(change)
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
         def change(connection: sqlite3.Connection) -> bool:
@@ -328,15 +325,17 @@ class SqliteControl:
         return await self._db.write(lambda connection: _purge(connection, now_us, horizon_us))
 
     def _namespace(self, row: tuple[Any, ...]) -> Namespace:
-        namespace_id, name, dataset_id, settings, eras, created_at_us, version = row
+        namespace_id, name, dataset_id, text, eras, created_at_us, version = row
+        document = json.loads(text)
         return Namespace(
             id=namespace_id,
             name=name,
-            settings=_settings_of(settings),
+            settings=NamespaceSettings.from_document(document),
             eras=tuple(Era(*era) for era in json.loads(eras)),
             dataset=replace(self._db.datasets[dataset_id]),
             created_at_us=created_at_us,
             version=version,
+            announced_eras=Namespace.announced_in(document),
         )
 
 
@@ -349,10 +348,6 @@ def latest_time(connection: sqlite3.Connection) -> int:
         " coalesce((SELECT min(start) FROM slices), 0))"
     ).fetchone()
     return int(latest_us)
-
-
-def _settings_json(settings: NamespaceSettings) -> str:
-    return json.dumps(settings.document())
 
 
 def _settings_of(text: str) -> NamespaceSettings:
