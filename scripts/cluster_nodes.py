@@ -49,8 +49,8 @@ class Shape:
     node at its address + *client_offset*, and nodes to each other at *peer_offset*; a proxy can
     listen there, at the same port. *datacenters* lists the nodes' data centers, separated by
     commas; the last one is that of all further nodes. Without *durable_schema* a schema change is
-    not flushed to disk, which takes most of its time; a killed node loses the schema. The last two
-    are settings of Cassandra.
+    not flushed to disk, which takes most of its time; a killed node loses the schema. The last
+    three are settings of Cassandra.
     """
 
     nodes: int = 1
@@ -69,6 +69,7 @@ class Shape:
     durable_schema: bool = True
     disk_failure_policy: str = "stop"
     commitlog_sync: str = "periodic"
+    sstable_format: str = "big"
 
     def datacenter_of(self, number: int) -> str:
         names = self.datacenters.split(",")
@@ -104,6 +105,7 @@ class Cluster:
             durable_schema=shape.durable_schema,
             disk_failure_policy=shape.disk_failure_policy,
             commitlog_sync=shape.commitlog_sync,
+            sstable_format=shape.sstable_format,
         )
         self.cassandra = tuple(
             cassandra_node(

@@ -53,6 +53,11 @@ _SYNC_PERIODS: Final = {
     "group": "commitlog_sync_group_window: 10ms",
     "batch": "",
 }
+#: The second one cannot be read by nodes of version 4, and needs a setting that says so.
+_SSTABLE_FORMATS: Final = {
+    "big": "",
+    "bti": "storage_compatibility_mode: NONE\nsstable: {selected_format: bti}",
+}
 _LOGBACK: Final = """\
 <configuration>
   <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
@@ -81,6 +86,7 @@ class CassandraSettings:
     durable_schema: bool = True
     disk_failure_policy: str = "stop"
     commitlog_sync: str = "periodic"
+    sstable_format: str = "big"
 
 
 def cassandra_node(
@@ -226,4 +232,5 @@ memtable_offheap_space: 64MiB
 auto_snapshot: false
 auto_bootstrap: false
 phi_convict_threshold: {5 if settings.quick else 8}
+{_SSTABLE_FORMATS[settings.sstable_format]}
 """

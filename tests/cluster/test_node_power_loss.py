@@ -1,16 +1,17 @@
-"""The machine of a Cassandra node loses power: which acknowledged writes are there afterwards.
+"""All machines of a Cassandra cluster lose power: which acknowledged adds and decisions are there
+afterwards.
 
-The node's writes and syncs are recorded, those of its commit log through memory too, and the disk
-is rebuilt as it was at drawn moments. ``POWER_SEED`` repeats a run.
-
-One node with one replica: of several replicas each one keeps what this one does.
+Each node's writes and syncs are recorded, those of its commit log through memory too, and its disk
+is rebuilt as it was at a drawn moment. ``POWER_SEED`` repeats a run.
 """
 
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,7 +20,7 @@ from counter.errors import UnavailableError
 from counter.limits import SECOND
 from counter.storage.cassandra import CassandraStore
 from counter.storage.shared.startup_retry import StartupRetry
-from counter.types import Event, Namespace
+from counter.types import Decision, Event, Namespace, Outcome
 from scripts import cluster_jars
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
 from scripts.cluster_process import ServerProcess
@@ -30,87 +31,132 @@ from tests.support.needs import miss
 from tests.support.power import Disk, Recorder
 
 ADDS = 40
+#: Each of so many adds is followed by a decision that another token never counts.
+ADDS_PER_DECISION = 2
 NAMESPACE = "power"
+NEVER = Decision(Outcome.VOID, b"payload")
 START_US = 60 * SECOND
 
 
-class Machine:
-    """A node whose writes are recorded from a clean start on."""
+class Answer(NamedTuple):
+    """An add that was acknowledged, or a token that was decided never to count; and how long each
+    node's record was then."""
 
-    def __init__(self, place: Path) -> None:
+    event: Event
+    applied: bool
+    lengths: Sequence[int]
+
+
+class Machines:
+    """Nodes whose writes are recorded from a clean start on."""
+
+    def __init__(self, place: Path, nodes: int) -> None:
         if problem := cluster_jars.missing():
             miss(problem)
-        shape = Shape(nodes=1, memcached=0, quick=True)
+        shape = Shape(nodes=nodes, memcached=0, quick=True)
         self.place = place
+        self.slice = slice_of_now()
         self.cluster = make_temporary(place / "cluster", shape)
-        self.options = options_for(self.cluster)
-
-    @property
-    def folder(self) -> Path:
-        return self.cluster.cassandra[0].folder
+        self.options = options_for(self.cluster, replicas=nodes)
 
     async def begin(self) -> None:
-        """Make the schema on a node, and keep what a clean stop leaves on its disk."""
+        """Make the schema, and keep what a clean stop leaves on the disks."""
         self.cluster.start()
         await have_schema(self.options)
         async with opened(self.options, retry=StartupRetry(START_US)) as store:
             (dataset,) = await store.control.datasets()
-            await store.control.make_slices(dataset, slice_of_now())
+            await store.control.make_slices(dataset, self.slice)
             now_us = SystemClock().now_us()
             assert await store.control.create_namespace(NAMESPACE, SETTINGS, now_us)
         self.cluster.stop()
-        self.folder.rename(self.place / "before")
+        for node in self.cluster.cassandra:
+            node.folder.rename(self._before(node))
 
-    async def run(self, sync: str) -> tuple[Recorder, list[tuple[Event, int]]]:
-        """Append events, one after the other, and kill the node. With each event comes the length
-        of the record when it was acknowledged."""
-        shutil.copytree(self.place / "before", self.folder)
-        recorder = Recorder(self.place / sync, self.folder)
-        node = self._node(sync)
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in recorder.environment.items():
-                patch.setenv(name, value)
-            node.launch()
-        node.wait_ready()
-        made = []
+    async def run(self, sync: str) -> tuple[Sequence[Recorder], Sequence[Answer]]:
+        """Add and decide, one after the other, and kill the nodes."""
+        cluster = self._with(sync)
+        recorders = []
+        for node in cluster.cassandra:
+            shutil.copytree(self._before(node), node.folder)
+            recorder = Recorder(self.place / f"{sync}-{node.name}", node.folder)
+            recorders.append(recorder)
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in recorder.environment.items():
+                    patch.setenv(name, value)
+                node.launch()
+            if len(recorders) == 1:
+                node.wait_ready()
+        cluster.start()
+        answers = []
+
+        def answered(event: Event, *, applied: bool) -> None:
+            answers.append(Answer(event, applied, [each.length() for each in recorders]))
+
+        def event_of(number: int) -> Event:
+            time_us = self.slice.start_us + number
+            return Event("c", time_us, number.to_bytes(16, "big"), 0, 1)
+
         async with opened(self.options, retry=StartupRetry(START_US)) as store:
             namespace = await namespace_of(store)
-            start_us = slice_of_now().start_us
             for number in range(ADDS):
-                event = Event("c", start_us + number, number.to_bytes(16, "big"), 0, 1)
+                event = event_of(number)
                 (written,) = await store.events.append(namespace, [event])
                 assert not isinstance(written, UnavailableError)
-                made.append((event, recorder.length()))
-            node.kill()
-        shutil.rmtree(self.folder)
-        return recorder, made
+                answered(event, applied=True)
+                if number % ADDS_PER_DECISION == 0:
+                    other = event_of(ADDS + number)
+                    decision = await store.decisions.decide(namespace, [other], NEVER)
+                    assert decision == NEVER
+                    answered(other, applied=False)
+            for node in cluster.cassandra:
+                node.kill()
+        for node in cluster.cassandra:
+            shutil.rmtree(node.folder)
+        return recorders, answers
 
     async def lost(
-        self, recorder: Recorder, made: list[tuple[Event, int]], draw: random.Random, how: str
-    ) -> int:
-        """Start the node on what is left when the last of *made* is answered; return how many of
-        them it lost."""
-        disk = Disk(self.folder, syncs_names_with_files=True)
-        disk.hold(self.place / "before")
-        for each in recorder.changes():
-            if each.ends > made[-1][1]:
-                break
-            disk.change(each)
-        disk.leave(self.folder, draw, how)
-        node = self._node("periodic")
-        node.start()
+        self,
+        recorders: Sequence[Recorder],
+        answers: Sequence[Answer],
+        draw: random.Random,
+        hows: Sequence[str],
+    ) -> tuple[int, int]:
+        """Start the nodes on what is left when the last of *answers* is given; return how many adds
+        and how many decisions they lost."""
+        cluster = self._with("periodic")
+        lengths = answers[-1].lengths
+        for node, recorder, length in zip(cluster.cassandra, recorders, lengths, strict=True):
+            disk = Disk(node.folder, syncs_names_with_files=True)
+            disk.hold(self._before(node))
+            for each in recorder.changes():
+                if each.ends > length:
+                    break
+                disk.change(each)
+            disk.leave(node.folder, draw, draw.choice(hows))
+        cluster.mend()
         try:
             async with opened(self.options, retry=StartupRetry(START_US)) as store:
-                events = [event for event, _ in made]
-                found = await store.events.find(await namespace_of(store), events)
-                return sum(each is None for each in found)
+                namespace = await namespace_of(store)
+                added = [each.event for each in answers if each.applied]
+                found = await store.events.find(namespace, added)
+                decided = [
+                    await store.decisions.decided(namespace, [each.event])
+                    for each in answers
+                    if not each.applied
+                ]
+                assert set(decided) <= {NEVER, None}
+                return found.count(None), decided.count(None)
         finally:
-            node.kill()
-            shutil.rmtree(self.folder)
+            for node in cluster.cassandra:
+                node.kill()
+            for node in cluster.cassandra:
+                shutil.rmtree(node.folder)
 
-    def _node(self, sync: str) -> ServerProcess:
-        shape = replace(self.cluster.shape, commitlog_sync=sync)
-        return Cluster(self.cluster.directory, shape).cassandra[0]
+    def _before(self, node: ServerProcess) -> Path:
+        return self.place / f"before-{node.name}"
+
+    def _with(self, sync: str) -> Cluster:
+        return Cluster(self.cluster.directory, replace(self.cluster.shape, commitlog_sync=sync))
 
 
 async def namespace_of(store: CassandraStore) -> Namespace:
@@ -118,21 +164,28 @@ async def namespace_of(store: CassandraStore) -> Namespace:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * TIMEOUT_S)
-async def test_what_each_sync_of_the_commit_log_loses(fast_dir: Path) -> None:
-    """``group`` and ``batch`` lose nothing acknowledged; ``periodic`` does."""
+@pytest.mark.timeout(3 * TIMEOUT_S)
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_what_each_sync_of_the_commit_log_loses(fast_dir: Path, nodes: int) -> None:
+    """``group`` and ``batch`` lose nothing acknowledged; ``periodic`` does, decisions too."""
     seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
     print(f"POWER_SEED={seed}")
     draw = random.Random(seed)
-    machine = Machine(fast_dir)
+    machines = Machines(fast_dir, nodes)
     with dies_with_us(fast_dir / "cluster"):
-        await machine.begin()
-        lost = {}
+        await machines.begin()
         for sync in ("group", "batch", "periodic"):
-            recorder, made = await machine.run(sync)
-            how = draw.choice(("synced", "some")) if sync != "periodic" else "synced"
-            answered = draw.randint(ADDS // 2, ADDS)
-            lost[sync] = await machine.lost(recorder, made[:answered], draw, how)
-            print(f"{sync}, {how}: lost {lost[sync]} of {answered}")
-        assert lost["group"] == lost["batch"] == 0
-        assert lost["periodic"] > 0
+            recorders, answers = await machines.run(sync)
+            answers = answers[: draw.randint(len(answers) // 2, len(answers))]
+            hows = ("synced",) if sync == "periodic" else ("synced", "some")
+            adds, decisions = await machines.lost(recorders, answers, draw, hows)
+            given = sum(each.applied for each in answers)
+            print(
+                f"{nodes} nodes, {sync}: lost {adds} of {given} adds,"
+                f" {decisions} of {len(answers) - given} decisions"
+            )
+            if sync == "periodic":
+                assert adds > 0
+                assert decisions > 0
+            else:
+                assert (adds, decisions) == (0, 0)

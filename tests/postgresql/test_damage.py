@@ -1,9 +1,11 @@
-"""A page of PostgreSQL that the disk damaged is noticed when it is read, and is repaired."""
+"""A page of PostgreSQL that the disk damaged is noticed when it is read, if it has a checksum, and
+is repaired."""
 
 import asyncio
 import os
 import shutil
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -24,11 +26,64 @@ from tests.support.postgresql import FreshStore
 
 __all__ = ["pair"]
 
-PAGE = 8_192
+DELTA = 0x1234567
 
 
-async def test_a_flipped_bit_in_an_event_is_an_error() -> None:
-    """And the count is not answered."""
+class Stored:
+    """A server with one event, whose data files a test damages."""
+
+    def __init__(self, server: PostgresqlServer) -> None:
+        self.server = server
+        self.store = FreshStore(PostgresqlOptions(server.dsn()), FakeClock(NOW), [DATASET])
+        self.event = Event("c", NOW, bytes(16), 0, DELTA)
+
+    async def add(self) -> None:
+        await self.store.open()
+        await make_slices(self.store)
+        self.namespace = await make_namespace(self.store)
+        await self.store.events.append(self.namespace, [self.event])
+        assert await self.find() == self.event
+
+    async def find(self) -> Event | None:
+        (found,) = await self.store.events.find(self.namespace, [self.event])
+        return found
+
+    async def damage(self, file: str, *, checksums: bool) -> None:
+        """Flip a bit of the row or of its entry in the index of identities; *file* is SQL."""
+        [(name,)] = await self.store._database.rows(
+            f"SELECT pg_relation_filepath({file}) FROM {{s}}.events LIMIT 1"
+        )
+        await self.store._database.rows("CHECKPOINT")
+        self.server.stop()
+        if not checksums:
+            self.server.run("pg_checksums", "--disable", "--no-sync", "-D", str(self.server.data))
+        path = self.server.data / name
+        body = bytearray(path.read_bytes())
+        value = DELTA if file == HEAP else NOW
+        body[body.index(value.to_bytes(8, "little"))] ^= 1
+        path.write_bytes(body)
+        self.server.start()
+
+    async def is_refused(self) -> None:
+        # The first of them finds its connection closed.
+        for _ in range(3):
+            with pytest.raises(UnavailableError) as raised:
+                await self.find()
+        assert "invalid page" in str(raised.value)
+
+    async def is_answered(self) -> Event | None:
+        """What is found, once the closed connection is noticed."""
+        with pytest.raises(UnavailableError):
+            await self.find()
+        return await self.find()
+
+
+HEAP = "tableoid"
+INDEX = "(SELECT indexrelid FROM pg_index WHERE indrelid = events.tableoid AND indisprimary)"
+
+
+@pytest.fixture
+async def stored() -> AsyncIterator[Stored]:
     if problem := postgresql_missing():
         miss(problem)
     with tempfile.TemporaryDirectory() as folder:
@@ -36,36 +91,38 @@ async def test_a_flipped_bit_in_an_event_is_an_error() -> None:
         server = PostgresqlServer(Path(folder) / "server")
         server.start()
         try:
-            store = FreshStore(PostgresqlOptions(server.dsn()), FakeClock(NOW), [DATASET])
-            await store.open()
-            await make_slices(store)
-            namespace = await make_namespace(store)
-            event = Event("c", NOW, bytes(16), 0, 7)
-            await store.events.append(namespace, [event])
-            assert await store.events.find(namespace, [event]) == [event]
-            (table,) = [
-                path
-                for (path,) in await store._database.rows(
-                    "SELECT pg_relation_filepath(tableoid) FROM {s}.events LIMIT 1"
-                )
-            ]
-            await store._database.rows("CHECKPOINT")
-            server.stop()
-            path = server.data / table
-            page = bytearray(path.read_bytes())
-            assert len(page) == PAGE
-            # Rows lie at the end of a page.
-            page[-1 - event.delta] ^= 1
-            path.write_bytes(page)
-            server.start()
-            # The first of them finds its connection closed.
-            for _ in range(3):
-                with pytest.raises(UnavailableError) as raised:
-                    await store.events.find(namespace, [event])
-            assert "invalid page" in str(raised.value)
-            await store.close()
+            each = Stored(server)
+            await each.add()
+            yield each
+            await each.store.close()
         finally:
             server.stop()
+
+
+async def test_a_flipped_bit_in_an_event_is_an_error(stored: Stored) -> None:
+    """And the count is not answered."""
+    await stored.damage(HEAP, checksums=True)
+    await stored.is_refused()
+
+
+async def test_a_flipped_bit_in_an_index_is_an_error_until_it_is_rebuilt(stored: Stored) -> None:
+    await stored.damage(INDEX, checksums=True)
+    await stored.is_refused()
+    connection = await asyncpg.connect(stored.server.dsn())
+    await connection.execute("REINDEX SCHEMA counter")
+    await connection.close()
+    assert await stored.find() == stored.event
+
+
+async def test_without_checksums_a_flipped_bit_is_a_wrong_answer(stored: Stored) -> None:
+    """This is why the service warns when they are off."""
+    await stored.damage(HEAP, checksums=False)
+    assert await stored.is_answered() == stored.event._replace(delta=DELTA ^ 1)
+
+
+async def test_without_checksums_a_flipped_bit_in_an_index_hides_an_event(stored: Stored) -> None:
+    await stored.damage(INDEX, checksums=False)
+    assert await stored.is_answered() is None
 
 
 async def test_a_damaged_primary_is_replaced_by_its_standby_and_rebuilt_from_it(pair: Pair) -> None:
