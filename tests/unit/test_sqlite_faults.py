@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import mmap
 import os
 import shutil
 import sqlite3
@@ -284,6 +285,32 @@ async def test_checksums_are_synced_before_the_log_begins_again(fast_dir: Path) 
         assert flush.call_count == 3
 
 
+class _FixedMap(mmap.mmap):
+    """A mapping as macOS has it."""
+
+    def resize(self, newsize: int) -> None:
+        raise SystemError("mmap: resizing not available--no mremap()")
+
+
+async def test_checksums_grow_without_what_only_linux_has(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: no data directory could be opened on macOS."""
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr(mmap, "mmap", _FixedMap)
+    monkeypatch.setattr(page_sums, "_GROWTH_PAGES", 8)
+    desk, sums = Desk(fast_dir), fast_dir / "counter.db-sums"
+    await desk.open()
+    size = sums.stat().st_size
+    for number in range(200):
+        await desk.add(number)
+    assert sums.stat().st_size > size
+    await desk.store.close()
+    again = Desk(fast_dir)
+    await again.store.open()
+    await again.store.close()
+
+
 @pytest.mark.parametrize("is_killed", [True, False])
 async def test_without_room_for_checksums_adds_and_the_next_start_go_on(
     fast_dir: Path,
@@ -296,7 +323,7 @@ async def test_without_room_for_checksums_adds_and_the_next_start_go_on(
     served = Desk(fast_dir / "data")
     await served.open()
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with patch("os.posix_fallocate", side_effect=full) as grow:
+    with patch.object(page_sums, "_extend", side_effect=full) as grow:
         for number in range(200):
             await served.add(number)
     assert grow.call_count == 1

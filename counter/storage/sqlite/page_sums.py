@@ -72,6 +72,13 @@ class _End(NamedTuple):
 _NO_SALTS: Final = bytes(8)
 
 
+def _extend(path: Path, size: int) -> None:
+    """Fill the file *path* with zeros up to *size*. Raises OSError if the disk has no room: a write
+    to mapped memory would kill the process."""
+    with path.open("ab") as file:
+        file.write(bytes(size - file.tell()))
+
+
 def sum_of(page: bytes | memoryview) -> int:
     """Return the checksum of a page; never 0, which is that of a page that was never written."""
     return zlib.crc32(page) or 1
@@ -101,7 +108,7 @@ class PageSums:
             known = self._known(handle, size)
             if size < _ENTRIES_AT + 4 * _GROWTH_PAGES:
                 size = _ENTRIES_AT + 4 * _GROWTH_PAGES
-                os.posix_fallocate(handle, 0, size)
+                _extend(self._path, size)
             self._map = mmap.mmap(handle, size)
         finally:
             os.close(handle)
@@ -220,13 +227,11 @@ class PageSums:
 
     def _grow(self, page: int) -> None:
         size = _ENTRIES_AT + 4 * _GROWTH_PAGES * (page // _GROWTH_PAGES + 1)
-        handle = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # Without room, a write to the mapped memory would kill the process.
-            os.posix_fallocate(handle, 0, size)
-        finally:
-            os.close(handle)
-        self._map.resize(size)
+        _extend(self._path, size)
+        # Not its resize, which macOS does not have.
+        self._map.close()
+        with self._path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), size)
 
 
 def damaged(database: Path, why: str) -> DamagedError:
