@@ -177,7 +177,7 @@ async def test_the_checker_of_the_simulation_judges_a_failover(pair: Pair) -> No
         end_us=3 * SECOND,
     )
     dataset = {"retention": "1h", "slice": "10m", "write_timeout": "1s"}
-    given = {**dataset, "rollup_window": "1s", "accept_limit": "2s"}
+    given: dict[str, Any] = {**dataset, "rollup": True, "rollup_window": "1s", "accept_limit": "2s"}
     await pair.begin(**dataset)
     async with service(pair.dsn, **given) as one, service(pair.dsn, **given) as other:
         for name, counter_type in config.namespaces:

@@ -46,9 +46,9 @@ def settings(dsn: str, **more: Any) -> Settings:
 
 
 @asynccontextmanager
-async def service(dsn: str, **more: Any) -> AsyncIterator[Rest]:
-    """A service of this process over the database at *dsn*; it rolls up if *more* is given."""
-    app = create_app(settings(dsn, **more), rollup=bool(more))
+async def service(dsn: str, *, rollup: bool = False, **more: Any) -> AsyncIterator[Rest]:
+    """A service of this process over the database at *dsn*."""
+    app = create_app(settings(dsn, **more), rollup=rollup)
     lifespan = Lifespan(app)
     await lifespan.start()
     try:

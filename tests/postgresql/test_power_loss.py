@@ -24,6 +24,8 @@ from tests.support.power import Change, Disk, Recorder
 DISKS = int(os.environ.get("POWER_DISKS", "2"))
 ADDS = 40
 HOWS = ("synced", "all", "some")
+#: No add is given up on a busy machine.
+PATIENT = {"write_timeout": "10s"}
 
 #: Counter, delta, token, and the length of the record when it was sent and when it was answered.
 Add = tuple[str, int, Token, int, int]
@@ -53,7 +55,7 @@ class Recorded:
             *("--locale=C", "--no-sync", "--data-checksums", "--wal-segsize=1"),
         )
         server.start()
-        await fresh_schema(server.dsn())
+        await fresh_schema(server.dsn(), **PATIENT)
         server.stop()
         shutil.copytree(server.data, self.place / "before")
         with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +66,7 @@ class Recorded:
         made: list[Add] = []
         tokens = TokenGenerator()
         control = await asyncpg.connect(server.dsn())
-        async with service(server.dsn()) as rest:
+        async with service(server.dsn(), **PATIENT) as rest:
             if weakened:
                 await control.execute(f"ALTER SYSTEM SET {weakened} = off")
                 await control.execute("SELECT pg_reload_conf()")
@@ -102,7 +104,7 @@ class Recorded:
         after.data.chmod(0o700)
         try:
             after.start()
-            async with service(after.dsn()) as rest:
+            async with service(after.dsn(), **PATIENT) as rest:
                 sure = [each for each in adds if each[4] <= at]
                 for name in {each[0] for each in sure}:
                     most = sum(each[1] for each in adds if each[0] == name and each[3] <= at)

@@ -6,6 +6,7 @@ import mmap
 import os
 import shutil
 import sqlite3
+import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
@@ -334,6 +335,24 @@ async def test_without_room_for_checksums_adds_and_the_next_start_go_on(
     again = Desk(fast_dir / ("killed" if is_killed else "data"))
     await again.store.open()
     await again.store.close()
+
+
+async def test_a_first_start_that_lost_power_is_undone_by_the_next(fast_dir: Path) -> None:
+    """Regression: the journal of the switch to WAL mode was left beside a log without commits."""
+    page_bytes, database = 4_096, fast_dir / "counter.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(f"PRAGMA page_size = {page_bytes}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE t (a)")
+        log = (fast_dir / "counter.db-wal").read_bytes()
+    (fast_dir / "counter.db-wal").write_bytes(log[:32])
+    # https://sqlite.org/fileformat.html#the_rollback_journal: it says that there were no pages.
+    head = struct.pack(">QIIIII", 0xD9D505F920A163D7, 0, 0, 0, 512, page_bytes)
+    (fast_dir / "counter.db-journal").write_bytes(head.ljust(512, b"\0"))
+    desk = Desk(fast_dir)
+    await desk.open()
+    await desk.add(1)
+    await desk.store.close()
 
 
 async def test_a_commit_that_is_missing_from_the_log_is_noticed(fast_dir: Path) -> None:

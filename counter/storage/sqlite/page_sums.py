@@ -131,6 +131,7 @@ class PageSums:
             raise self._damaged(f"it is missing or empty, and had {known.pages:,} pages")
         if not size:
             return _End(0, 0, _NO_SALTS, 0)
+        _roll_back(self._database)
         logged = _recovered(self._database)
         if known is not None and not _goes_on(known, logged):
             raise self._damaged(_end_missing(known, logged))
@@ -247,6 +248,14 @@ def _end_missing(known: _End, logged: _End) -> str:
         f"the end of its write-ahead log is missing ({logged.frames:,} frames are left of"
         f" {known.frames:,}), and with it acknowledged adds"
     )
+
+
+def _roll_back(database: Path) -> None:
+    """Have SQLite undo its switch to the write-ahead log, if power was lost before the removal of
+    the journal of that was durable. The log is durable only after that, so it has no commit yet."""
+    if database.with_name(database.name + "-journal").exists():
+        with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
 def _recovered(database: Path) -> _End:
