@@ -349,8 +349,9 @@ class RollupStore(Protocol):
 
         A checkpoint or settled fold does not replace a later one, and a row does not replace one
         from a batch up to a later instant. Rows that start at or before ``settled`` are deleted,
-        and late writes of them stay hidden. Exactly ``pending_done`` are removed; if deletes are
-        among them, the counter is listed again, unless there is a later one.
+        and late writes of them stay hidden. Exactly ``pending_done`` are removed, once all that is
+        durable; if deletes are among them, the counter is listed again, unless there is a later
+        one.
         """
         ...
 

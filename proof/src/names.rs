@@ -353,12 +353,17 @@ const SITUATIONS: &[Situation<Names>] = &[
         s.deleted && !s.is_listed() && s.add == Add::New
     }),
     ("an add is counted between the search of a delete and its note", |m, s| {
-        s.deletes.contains(&Delete::Searched(false, 0, 0)) && s.event && s.watermark >= m.scenario.later && !s.note
+        s.deletes.contains(&Delete::Searched(false, 0, 0))
+            && s.event
+            && s.watermark >= m.scenario.later
+            && !s.note
     }),
     ("a name is missing although a later add is acknowledged", |_, s| s.acknowledged && !s.is_listed()),
     ("a name is listed again by a worker", |_, s| s.note_removed && s.is_listed()),
     ("a late write takes a name off the list that a worker has listed again", |_, s| {
         s.note_removed && s.unlisted < DELETE && s.deletes.contains(&Delete::Searched(false, 3, 0))
     }),
-    ("a retry finds a later event", |_, s| s.deletes.iter().any(|each| matches!(each, Delete::Searched(true, ..)))),
+    ("a retry finds a later event", |_, s| {
+        s.deletes.iter().any(|each| matches!(each, Delete::Searched(true, ..)))
+    }),
 ];

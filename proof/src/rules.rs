@@ -57,6 +57,7 @@ rules! {
     RecountMarksRead, "recount-marks-read", "a worker ignores the marks of recounts";
     PendingOnlyWhenRead, "pending-only-when-read", "a worker removes pending recounts that it did not read";
     PendingUntilPassed, "pending-until-passed", "a worker removes pending recounts of open windows";
+    PendingAfterRows, "pending-after-rows", "a worker removes pending recounts together with the rows";
     DropAfterRollup, "drop-after-rollup", "a slice is dropped before the watermark has passed its events";
     DropAfterRetention, "drop-after-retention", "a slice is dropped as soon as it is rolled up";
     // Slices: Maintenance._drop_slices (rollup/maintenance.py), read_partitions (counter/core/read.py)
@@ -65,6 +66,11 @@ rules! {
     DroppedWindowsLeft, "dropped-windows-left", "a window is summed again although its slice was dropped, or it is settled";
     SettledRowsLeft, "settled-rows-left", "a worker folds rows that are settled already";
     HeadReadAgain, "head-read-again", "the head is not read again after the rows";
+    // A clear: fold_events, apply_fold, fold_rows (counter/folds.py)
+    ClearNotLater, "clear-not-later", "a clear leaves what has its own time";
+    ClearInRow, "clear-in-row", "a row does not say that its window has a clear";
+    ClearInTail, "clear-in-tail", "a live tail does not say that it has a clear";
+    RowsInOrder, "rows-in-order", "rows that were summed again are folded after the others";
     // A read: CountReader (counter/core/read.py)
     WatermarkBeforeHead, "watermark-before-head", "a reader reads the checkpoint before the watermark";
     ReaderRecounts, "reader-recounts", "a reader ignores pending recounts";
@@ -142,6 +148,9 @@ impl Rule {
             KeyAfterStep => "keys, clock set",
             DroppedBeforeFirst | SliceMissing | DroppedWindowsLeft | SettledRowsLeft => "two slices",
             HeadReadAgain => "two slices, reader",
+            ClearNotLater => "clear at once",
+            ClearInRow | ClearInTail => "clear",
+            RowsInOrder | PendingAfterRows => "late add and clear",
             DeleteSearches | DeleteNoted | NoteFirst | DeleteRecounts | RecountAfterNote | UnlistedLast
             | UndoneWhenLater | ListedAtWindow | ListedBeforeRemoved | ListedAfterDelete => "names",
             UnlistedAtDelete => "names, next window",

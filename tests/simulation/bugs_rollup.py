@@ -103,14 +103,14 @@ BUGS = (
         (
             Edit(
                 CassandraRollups.apply,
-                "batches: list[list[Any]] = []",
+                "removed = [",
                 "heads = await self.heads(namespace, [each.counter for each in updates])\n"
                 "    from dataclasses import replace\n"
                 "    updates = [\n"
                 "        replace(each, pending_done=head.pending if head else ())\n"
                 "        for each, head in zip(updates, heads)\n"
                 "    ]\n"
-                "    batches: list[list[Any]] = []",
+                "    removed = [",
             ),
         ),
     ),
@@ -133,12 +133,12 @@ BUGS = (
     Bug(
         "name-outlives-delete",
         "a delete clears the counter and leaves its name on the list",
-        (Edit(CounterService._delete, "if not later:", "if False:"),),
+        (Edit(CounterService._delete, "later = await", "later = True or await"),),
     ),
     Bug(
         "delete-hides-what-follows",
         "a delete that is sent again takes a name off the list although an add followed",
-        (Edit(CounterService._delete, "if not later:", "if True:"),),
+        (Edit(CounterService._delete, "later = await", "later = False and await"),),
     ),
     Bug(
         "names-stamped-with-now",

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.core.read import EMPTY_HEAD
 from counter.errors import UnavailableError
 from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
 from counter.types import (
@@ -21,8 +22,9 @@ from counter.types import (
     Pending,
     Placement,
 )
-from tests.contracts.cases import DATASET, NOW, T0, add, atomic, clear, marks, nonce
+from tests.contracts.cases import DATASET, NOW, T0, WINDOW, add, atomic, clear, marks, nonce
 from tests.contracts.rollup_cases import apply, end, head, row, update
+from tests.simulation.node import Write
 from tests.simulation.processes import Processes, plain_namespace
 from tests.simulation.store import SimulatedStore
 
@@ -86,6 +88,34 @@ async def test_a_write_that_one_replica_has_in_time_is_not_acknowledged(
     with patch.object(processes.cluster, "_send", lambda *_: [0, HOUR, HOUR]):
         (outcome,) = await store.events.append(namespace, [EVENT])
     assert isinstance(outcome, UnavailableError)
+
+
+async def test_a_recount_is_pending_until_its_row_is_on_enough_replicas(
+    processes: Processes,
+) -> None:
+    """A read of the head repairs the head alone: if the recount were gone there, a reader that
+    folds the rows for another recount would take the row as it was."""
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    pending = Pending(T0 + WINDOW, NOW)
+    await apply(store, namespace, update(row(1, 7), through=1, count=7))
+    await store.rollups.leave_pending(namespace, [("c", pending)])
+    recounted = update(row(1, 0), through=4, done=(pending,))
+    cluster = processes.cluster
+    cluster.weather.missed = 1e-9
+
+    def to_one(write: Write, *_: object) -> list[int]:
+        cluster.nodes[0].apply(write)
+        return [0, HOUR, HOUR]
+
+    on_one = patch.object(cluster, "_send", to_one)
+    with on_one, pytest.raises(UnavailableError):
+        await apply(store, namespace, recounted)
+    assert {(await head(store, namespace) or EMPTY_HEAD).pending for _ in range(READS)} == {
+        (pending,)
+    }
+    await apply(store, namespace, recounted)
+    assert (await head(store, namespace) or EMPTY_HEAD).pending == ()
 
 
 #: Writes that are over only when two replicas have them.

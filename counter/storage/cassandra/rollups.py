@@ -497,18 +497,15 @@ class CassandraRollups:
         # First, because a delete that is removed is not found again.
         await self._list_again(namespace, updates)
         stamp_us = through_us + 1 + self._draw(namespace.id, through_us, updates[0].counter)
-        batches: list[list[Any]] = []
-        counters = _WRITTEN_TOGETHER
-        for update in updates:
-            statements = await self._written(namespace, update, through_us, stamp_us)
-            fits = batches and len(batches[-1]) + len(statements) <= _ROWS_TOGETHER
-            if fits and counters < _WRITTEN_TOGETHER:
-                batches[-1] += statements
-                counters += 1
-            else:
-                batches.append(statements)
-                counters = 1
-        await self._session.connection.rows([batch_of(each) for each in batches])
+        written = [
+            await self._written(namespace, update, through_us, stamp_us) for update in updates
+        ]
+        await self._session.connection.rows(_batches(written))
+        # Second: if a batch is on one replica, a read of the head repairs the head alone. A reader
+        # that folds the rows must not see that a recount is done, and the row as it was.
+        removed = [await self._removed(namespace, each) for each in updates if each.pending_done]
+        if removed:
+            await self._session.connection.rows(_batches(removed))
 
     async def _written(
         self, namespace: Namespace, update: CounterUpdate, through_us: int, stamp_us: int
@@ -531,13 +528,15 @@ class CassandraRollups:
         if settled is not None:
             delete = await self._session.to_write(dataset, _DELETE_ROWS)
             statements.append(delete.bind((through_us, *partition, settled_us)))
-        if update.pending_done:
-            delete = await self._session.to_write(dataset, _DELETE)
-            statements += (
-                delete.bind((left_us, *partition, PENDING, recount_us, left_us))
-                for recount_us, left_us in update.pending_done
-            )
         return statements
+
+    async def _removed(self, namespace: Namespace, update: CounterUpdate) -> list[Any]:
+        """Return the statements that remove the recounts of *update* that are done."""
+        delete = await self._session.to_write(namespace.dataset, _DELETE)
+        return [
+            delete.bind((left_us, namespace.id, update.counter, PENDING, recount_us, left_us))
+            for recount_us, left_us in update.pending_done
+        ]
 
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
@@ -601,6 +600,21 @@ class _Parts:
 
     def head(self) -> Head:
         return Head(self.checkpoint, self.settled, tuple(self.pending))
+
+
+def _batches(of_counters: Iterable[list[Any]]) -> list[Any]:
+    """Return batches of the statements of counters, each counter's in one."""
+    batches: list[list[Any]] = []
+    counters = _WRITTEN_TOGETHER
+    for statements in of_counters:
+        fits = batches and len(batches[-1]) + len(statements) <= _ROWS_TOGETHER
+        if fits and counters < _WRITTEN_TOGETHER:
+            batches[-1] += statements
+            counters += 1
+        else:
+            batches.append(statements)
+            counters = 1
+    return [batch_of(each) for each in batches]
 
 
 def _chunks(all_of: Iterable[_T], size: int) -> Iterator[tuple[_T, ...]]:

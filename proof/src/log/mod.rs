@@ -68,6 +68,16 @@ impl Log {
         &self.of_token[token]
     }
 
+    fn is_clear(&self, item: &Item) -> bool {
+        self.scenario.clear == Some(item.token)
+    }
+
+    /// The clear that erases *item*, if there is one: it is not earlier.
+    fn clear_of(&self, item: &Item) -> Option<&Item> {
+        let erases = |each: &&Item| self.is_clear(each) && item.time <= each.time;
+        self.items.iter().find(erases)
+    }
+
     /// The windows that have events: their numbers and times.
     fn windows(&self) -> impl Iterator<Item = (usize, Time)> + '_ {
         let tokens = self.scenario.tokens;
@@ -287,7 +297,9 @@ const SITUATIONS: &[Situation<Log>] = &[
     }),
     ("recounts of one window are pending twice", |_, s| s.counters[0].head.pending[0].all().count() > 1),
     ("a pending recount is done and removed", |_, s| {
-        (s.acknowledged[0] || s.refused[0]) && s.decided[0].is_some() && !s.counters[0].head.pending[0].has_any()
+        (s.acknowledged[0] || s.refused[0])
+            && s.decided[0].is_some()
+            && !s.counters[0].head.pending[0].has_any()
     }),
     ("a recount is left in a window that the watermark has passed", |_, s| {
         s.requests.iter().any(|step| matches!(step, Step::Left(_, window) if *window <= s.watermarks[0]))
@@ -326,6 +338,16 @@ const SITUATIONS: &[Situation<Log>] = &[
             && s.watermarks[0] >= m.scenario.tokens[0]
             && s.workers.iter().any(is_voiding)
             && s.counters[0].head.checkpoint.1 .0[0] == 1
+    }),
+    ("an add is acknowledged, and erased by a clear", |m, s| {
+        m.scenario.clear.map_or(false, |clear| s.acknowledged[1 - clear] && m.read(s, 0).0 == [0; TWO])
+    }),
+    ("a clear is refused after it was counted", |m, s| {
+        m.scenario.clear.map_or(false, |clear| {
+            s.decided[clear] == Some(Outcome::Void)
+                && s.landed[clear]
+                && s.watermarks[0] >= m.scenario.tokens[clear]
+        })
     }),
     ("a slice is dropped before the token is resolved", |_, s| s.table_gone && s.requests[0] != Step::Over),
 ];

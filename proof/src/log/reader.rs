@@ -1,7 +1,7 @@
 //! Accurate reads (counter/core/read.py).
 
 use super::state::{Count, Head, Reader, State, Time, TWO};
-use super::{Log, FUTURE_LIMIT};
+use super::{Item, Log, FUTURE_LIMIT};
 use crate::checker::Label;
 use crate::rules::Rule;
 
@@ -71,7 +71,7 @@ impl Log {
                     let mut state = s.clone();
                     state.reader = Reader::New;
                     let count = count.plus(self.tail(s, 0, as_of, self.tail_end(reading)));
-                    state.misread |= !self.may_read(count, &owed, &refused, 0);
+                    state.misread |= !self.may_read(s, count, &owed, &refused, 0);
                     out.push((("reader", "adds the tail, and answers"), state));
                 }
             }
@@ -87,20 +87,36 @@ impl Log {
     }
 
     /// Whether *count* of a counter has each of its items that is *owed* once, none that is
-    /// *refused*, and none twice.
-    fn may_read(&self, count: Count, owed: &[bool; TWO], refused: &[bool; TWO], counter: usize) -> bool {
-        self.items.iter().filter(|item| item.counter == counter).all(|item| {
+    /// *refused* or erased, and none twice.
+    fn may_read(
+        &self,
+        s: &State,
+        count: Count,
+        owed: &[bool; TWO],
+        refused: &[bool; TWO],
+        counter: usize,
+    ) -> bool {
+        let is_add = |item: &&Item| item.counter == counter && !self.is_clear(item);
+        self.items.iter().filter(is_add).all(|item| {
             let times = count.0[item.at];
-            let least = i8::from(owed[item.at]);
-            let most = i8::from(!refused[item.at]);
+            let clear = self.clear_of(item).map(|each| each.at);
+            let is_erased = clear.map_or(false, |at| owed[at]);
+            let may_be_erased = clear.map_or(false, |at| !refused[at] && self.was_sent(s, at));
+            let least = i8::from(owed[item.at] && !may_be_erased);
+            let most = i8::from(!refused[item.at] && !is_erased);
             least <= times && times <= most
         })
+    }
+
+    /// Whether a write of the item may ever have landed.
+    fn was_sent(&self, s: &State, item: usize) -> bool {
+        s.sent[item] || s.landed[item] || s.hidden[item]
     }
 
     /// Whether every counter, if it is read in one moment, is as clients were answered.
     pub fn reads_right(&self, s: &State) -> bool {
         let (owed, refused) = (self.per_item(&s.acknowledged), self.per_item(&s.refused));
-        (0..TWO).all(|counter| self.may_read(self.read(s, counter), &owed, &refused, counter))
+        (0..TWO).all(|counter| self.may_read(s, self.read(s, counter), &owed, &refused, counter))
     }
 
     /// An accurate read in one moment, by a right clock.
@@ -162,7 +178,11 @@ impl Log {
         let mut count = Count::default();
         for (window, time) in self.windows() {
             if after < time && time <= until {
-                count = count.plus(self.sum_of(s, counter, window));
+                let mut sum = self.sum_of(s, counter, window);
+                if self.breaks(Rule::ClearInTail) {
+                    sum = sum.without_clear();
+                }
+                count = count.plus(sum);
             }
         }
         count

@@ -10,6 +10,8 @@ pub struct Scenario {
     pub tokens: &'static [Time],
     /// One token is an atomic add of two items, to two counters.
     pub atomic: bool,
+    /// This token is not an add, but a clear.
+    pub clear: Option<usize>,
     /// Of each request that may be under way at once, its token.
     pub requests: &'static [usize],
     /// An earlier request for the first token has sent its event, and was given up.
@@ -39,6 +41,7 @@ pub const ONE: Scenario = Scenario {
     quick: true,
     tokens: &[1],
     atomic: false,
+    clear: None,
     requests: &[0, 0],
     given_up: false,
     acknowledged: false,
@@ -89,10 +92,29 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "skewed clocks", skew: 1, horizon: 6, ..ONE },
     Scenario { name: "two workers", requests: &[0], workers: 2, horizon: 8, ..ONE },
     Scenario { name: "two tokens", tokens: &[1, 2], requests: &[0, 1], ..ONE },
+    Scenario { name: "clear", tokens: &[1, 2], clear: Some(1), requests: &[0, 1], horizon: 6, ..ONE },
+    Scenario { name: "clear at once", tokens: &[1, 1], clear: Some(1), requests: &[0, 1], horizon: 6, ..ONE },
+    Scenario { name: "clear before", tokens: &[1, 2], clear: Some(0), requests: &[0, 1], horizon: 6, ..ONE },
     Scenario { name: "reader", reader: true, requests: &[0], ..ONE },
     Scenario { name: "slow reader", reader: true, requests: &[0], skew: 1, horizon: 3, ..ONE },
     Scenario { name: "three requests", requests: &[0, 0, 0], ..LONG },
     Scenario { name: "skewed clocks, longer", skew: 1, horizon: 9, ..LONG },
+    Scenario {
+        name: "late add and clear",
+        tokens: &[1, 2],
+        clear: Some(1),
+        given_up: true,
+        requests: &[0, 1],
+        ..LONG
+    },
+    Scenario {
+        name: "late clear",
+        tokens: &[1, 1],
+        clear: Some(0),
+        given_up: true,
+        requests: &[0, 1],
+        ..LONG
+    },
     Scenario { name: "reader and resolver", reader: true, ..LONG },
     Scenario {
         name: "rivals",

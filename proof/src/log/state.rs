@@ -12,17 +12,27 @@ pub const TWO: usize = 2;
 pub const REQUESTS: usize = 3;
 pub const WORKERS: usize = 2;
 
-/// How often a count includes each item: each add has a digit of its own.
+/// How often a count includes each item: each add has a digit of its own. Of a fold of events, also
+/// whether it has a clear: then it has only what is later.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub struct Count(pub [i8; TWO]);
+pub struct Count(pub [i8; TWO], pub bool);
 
 impl Count {
+    /// `apply_fold`, if *other* is a fold of later events.
     pub fn plus(self, other: Count) -> Count {
-        Count([self.0[0] + other.0[0], self.0[1] + other.0[1]])
+        if other.1 {
+            return other;
+        }
+        Count([self.0[0] + other.0[0], self.0[1] + other.0[1]], self.1)
     }
 
     pub fn minus(self, other: Count) -> Count {
-        Count([self.0[0] - other.0[0], self.0[1] - other.0[1]])
+        Count([self.0[0] - other.0[0], self.0[1] - other.0[1]], self.1)
+    }
+
+    /// Without what was before it, a count needs no clear.
+    pub fn without_clear(self) -> Count {
+        Count(self.0, false)
     }
 }
 
@@ -90,12 +100,14 @@ pub struct Plan {
 }
 
 /// What a worker writes of a counter: `CounterUpdate`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Update {
     pub rows: [Option<Count>; TWO],
     pub checkpoint: (Time, Count),
     pub settled: Option<(Time, Count)>,
     pub pending_done: [Times; TWO],
+    /// Only the recounts that are done are left to be removed.
+    pub is_written: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

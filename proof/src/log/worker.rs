@@ -293,7 +293,11 @@ impl Log {
             count = from;
             let through = batch.dropped_before - 1;
             let mut old = from;
-            for (window, time) in self.windows() {
+            let mut in_order: Vec<_> = self.windows().collect();
+            if self.breaks(Rule::RowsInOrder) {
+                in_order.sort_by_key(|(window, _)| fresh[*window].is_some());
+            }
+            for (window, time) in in_order {
                 let is_settled = time <= head.settled.0 && !self.breaks(Rule::SettledRowsLeft);
                 let row = plan.rows[window].filter(|_| !is_settled && time <= target);
                 let row = row.filter(|_| !self.breaks(Rule::RecountFoldsAllRows));
@@ -303,12 +307,16 @@ impl Log {
                     old = old.plus(row);
                 }
             }
-            settled = plan.settles.then_some((through, old));
+            settled = plan.settles.then_some((through, old.without_clear()));
         } else {
             count = fresh.iter().flatten().fold(count, |count, row| count.plus(*row));
         }
         let pending_done = self.pending_done(head, batch, target);
-        Update { rows: fresh, checkpoint: (target, count), settled, pending_done }
+        if self.breaks(Rule::ClearInRow) {
+            fresh = fresh.map(|row| row.map(Count::without_clear));
+        }
+        let checkpoint = (target, count.without_clear());
+        Update { rows: fresh, checkpoint, settled, pending_done, is_written: false }
     }
 
     fn pending_done(&self, head: &Head, batch: &Batch, target: Time) -> [Times; TWO] {
@@ -324,13 +332,18 @@ impl Log {
         done
     }
 
-    /// What the events of a window add to a counter.
+    /// `fold_events`: what the events of a window add to a counter. All are of one instant.
     pub fn sum_of(&self, s: &State, counter: usize, window: usize) -> Count {
         let mut count = Count::default();
         for item in &self.items {
             if item.counter == counter && item.window == window && s.landed[item.at] {
-                count.0[item.at] += 1;
+                let is_clear = self.is_clear(item);
+                count.0[item.at] += i8::from(!is_clear);
+                count.1 |= is_clear;
             }
+        }
+        if count.1 && !self.breaks(Rule::ClearNotLater) {
+            count.0 = [0; TWO];
         }
         count
     }
@@ -342,10 +355,21 @@ impl Log {
         let at = (0..TWO).find(|at| updates[*at].is_some()).expect("a counter is left to be written");
         let mut left = updates;
         let update = left[at].take().unwrap();
+        let has_done = update.pending_done.iter().any(|done| done.has_any());
+        let has_done = has_done || self.breaks(Rule::PendingOnlyWhenRead);
+        if has_done && !update.is_written && !self.breaks(Rule::PendingAfterRows) {
+            left[at] =
+                Some(Update { pending_done: update.pending_done, is_written: true, ..Default::default() });
+        }
         let then = match left {
             [None, None] => Worker::Advancing(batch.shard, batch.through),
             _ => Worker::Summed(batch, left),
         };
+        if update.is_written {
+            let mut removed = s.clone();
+            self.remove_pending(&mut removed, at, &update);
+            return vec![("removes the recounts that are done", removed, then)];
+        }
         let mut next = Vec::new();
         // Of equal timestamps a random part decides.
         for wins in [true, false] {
@@ -375,6 +399,16 @@ impl Log {
             counter.head.checkpoint = update.checkpoint;
             counter.checkpoint_stamp = batch.reaches;
         }
+        if self.breaks(Rule::PendingAfterRows) {
+            self.remove_pending(s, at, update);
+        }
+        self.write_settled(s, at, batch, update);
+    }
+
+    /// Only when the rows are on enough replicas: a reader that must fold them for another recount
+    /// may see that these are removed, and the rows as they were.
+    fn remove_pending(&self, s: &mut State, at: usize, update: &Update) {
+        let counter = &mut s.counters[at];
         for window in 0..TWO {
             let mut done = update.pending_done[window];
             if self.breaks(Rule::PendingOnlyWhenRead) {
@@ -383,7 +417,6 @@ impl Log {
             counter.head.pending[window].remove(done);
             counter.removed[window] = counter.removed[window].with(done);
         }
-        self.write_settled(s, at, batch, update);
     }
 
     fn write_rows(&self, s: &mut State, at: usize, batch: &Batch, update: &Update, wins: bool) {
