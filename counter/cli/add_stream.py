@@ -33,8 +33,8 @@ from counter.cli.terminal import print_error, print_out, remark
 from counter.errors import StartupError
 from counter.limits import ADD_STREAM_LINE_BYTES_MAX, SECOND
 from counter.quantities import plural
-from counter_client import Buffer, Flush, RejectedError, UnsentError
-from counter_client.errors import CounterError
+from counter_client import Buffer, Flush, RejectedError, UnknownOutcomeError, UnsentError
+from counter_client.errors import CounterError, TokenTooOldError
 from counter_client.tokens import checked_name
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -117,8 +117,7 @@ class _Stream:
         lines = plural(self._lines, "line is counted, which comes", "lines are counted, which come")
         counted = f"{lines} to {self._sum:,}"
         if isinstance(failure, (RejectedError, UnsentError)):
-            self._print_left(failure)
-            code = EXIT_NO if isinstance(failure, RejectedError) else EXIT_UNKNOWN
+            code = EXIT_UNKNOWN if self._print_left(failure) else EXIT_NO
             read = plural(self._lines, "line was", "lines were")
             fail(f"{read} read; what is not named here is counted", code)
         if failure is not None:
@@ -128,8 +127,10 @@ class _Stream:
             fail(f"interrupted: {counted}", 128 + self.signal)
         print_out(counted)
 
-    def _print_left(self, error: RejectedError | UnsentError) -> None:
-        """Print what is not counted, or not known to be, so that it can be."""
+    def _print_left(self, error: RejectedError | UnsentError) -> bool:
+        """Print what is not counted, or not known to be, so that it can be. Return whether it may
+        be counted, now or later."""
+        is_open = isinstance(error, UnsentError)
         if isinstance(error, RejectedError):
             rejected = error.items
         else:
@@ -145,7 +146,12 @@ class _Stream:
             for counter, delta in error.unsent.items():
                 print_out(f"{counter}\t{delta}")
         for each in rejected:
-            remark(f"{each.counter}: {each.delta:+} is not counted: {said(each.error)}")
+            # A token that is too old and not void: nothing is known of an earlier attempt.
+            may_be = isinstance(each.error, (UnknownOutcomeError, TokenTooOldError))
+            is_open = is_open or may_be
+            what = "may be counted" if may_be else "is not counted"
+            remark(f"{each.counter}: {each.delta:+} {what}: {said(each.error)}")
+        return is_open
 
 
 @contextmanager

@@ -34,11 +34,11 @@ from counter_client.failures import (
 from counter_client.options import ADAPTIVE, Attempt, Options, Sending, Watch, call_hook
 from counter_client.retrying import Answer, Budget, Policy, ProcessLock, Send
 
-#: Bytes per write; the deadline is checked between writes.
 #: How much of an answer is read: of one with many items; of any other, a problem included; and of
 #: one event of a stream.
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 ANSWER_ONE_BYTES_MAX: Final = 64 * 1024
+#: Bytes per write; the deadline is checked between writes.
 _PIECE_BYTES: Final = 65_536
 
 
