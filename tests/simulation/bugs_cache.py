@@ -2,7 +2,9 @@
 
 from counter.core import read as reading
 from counter.storage.memcached import commands
+from counter.storage.memory import MemoryCache
 from counter.storage.shared.cache_lane import Lane
+from counter.storage.shared.remote_cache import RemoteCache
 from rollup.batches import BatchRoller
 from tests.simulation.bugs import Bug
 from tests.simulation.mutate import Edit
@@ -58,6 +60,27 @@ BUGS = (
                 "    self._connection.close()\n    if isinstance",
                 "    if isinstance",
             ),
+        ),
+    ),
+    Bug(
+        "best-effort-sent-again",
+        "a change of a BEST_EFFORT counter that was not answered is sent again",
+        (
+            Edit(
+                RemoteCache._change,
+                "[answer] = await lane.ask([Change(key, delta)])",
+                "[answer] = await lane.ask([Change(key, delta)])\n"
+                "    if isinstance(answer, Unreachable):\n"
+                "        [answer] = await lane.ask([Change(key, delta)], insist=True)",
+            ),
+        ),
+    ),
+    Bug(
+        "best-effort-of-any-namespace",
+        "BEST_EFFORT counters of one name are one counter, whatever their namespaces",
+        (
+            Edit(MemoryCache.increment, "(namespace.id, counter)", "(0, counter)"),
+            Edit(MemoryCache.best_effort, "(namespace.id, counter)", "(0, counter)"),
         ),
     ),
 )

@@ -188,6 +188,10 @@ DIRECTED: Final[Mapping[str, str]] = {
         f"{_NAMESPACES}test_an_add_is_written_by_what_is_known_when_it_is_written"
     ),
     "older-count-replaces-newer": f"{_CACHES}TestMemcached::test_the_newest_stands",
+    "best-effort-of-any-namespace": (
+        "tests/contracts/test_memory.py::TestCache::test_namespaces_are_apart"
+    ),
+    "best-effort-sent-again": (f"{_CACHES}test_a_change_whose_answer_is_lost_was_made[memcached]"),
     "late-answer-is-the-next": (
         f"{_CACHES}test_a_late_answer_is_not_taken_for_the_next_one[redis]"
     ),

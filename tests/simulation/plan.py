@@ -13,6 +13,10 @@ DIGITS_MAX = 31
 LATE = "late"
 #: A namespace that forgets arbitrary keys within the run.
 BRIEF = "brief"
+#: Namespaces of type BEST_EFFORT. Each of their adds has a digit of its own to a base that is
+#: greater than how often it is sent; the counters' names are also those of exact counters.
+ROUGH = ("rough", "rough-2")
+ROUGH_BASE = 8
 #: The settings of a namespace that may change.
 CHANGEABLE = (
     "accept_limit", "future_limit", "payload_check", "key_ttl", "cache_ttl", "requests_per_s",
@@ -70,6 +74,8 @@ class Config:
     event_buckets_max: int = 0
     #: How long the namespace BRIEF remembers a key; 0 if there is none.
     key_ttl_us: int = 0
+    #: Whether there are the namespaces of ROUGH.
+    has_rough: bool = False
     #: What the servers of the cache are, `memcached` or `redis`; empty if it is in the processes.
     cache: str = ""
     cache_servers: int = 1

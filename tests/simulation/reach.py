@@ -15,11 +15,14 @@ from tests.simulation.plan import (
     EXACT_US,
     FUTURE_US,
     LOCAL,
+    ROUGH,
+    ROUGH_BASE,
     Attempt,
     Change,
     Config,
     Fault,
     Plan,
+    Read,
     Rebirth,
     Step,
 )
@@ -30,7 +33,9 @@ _SLICE_US = 10 * SECOND
 _LATE_US = 30 * SECOND
 _NIGHT_US = 2 * HOUR
 #: The numbers of the first changes that are drawn here.
-_EXACT, _KEYED, _LEFT = 200_000, 300_000, 400_000
+_EXACT, _KEYED, _LEFT, _ROUGH = 200_000, 300_000, 400_000, 500_000
+#: Digits to the base ROUGH_BASE that 64 bits hold.
+_ROUGH_DIGITS = 19
 
 
 def reach(plan: Plan) -> None:
@@ -39,6 +44,7 @@ def reach(plan: Plan) -> None:
     kinds = (
         _bounds, _retention, _night, _shards, _nodes, _buckets, _settings, _clocks, _acts,
         _compactions, _proposals, _edges, _exact, _keys, _caches, _centers,
+        _best_effort,
     )  # fmt: skip
     for kind in kinds:
         kind(plan, Random(f"{kind.__name__} {seed}"))
@@ -342,6 +348,44 @@ def _centers(plan: Plan, random: Random) -> None:
     for _ in range(random.randint(1, 3)):
         for_us = int(random.uniform(0.2, 3) * SECOND)
         plan.steps.append(Fault(_instant(plan, random), "cut", random.randrange(2), for_us))
+
+
+def _best_effort(plan: Plan, random: Random) -> None:
+    """Adds to BEST_EFFORT counters, which are named as exact ones are."""
+    config = plan.config
+    if random.random() > 0.2:
+        return
+    plan.config = replace(config, has_rough=True)
+    digits = iter(range(_ROUGH_DIGITS))
+    for number in range(random.randint(3, 8)):
+        attempts = [Attempt(0, random.randrange(config.apis), False)]
+        for _ in range(random.choice([0, 0, 1, 2])):
+            after_us = random.randrange(2 * SECOND)
+            is_retry = random.random() < 0.6
+            attempts.append(Attempt(after_us, random.randrange(config.apis), is_retry))
+        how = random.choice(["add", "add", "add", "batch", "batch", "clear"])
+        items: list[tuple[str, int | None]] = []
+        for _ in range(2 if how == "batch" else 1):
+            counter, sign = random.choice([("hot", 1), ("hot", 1), ("down", -1)])
+            delta = None if how == "clear" else sign * ROUGH_BASE ** next(digits)
+            items.append((counter, delta))
+        name = random.choice(ROUGH)
+        token = (_ROUGH + number, 0, None, tuple(attempts))
+        at_us = _instant(plan, random)
+        plan.steps.append(Change(at_us, _ROUGH + number, how, name, tuple(items), *token))
+        if random.random() < 0.7:
+            after_us = random.randrange(3 * SECOND)
+            counters = tuple(dict.fromkeys(counter for counter, _ in items))
+            api = random.randrange(config.apis)
+            plan.steps.append(Read(at_us + after_us, name, counters, None, api))
+        if random.random() < 0.2:
+            plan.steps.append(Fault(at_us, "deaf", 0, random.randrange(SECOND), 0.8))
+        if config.cache and random.random() < 0.3:
+            # The cache takes the change, and its answer is lost.
+            how_much, span_us = 0.8, 100 * MILLISECOND
+            plan.steps.append(Fault(at_us, "cache_slow", 0, SECOND, how_much, span_us))
+    for _ in range(random.choice([0, 0, 1])):
+        plan.steps.append(Fault(_instant(plan, random), "wipe"))
 
 
 def _instant(plan: Plan, random: Random) -> int:

@@ -14,6 +14,7 @@ from api.app import Application
 from counter.limits import MILLISECOND, SECOND, SLICES_AHEAD
 from counter.ops.audit import Auditor, State
 from counter.types import CounterType
+from tests.simulation.best_effort import RoughChecker, RoughClients
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients
 from tests.simulation.draw import draw
@@ -24,6 +25,7 @@ from tests.simulation.plan import (
     BASE,
     CHANGEABLE,
     LATE,
+    ROUGH,
     Change,
     Config,
     Fault,
@@ -108,6 +110,7 @@ class _Run:
         self._loop = loop
         self.world = World(plan.config, loop)
         self._clients = Clients(self.world)
+        self._rough = RoughClients(self.world)
         self._final: list[Seen] = []
         self.compared: Counter[str] = Counter()
 
@@ -130,7 +133,7 @@ class _Run:
         begins_us = 2 * SECOND
         await asyncio.sleep((begins_us - self._loop.now_us % begins_us) / SECOND)
         self._begun_us = self._loop.now_us
-        self._clients.begun_us = START_US + self._begun_us
+        self._rough.begun_us = self._clients.begun_us = START_US + self._begun_us
         self._clients.awaited = {LATE}
         tasks = [asyncio.create_task(self._step(each)) for each in self._plan.steps]
         await self._until(self._plan.config.end_us)
@@ -145,7 +148,15 @@ class _Run:
         # An era's is one of them.
         config = replace(config, accept_us=min([config.accept_us, *limits_us]))
         problems += check(config, self._clients.history, self._final)
-        return problems + self._compare()
+        return problems + self._compare() + await self._judge_rough()
+
+    async def _judge_rough(self) -> list[str]:
+        """What is wrong with the BEST_EFFORT counters."""
+        await self._rough.read_last()
+        checker = RoughChecker(self._rough, self.world.losses_us)
+        problems = checker.problems()
+        self.world.watch.reached |= checker.reached
+        return problems
 
     async def _until(self, at_us: int) -> None:
         left_us = self._begun_us + at_us - self._loop.now_us
@@ -153,10 +164,9 @@ class _Run:
 
     async def _step(self, step: Step) -> None:
         await self._until(step.at_us)
-        if isinstance(step, Change):
-            await self._clients.change(step)
-        elif isinstance(step, Read):
-            await self._clients.read(step)
+        if isinstance(step, Change | Read):
+            clients = self._rough if step.namespace in ROUGH else self._clients
+            await (clients.change(step) if isinstance(step, Change) else clients.read(step))
         elif isinstance(step, Fault) and not self.world.healed:
             self.world.note(f"fault {step.what}")
             getattr(self, f"_fault_{step.what}")(step)
@@ -240,6 +250,12 @@ class _Run:
         weather.hint_us = 3 * fault.span_us
         weather.client_lost_request = weather.client_lost_reply = 0.1 * some
         weather.client_slow = 0.3 * some
+        self._loop.at(fault.for_us, weather.calm)
+
+    def _fault_deaf(self, fault: Fault) -> None:
+        """Clients do not get their answers."""
+        weather = self.world.weather
+        weather.client_lost_reply = fault.how_much
         self._loop.at(fault.for_us, weather.calm)
 
     def _fault_abandon(self, fault: Fault) -> None:
@@ -464,11 +480,12 @@ class _Run:
     @property
     def operations(self) -> int:
         """How many requests clients sent that change or read counters."""
-        return self._clients.operations
+        return self._clients.operations + self._rough.operations
 
     def trace(self) -> list[str]:
         """What happened, a line each, in order."""
         lines = trace_of(self._clients.history, START_US)
+        lines += trace_of(self._rough.history, START_US)
         lines = sorted([*self.world.notes, *lines])
         return [*lines, f"{self._loop.turns} turns, {self.world.cluster.statements} statements"]
 

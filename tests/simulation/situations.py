@@ -46,6 +46,10 @@ SITUATIONS: Final = {
     "cache-restarts": "a server of the cache restarted, and lost its entries",
     "cache-times-out": "a server of the cache did not answer in time",
     "cache-late": "a server of the cache did what it was asked for after the time-out",
+    "best-effort": "an acknowledged BEST_EFFORT add was read",
+    "best-effort-again": "a BEST_EFFORT add that was sent again counted again",
+    "best-effort-untold": "a BEST_EFFORT add counted more often than it was acknowledged",
+    "best-effort-lost": "an acknowledged BEST_EFFORT add was lost or cleared",
     "retention": "a slice with an acknowledged event was dropped",
     "retention-retry": "a token was sent again after its slice was dropped",
 }

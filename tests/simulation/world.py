@@ -29,7 +29,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.connection import CENTERS, UNMET, Met, table_of
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.observed import Recorder
-from tests.simulation.plan import BRIEF, Config, Trap
+from tests.simulation.plan import BRIEF, ROUGH, Config, Trap
 from tests.simulation.requests import START_US, Requests
 from tests.simulation.situations import Watch
 from tests.simulation.store import SimulatedStore, have_schema, options_for
@@ -228,6 +228,8 @@ class World(Requests):
         super().__init__(config, loop)
         centers = (0, 0, 1) if config.levels else (0, 0, 0)
         self.cluster = Cluster(loop.at, lambda: START_US + loop.now_us, self.weather, centers)
+        #: When the cache lost entries.
+        self.losses_us: list[int] = []
         #: Whether faults are over.
         self.healed = False
         self.watch = Watch(config, lambda: START_US + loop.now_us)
@@ -274,6 +276,7 @@ class World(Requests):
 
     def wipe_cache(self) -> None:
         """Have the cache forget everything."""
+        self.losses_us.append(self.true_us)
         for each in (self._cache._entries, self._cache._values, self._cache._guarded):
             each.clear()
         for server in self.cache_servers:
@@ -288,8 +291,13 @@ class World(Requests):
         random = Random(f"cache {number} {self.config.seed}")
         loop, items_max = self.loop, self.config.cache_items
         server = CacheServer(loop.at, lambda: loop.now_us, random, items_max)
-        server.reach = self.reach
+        server.reach = self._reach_in_cache
         return server
+
+    def _reach_in_cache(self, situation: str) -> None:
+        if situation in ("cache-evicts", "cache-restarts"):
+            self.losses_us.append(self.true_us)
+        self.reach(situation)
 
     async def start(self) -> None:
         """Apply the schema, start every process, create the namespaces."""
@@ -298,8 +306,9 @@ class World(Requests):
         self.members = [Member(self, n) for n in range(config.apis + config.workers)]
         for each in self.members[: config.apis]:
             await asyncio.wait_for(each.ready.wait(), 60)
-        brief = ((BRIEF, "ACCURATE"),) if config.key_ttl_us else ()
-        for name, counter_type in (*config.namespaces, *brief):
+        more = [(BRIEF, "ACCURATE")] if config.key_ttl_us else []
+        more += [(name, "BEST_EFFORT") for name in ROUGH if config.has_rough]
+        for name, counter_type in (*config.namespaces, *more):
             status, answer = await self.create(0, name, counter_type)
             if status != 201:
                 raise RuntimeError(f"namespace {name} is not created: {answer}")
