@@ -57,7 +57,7 @@ BUGS = (
                 CassandraRollups.apply,
                 "stamp_us = through_us + 1 + self._draw(namespace.id, through_us, "
                 "updates[0].counter)",
-                "stamp_us = self._clock.now_us()",
+                "stamp_us = self._session.stamp()",
             ),
         ),
     ),

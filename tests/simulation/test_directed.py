@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from counter.errors import CounterError
 from tests.simulation.bugs import Bug, all_bugs
 from tests.simulation.directed import DIRECTED, QUICK
 
@@ -20,12 +21,17 @@ class _Planting:
     def __init__(self, bug: Bug) -> None:
         self._bug = bug
         self.outcomes: list[str] = []
+        self.error: BaseException | None = None
         self.text = ""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Iterator[None]:
         with self._bug.plant():
-            return (yield)
+            try:
+                return (yield)
+            except BaseException as error:
+                self.error = error
+                raise
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -53,6 +59,9 @@ def test_a_directed_test_fails_where_the_bug_is_planted(
     """And it passes without: it is among the tests of this suite."""
     came = outcomes_with(all_bugs()[name], DIRECTED[name], monkeypatch)
     assert came.outcomes == ["call failed"], came.text or f"there is no {DIRECTED[name]}"
+    # What is planted must run, and not be a fault that any test would notice.
+    assert isinstance(came.error, (AssertionError, CounterError, pytest.fail.Exception)), came.text
+    assert not str(came.error).startswith("Timeout"), came.text
 
 
 @pytest.mark.parametrize("bug", all_bugs().values(), ids=lambda bug: bug.name)
