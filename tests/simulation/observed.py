@@ -14,7 +14,7 @@ from uuid import UUID
 from counter.limits import MILLISECOND, TIME_MAX_US
 from counter.partitions import shard_of
 from counter.types import Event, Namespace
-from counter.windows import window_of
+from counter.windows import accept_limit_at, closing_limit_at, window_of
 from tests.simulation.cells import NEVER, Key, Partition
 from tests.simulation.checker import decode
 from tests.simulation.cluster import Cluster
@@ -274,12 +274,8 @@ class Observed:
         token.marked = changed.plan.how != "atomic"
         scope = counter if token.marked else ""
         self._decided[namespace_id, scope, time_us, nonce].append(token)
-        limit_us = next(
-            each.accept_limit_us
-            for each in reversed(namespace.eras)
-            if each.from_us <= time_us or each is namespace.eras[0]
-        )
-        token.letters |= told_of(item, time_us, limit_us, config)
+        limits_us = accept_limit_at(namespace, time_us), closing_limit_at(namespace, time_us)
+        token.letters |= told_of(item, time_us, limits_us, config)
 
     # What nodes and processes did.
 
@@ -461,14 +457,15 @@ class Observed:
                 token.letters[letter] = (TIME_MAX_US, _LAST)
 
 
-def told_of(item: Item, time_us: int, limit_us: int, config: Config) -> Letters:
+def told_of(item: Item, time_us: int, limits_us: tuple[int, int], config: Config) -> Letters:
     """What clients see of *item*, whose token is of *time_us*, until its counter is read last.
 
-    Its namespace's accept limit is *limit_us*. A clock that is near its bound counts as beyond it.
+    Its namespace's accept limits are *limits_us*: two if one was only announced, and processes may
+    have used either. A clock that is near its bound counts as beyond it.
     """
-    late_us = time_us + limit_us + config.skew_us
+    late_us = time_us + max(limits_us) + config.skew_us
     end_us = window_of(time_us, config.window_us) + config.window_us
-    closed_us = end_us + limit_us + config.write_timeout_us + config.skew_us
+    closed_us = end_us + min(limits_us) + config.write_timeout_us + config.skew_us
     letters = {
         "asked": (item.change.first_us or 0, -1),
         "late": (late_us + _DOUBT_US, _LAST),
@@ -533,7 +530,7 @@ def untrue(
             compared[why or COVERED] += 1
             if why:
                 continue
-            told = told_of(item, changed.token_us, config.accept_us, config)
+            told = told_of(item, changed.token_us, (config.accept_us, config.accept_us), config)
             if id(item) in letters:
                 told[letters[id(item)]] = (TIME_MAX_US, _LAST)
             problems += _problems_of(item, sorted(told, key=lambda each: told[each]), CLIENTS)
