@@ -10,6 +10,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -25,7 +26,7 @@ DISKS = int(os.environ.get("POWER_DISKS", "2"))
 ADDS = 40
 HOWS = ("synced", "all", "some")
 #: No add is given up on a busy machine.
-PATIENT = {"write_timeout": "10s"}
+PATIENT: dict[str, Any] = {"write_timeout": "10s"}
 
 #: Counter, delta, token, and the length of the record when it was sent and when it was answered.
 Add = tuple[str, int, Token, int, int]
