@@ -170,6 +170,9 @@ impl Rule {
             Rule::DecidingMargin => Some(
                 "the watermark must pass the end of retention before the drop, so it passes every recount left until then",
             ),
+            Rule::RecountMarksRead => Some(
+                "a resolution leaves a pending recount as well, which the worker reads with the head: only what a client asks for is lost, and no promise is about that",
+            ),
             _ => None,
         }
     }
