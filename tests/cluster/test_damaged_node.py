@@ -1,33 +1,46 @@
-"""The disk of one of three nodes is damaged: it is noticed, counts stay exact, and it is repaired
-as docs/operations.md says. Another replica had missed half of the writes.
+"""The disk of one of three nodes is damaged: this is noticed or harmless, counts stay exact, and
+the node is repaired as docs/operations.md says.
 
 ``DAMAGE_SEED`` repeats a run.
 """
 
 import asyncio
+import functools
 import os
 import random
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
+from counter.clock import SystemClock
+from counter.limits import MINUTE
+from counter.types import Token
 from scripts.cluster_nodes import Cluster, Shape
 from scripts.cluster_nodetool import nodetool
-from scripts.cluster_process import ServerProcess
+from scripts.cluster_process import ClusterError, ServerProcess
 from scripts.cluster_ring import wait_until_all_know_all
 from tests.cli.test_over_cassandra import WINDOWS, apply_schema, run_counter
 from tests.support.cluster import TIMEOUT_S, running_cluster
-from tests.support.rest import Rest
+from tests.support.rest import Rest, fresh
 from tests.support.server import serving
+from tests.support.sstables import lose_all_bits, misleads, rename_a_partition
 from tests.support.waiting import eventually
 
 KEYSPACE = "damaged"
+SPACES = (KEYSPACE, f"{KEYSPACE}_default")
 COUNTERS = 5
 ADDS = 40
 AT_ONCE = 20
 FLIPS_PER_FILE = 3
+#: How many orders are sent again.
+SAMPLE = 10
+LATE_TOKENS = 2
+#: Before the accept limit, and before any write that may be in flight.
+LATE_US = MINUTE
 #: A damaged chunk is read within the time that a node on a busy machine takes to be noticed.
 PATIENCE_S = 90
 
@@ -88,29 +101,48 @@ async def counts_are(rest: Rest, count: int) -> None:
     await eventually(exact, f"each counter is {count}", seconds=PATIENCE_S)
 
 
+def audit(flags: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    given = {name: flags[name] for name in ("store", "contact_points", "keyspace")}
+    return run_counter("audit", "--all", **given)
+
+
 async def audit_is_exact(flags: Mapping[str, str]) -> None:
     """It may fail meanwhile, and finds no difference."""
-    given = {name: flags[name] for name in ("store", "contact_points", "keyspace")}
 
     async def right() -> bool:
-        done = await asyncio.to_thread(run_counter, "audit", "--all", **given)
+        done = await asyncio.to_thread(audit, flags)
         assert done.returncode in (0, 2), done.stdout
         return done.returncode == 0
 
     await eventually(right, "the audit finds no difference", seconds=PATIENCE_S)
 
 
-def tables_of(node: ServerProcess) -> list[Path]:
-    """The files with the data of the service's tables."""
+def files_of(node: ServerProcess, part: str) -> list[Path]:
+    """These files of the service's tables."""
     data = node.folder / "data"
-    return sorted(each for space in data.glob(f"{KEYSPACE}*") for each in space.rglob("*-Data.db"))
+    found = (each for space in data.glob(f"{KEYSPACE}*") for each in space.rglob(f"*-{part}.db"))
+    return sorted(each for each in found if each.stat().st_size)
 
 
-def damage(node: ServerProcess, draw: random.Random) -> None:
-    for path in tables_of(node):
+def damage(node: ServerProcess, draw: random.Random, part: str = "Data") -> None:
+    for path in files_of(node, part):
+        before = path.read_bytes()
+        body = before
+        while body == before or (part == "Index" and misleads(before, body)):
+            flips = bytearray(before)
+            for bit in draw.sample(range(8 * len(flips)), FLIPS_PER_FILE):
+                flips[bit // 8] ^= 1 << bit % 8
+            body = bytes(flips)
+        path.write_bytes(body)
+
+
+def blind(node: ServerProcess) -> None:
+    """Damage its Bloom filters, so that it finds no row on its disk: none of the service, and no
+    state of Paxos."""
+    filters = [*files_of(node, "Filter"), *node.folder.glob("data/system/paxos-*/*-Filter.db")]
+    for path in filters:
         body = bytearray(path.read_bytes())
-        for bit in draw.sample(range(8 * len(body)), FLIPS_PER_FILE):
-            body[bit // 8] ^= 1 << bit % 8
+        lose_all_bits(body)
         path.write_bytes(body)
 
 
@@ -135,6 +167,7 @@ def start(cluster: Cluster, node: ServerProcess) -> None:
 async def test_a_damaged_node_is_noticed_and_repaired(
     paranoid_nodes: Cluster, tmp_path: Path
 ) -> None:
+    """Another replica had missed half of the writes."""
     seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
     print(f"DAMAGE_SEED={seed}")
     cluster = paranoid_nodes
@@ -185,14 +218,140 @@ def repair_as_documented(cluster: Cluster) -> None:
     with an acknowledged write."""
     first, second, _ = cluster.cassandra
     hosts = [cluster.contact_points[0], cluster.contact_points[2]]
-    spaces = (KEYSPACE, f"{KEYSPACE}_default")
     between = [word for host in hosts for word in ("-hosts", host)]
-    for space in spaces:
+    for space in SPACES:
         nodetool(first, "repair", "--full", *between, space)
-    for path in tables_of(second):
+    for path in files_of(second, "Data"):
         for part in path.parent.glob(path.name.replace("Data.db", "*")):
             part.unlink()
     start(cluster, second)
-    for space in spaces:
+    for space in SPACES:
         nodetool(second, "repair", "--full", space)
         nodetool(second, "verify", "--force", "--extended-verify", space)
+
+
+def rebuild_as_documented(node: ServerProcess) -> None:
+    for tables in (*((space,) for space in SPACES), ("system", "paxos")):
+        nodetool(node, "upgradesstables", "-a", *tables)
+
+
+async def answered(rest: Rest, number: int, delta: int = 1) -> httpx.Response:
+    """The answer to an add of an order, sent until it is not one to send again."""
+    return await definite(lambda: rest.add(f"c{number % COUNTERS}", delta, key=f"order-{number}"))
+
+
+async def definite(send: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
+    async def told() -> httpx.Response | None:
+        answer = await send()
+        return None if answer.status_code == 503 else answer
+
+    return await eventually(told, "a definite answer", seconds=PATIENCE_S)
+
+
+async def answers_are_right(rest: Rest, added: Sequence[int], refused: Sequence[Token]) -> None:
+    """A token that counts is a replay or a conflict, and one that does not never will."""
+    for number in added:
+        again = await answered(rest, number)
+        assert (again.status_code, again.json()["replayed"]) == (200, True), again.text
+        other = await answered(rest, number, delta=2)
+        assert (other.status_code, other.json()["code"]) == (409, "token_conflict"), other.text
+    for token in refused:
+        late = await definite(functools.partial(rest.add, "c0", 1, token))
+        assert (late.status_code, late.json()["code"]) == (410, "token_too_old"), late.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * TIMEOUT_S)
+async def test_damage_beside_the_data_is_noticed_or_harmless(
+    paranoid_nodes: Cluster, tmp_path: Path
+) -> None:
+    """If the other replicas have all writes: what this one misses is repaired when it is read."""
+    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
+    print(f"DAMAGE_SEED={seed}")
+    draw = random.Random(seed)
+    cluster = paranoid_nodes
+    flags = flags_of(cluster)
+    applied = await asyncio.to_thread(apply_schema, flags)
+    assert applied.returncode == 0, applied.stderr
+    first, second, _ = cluster.cassandra
+    refused: list[Token] = []
+    added = 0
+    async with (
+        serving(tmp_path, tmp_path / "logs", rollup="true", **flags) as server,
+        server.client() as rest,
+    ):
+        for part in ("Filter", "Index", "Summary", "Statistics", "CompressionInfo"):
+            await add(rest, range(added, added + ADDS))
+            added += ADDS
+            refused += [fresh(SystemClock().now_us() - LATE_US) for _ in range(LATE_TOKENS)]
+            sample = draw.sample(range(added), SAMPLE)
+            await answers_are_right(rest, sample, refused)
+            await asyncio.to_thread(nodetool, second, "flush")
+            await asyncio.to_thread(second.stop)
+            if part == "Filter":
+                blind(second)
+            else:
+                damage(second, draw, part)
+            began = second.log.stat().st_size
+            second.launch()
+
+            async def has_begun() -> bool:
+                return second.pid() is None or answers(cluster, 1)
+
+            await eventually(has_begun, "the node is up or gone", seconds=PATIENCE_S)
+            await counts_are(rest, added // COUNTERS)
+            await audit_is_exact(flags)
+            refused += [fresh(SystemClock().now_us() - LATE_US) for _ in range(LATE_TOKENS)]
+            await answers_are_right(rest, sample, refused)
+            is_noticed = b"CorruptSSTableException" in second.log.read_bytes()[began:]
+            print(f"{part}: noticed: {is_noticed}, takes clients: {answers(cluster, 1)}")
+            if is_noticed:
+                await asyncio.to_thread(second.stop)
+                await asyncio.to_thread(repair_as_documented, cluster)
+            else:
+                await asyncio.to_thread(rebuild_as_documented, second)
+        await asyncio.to_thread(first.stop)
+        await counts_are(rest, added // COUNTERS)
+        await audit_is_exact(flags)
+        await answers_are_right(rest, range(SAMPLE), refused)
+        assert await server.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * TIMEOUT_S)
+async def test_an_index_that_leads_to_another_counter_is_found_by_an_audit(
+    paranoid_nodes: Cluster, tmp_path: Path
+) -> None:
+    """Rolled-up counts stay right; a recount, as by ``--repair``, would make them wrong."""
+    cluster = paranoid_nodes
+    flags = flags_of(cluster)
+    applied = await asyncio.to_thread(apply_schema, flags)
+    assert applied.returncode == 0, applied.stderr
+    _, second, _ = cluster.cassandra
+    async with (
+        serving(tmp_path, tmp_path / "logs", rollup="true", **flags) as server,
+        server.client() as rest,
+    ):
+        await add(rest, range(ADDS))
+        await counts_are(rest, ADDS // COUNTERS)
+        await asyncio.to_thread(nodetool, second, "flush")
+        await asyncio.to_thread(second.stop)
+        events = [each for each in files_of(second, "Index") if "/events_" in str(each)]
+        for path in events:
+            body = bytearray(path.read_bytes())
+            rename_a_partition(body)
+            path.write_bytes(body)
+        assert events
+        await asyncio.to_thread(start, cluster, second)
+
+        async def is_found() -> bool:
+            done = await asyncio.to_thread(audit, flags)
+            return done.returncode == 1 and "its events make" in done.stdout
+
+        await eventually(is_found, "the audit names a counter", seconds=PATIENCE_S)
+        await counts_are(rest, ADDS // COUNTERS)
+        for path in events:
+            verify = ("verify", "--force", "--extended-verify", SPACES[1])
+            with pytest.raises(ClusterError):
+                await asyncio.to_thread(nodetool, second, *verify, path.parent.name.split("-")[0])
+        assert await server.stop() == 0

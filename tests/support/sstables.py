@@ -41,6 +41,16 @@ def _number(body: bytes, at: int) -> tuple[int, int]:
     return value, at + 1 + more
 
 
+def misleads(before: bytes, after: bytes) -> bool:
+    """Whether the damaged ``Index.db`` *after* gives a partition the rows of another one."""
+    right = {key: position for _, key, position in entries_of(before)}
+    starts = set(right.values())
+    return any(
+        key in right and position != right[key] and position in starts
+        for _, key, position in entries_of(after)
+    )
+
+
 def rename_a_partition(index: bytearray) -> None:
     """Flip the bit that gives a partition the key of a later one."""
     entries = entries_of(bytes(index))
