@@ -123,6 +123,8 @@ class Backend:
             self.error = error
             await self._end()
             return
+        # An earlier statement may have been canceled where it stopped.
+        self._turns = asyncio.Queue()
         self._running = asyncio.create_task(self._connection.fetch(sql, *arguments))
         await self._go_on(bounded="drop_slice" in sql)
 

@@ -30,6 +30,9 @@ def check_seeds(run: Callable[[int], World], count: int, situations: Collection[
         world = run(seed)
         assert world.wrong == [], f"seed {seed}"
         reached.update({name for name, times in world.seen.items() if times})
+    if count >= MANY:
+        # With -s they are shown, for docs/guarantees.md.
+        print(*(f"| {each} | {reached[each]} |" for each in sorted(situations)), sep="\n")
     rare = {each: reached[each] for each in situations if reached[each] * MANY < REACHED * count}
     assert count < MANY or not rare
 

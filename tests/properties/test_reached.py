@@ -1,0 +1,25 @@
+"""docs/guarantees.md says how often the drivers of drawn orders reached what is rare."""
+
+import re
+from pathlib import Path
+
+from tests.properties import test_buffer_threads, test_client, test_sqlite_threads
+from tests.properties.seeds import REACHED
+
+_GUARANTEES = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
+_DRIVERS = {
+    "test_client.py": test_client.SITUATIONS,
+    "test_buffer_threads.py": test_buffer_threads.SITUATIONS,
+    "test_sqlite_threads.py": test_sqlite_threads.SITUATIONS,
+}
+
+
+def test_the_table_has_every_situation_and_none_is_rare() -> None:
+    text = _GUARANTEES.read_text(encoding="utf-8")
+    _, _, rest = text.partition("<!-- what the other drivers reached -->")
+    table, _, _ = rest.partition("<!-- end of what the other drivers reached -->")
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \| (\d+) \|$", table, re.MULTILINE)
+    documented = [(driver, situation) for driver, situation, _ in rows]
+    expected = [(name, each) for name, found in _DRIVERS.items() for each in sorted(found)]
+    assert documented == expected
+    assert [row for row in rows if int(row[2]) < REACHED] == []
