@@ -207,25 +207,25 @@ async def test_a_late_event_under_a_void_stays_invisible(
         assert await seen(one, namespace, standing) == HIDDEN
 
 
-@pytest.mark.parametrize("first", [PayloadCheck.GUARD, PayloadCheck.STRICT])
+@pytest.mark.parametrize("voiding", [PayloadCheck.GUARD, PayloadCheck.STRICT])
 async def test_a_void_holds_while_the_check_changes(
-    stores: Stores, now: int, first: PayloadCheck
+    stores: Stores, now: int, voiding: PayloadCheck
 ) -> None:
-    """Processes that have not heard yet write in the other way: what one of them wrote before the
-    void, or has landing after it, stays hidden where the voiding one is strict."""
+    """Processes that have not heard yet write in the other way, and what was sent before the change
+    may land after it: what was written before the void, or lands after it, stays hidden."""
     one, other = stores
-    namespace = await make(one, now, first)
-    strict, plain = (
-        replace(namespace, settings=replace(namespace.settings, payload_check=check))
-        for check in (PayloadCheck.STRICT, PayloadCheck.GUARD)
-    )
+    namespace = await make(one, now, voiding)
+    landing = PayloadCheck.STRICT if voiding is PayloadCheck.GUARD else PayloadCheck.GUARD
+    settings = replace(namespace.settings, payload_check=landing)
+    otherwise = replace(namespace, settings=settings)
     before, after = add(now, counter="before"), add(now, counter="after")
-    await other.events.append(plain, [before])
-    await one.events.void(strict, [before, after])
-    await other.events.append(plain, [after, before])
+    await other.events.append(otherwise, [before])
+    await one.events.void(namespace, [before, after])
+    await other.events.append(otherwise, [after, before])
+    strict = namespace if voiding is PayloadCheck.STRICT else otherwise
     assert list(await one.events.append(strict, [before, after])) == [Written.LATE] * 2
     for event in (before, after):
-        assert await seen(one, strict, event) == HIDDEN
+        assert await seen(one, namespace, event) == HIDDEN
 
 
 async def test_strict_tells_exactly_between_processes(

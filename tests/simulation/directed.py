@@ -78,6 +78,9 @@ DIRECTED: Final[Mapping[str, str]] = {
     ),
     "no-compare-and-set": f"{_CONTRACTS}TestDecisions::test_the_first_decision_stands",
     "void-without-tombstone": _VOIDED,
+    "void-by-the-check-of-now": (
+        f"{_REPLICAS}test_a_strict_write_that_lands_after_its_void_is_late[add]"
+    ),
     "applied-without-rewrite": _HALVES,
     "no-recount": _LEFT,
     "no-pending-recount": _LATE,

@@ -19,8 +19,10 @@ from counter.types import (
     Namespace,
     Outcome,
     PartitionSize,
+    PayloadCheck,
     Pending,
     Placement,
+    Written,
 )
 from tests.contracts.cases import DATASET, NOW, T0, WINDOW, add, atomic, clear, marks, nonce
 from tests.contracts.rollup_cases import apply, end, head, row, update
@@ -193,6 +195,23 @@ async def test_what_was_voided_stays_hidden_whenever_a_write_of_it_lands(
         processes.clock.advance(HOUR)
         for _ in range(READS):
             processes.cluster.compact()
+
+
+@pytest.mark.parametrize("event", [EVENT, clear()], ids=["add", "clear"])
+async def test_a_strict_write_that_lands_after_its_void_is_late(
+    processes: Processes, event: Event
+) -> None:
+    """It may have been sent before the payload check was changed."""
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    settings = replace(namespace.settings, payload_check=PayloadCheck.STRICT)
+    strict = replace(namespace, settings=settings)
+    await store.events.void(namespace, [event])
+    for _ in range(2):
+        assert list(await store.events.append(strict, [event])) == [Written.LATE]
+        assert list(await store.events.find(namespace, [event])) == [None]
+        processes.clock.advance(HOUR)
+        processes.cluster.compact()
 
 
 async def test_a_size_that_is_recorded_again_after_it_expired_is_no_row_of_nulls(

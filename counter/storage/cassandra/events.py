@@ -225,7 +225,7 @@ class CassandraEvents:
 
     With a strict payload check, events are appended by compare-and-set, except items of atomic
     adds, because a compare-and-set cannot span partitions. The two never collide, because their
-    item keys differ.
+    item keys differ. What a compare-and-set may have written is voided by one, with any check.
     """
 
     def __init__(self, session: Session) -> None:
@@ -313,7 +313,9 @@ class CassandraEvents:
         )
 
     async def _void_one(self, namespace: Namespace, place: Place, event: Event) -> None:
-        if _is_strict(namespace, event):
+        # A compare-and-set may land at any time, with a timestamp of then, and only another one
+        # stops it. Whatever the check is now, it may have been strict when the event was sent.
+        if event.item_key == 0:
             # An interruption does no harm: the next resolution of the token repeats it.
             async with within(namespace.dataset.write_timeout_us):
                 await self._strict.void(namespace.dataset, place, event)
