@@ -72,14 +72,25 @@ def visit(chromium: Browser) -> Visits:
     return open_page
 
 
-#: Notes what a page asks for, and the streams that it has not ended.
+#: Notes what a page asks for, how many answers it waits for, and the streams that it has not ended.
 _NOTE = """
 window.asked = [];
+window.awaited = 0;
 const [sent, streams] = [window.fetch, []];
-window.fetch = (url, options) => {
+window.fetch = async (url, options) => {
   asked.push(url);
-  if (url.endsWith("/live")) streams.push(options.signal);
-  return sent(url, options);
+  if (url.endsWith("/live")) {
+    streams.push(options.signal);
+    return sent(url, options);
+  }
+  awaited += 1;
+  try {
+    const answer = await sent(url, options);
+    await answer.clone().text();
+    return answer;
+  } finally {
+    awaited -= 1;
+  }
 };
 window.openStreams = () => streams.filter((signal) => !signal.aborted).length;
 """
@@ -89,7 +100,7 @@ window.openStreams = () => streams.filter((signal) => !signal.aborted).length;
 def tab(chromium: Browser, debugging_port: int) -> Iterator[Page]:
     """A tab that is hidden while another one is in front: Playwright's own are always visible.
 
-    ``asked`` has the URLs that the page asked for.
+    ``asked`` has the URLs that the page asked for, and ``awaited`` is how many were not answered.
     """
     address = f"http://127.0.0.1:{debugging_port}"
     browser = chromium.browser_type.connect_over_cdp(address, no_defaults=True)

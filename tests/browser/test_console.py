@@ -233,6 +233,8 @@ def test_a_hidden_tab_asks_for_nothing(
     pattern, parts, streams = SHOWN_AGAIN[place]
     tab.goto(f"{service}/console#/{place}")
     tab.wait_for_function(ASKED_FOR, arg=[pattern, parts])
+    # An answer that comes after the clock is paused would plan the next request by that clock.
+    tab.wait_for_function("awaited === 0")
     other = tab.context.new_page()
     other.bring_to_front()
     tab.wait_for_function("document.hidden")

@@ -155,11 +155,12 @@ class _Counters:
             deletes = [item for item in items if item.change.plan.how == "delete"]
             others = [item for item in items if item.change.plan.how != "delete"]
             deleted_us = max(map(_applied_at, deletes), default=-1)
-            tried_us = max((_time_or_never(item) for item in others), default=-1)
+            # A delete that was not acknowledged may be done in part.
+            unsure = [item for item in items if item.applied_us is None]
+            tried_us = max(map(_time_or_never, [*others, *unsure]), default=-1)
             is_listed = counter in history.listed[namespace]
             if is_listed and deleted_us >= max(tried_us, 0):
                 yield f"at last, {counter} of {namespace} is listed, and was deleted"
-            # A delete that nobody asked for again may be done in part.
             last_us = max((_time_or_never(item) for item in deletes), default=-1)
             is_over = not any(item.change.given_up for item in deletes)
             if not is_listed and is_over and max(map(_applied_at, others), default=-1) > last_us:

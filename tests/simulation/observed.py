@@ -155,11 +155,12 @@ class _Token:
 
     @property
     def is_of_another_recount(self) -> bool:
-        """Whether it landed, no one asked what became of it, and its window was computed again for
-        another token: then it may count. The model has no second token in the window."""
+        """Whether it landed, whoever asked what became of it has hidden nothing yet, and its window
+        was computed again for another token: then it may count. The model has no second token in
+        the window."""
         letters = self.letters
-        is_decided = "applied" in letters or "void" in letters
-        return self.window.is_recounted and "landed" in letters and not is_decided
+        is_settled = "applied" in letters or "hidden" in letters
+        return self.window.is_recounted and "landed" in letters and not is_settled
 
 
 def _quorums_of(config: Config) -> Sequence[Sequence[int]]:

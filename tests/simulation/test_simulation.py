@@ -78,8 +78,17 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
     assert len(digests.pop().split()) == 3
 
 
-def test_what_landed_late_may_count_when_its_window_is_computed_again_for_another() -> None:
-    assert run_seed(20_000_001, crowds=30).problems == []
+@pytest.mark.parametrize(("seed", "crowds"), [(20_000_001, 30), (260_002_974, 0)])
+def test_what_landed_late_may_count_when_its_window_is_computed_again_for_another(
+    seed: int, crowds: int
+) -> None:
+    """Its client was told nothing, and of the second one the process that decided that it does not
+    count died before it hid it."""
+    assert run_seed(seed, crowds=crowds).problems == []
+
+
+def test_a_later_delete_that_was_void_may_leave_the_name_on_the_list() -> None:
+    assert run_seed(20_003_127, crowds=30).problems == []
 
 
 def test_an_event_ahead_of_the_clocks_is_read_when_it_may_be_rolled_up() -> None:
