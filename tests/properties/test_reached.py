@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from tests.postgresql import test_orders
 from tests.properties import test_buffer_threads, test_client, test_sqlite_threads
 from tests.properties.seeds import REACHED
 
@@ -11,6 +12,7 @@ _DRIVERS = {
     "test_client.py": test_client.SITUATIONS,
     "test_buffer_threads.py": test_buffer_threads.SITUATIONS,
     "test_sqlite_threads.py": test_sqlite_threads.SITUATIONS,
+    "test_orders.py": test_orders.SITUATIONS,
 }
 
 
