@@ -233,20 +233,20 @@ def test_a_hidden_tab_asks_for_nothing(
     pattern, parts, streams = SHOWN_AGAIN[place]
     tab.goto(f"{service}/console#/{place}")
     tab.wait_for_function(ASKED_FOR, arg=[pattern, parts])
-    # An answer that comes after the clock is paused would plan the next request by that clock.
-    tab.wait_for_function("awaited === 0")
     other = tab.context.new_page()
     other.bring_to_front()
-    tab.wait_for_function("document.hidden")
+    # An answer that comes when it is shown again would plan the next request by the paused clock.
+    tab.wait_for_function("document.hidden && awaited === 0", polling=100)
     tab.clock.pause_at(tab.evaluate("Date.now() / 1000 + 1"))
     tab.evaluate("asked.length = 0")
     tab.clock.run_for("10:00")
     assert tab.evaluate("[asked, openStreams()]") == [[], 0]
     for page in (tab, other, tab):
         page.bring_to_front()
-        tab.wait_for_function("(hidden) => document.hidden === hidden", arg=page is other)
+        is_hidden = "(hidden) => document.hidden === hidden"
+        tab.wait_for_function(is_hidden, arg=page is other, polling=100)
     tab.clock.run_for(1)
-    tab.wait_for_function(ASKED_FOR, arg=[pattern, parts])
+    tab.wait_for_function(ASKED_FOR, arg=[pattern, parts], polling=100)
     asked = [each for each in tab.evaluate("asked") if not each.endswith("/live")]
     assert len(set(asked)) == len(asked) == parts - streams
     assert tab.evaluate("openStreams()") == streams
