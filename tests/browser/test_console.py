@@ -236,7 +236,7 @@ def test_a_hidden_tab_asks_for_nothing(
     other = tab.context.new_page()
     other.bring_to_front()
     # An answer that comes when it is shown again would plan the next request by the paused clock.
-    tab.wait_for_function("document.hidden && awaited === 0", polling=100)
+    tab.wait_for_function("() => document.hidden && awaited === 0", polling=100)
     tab.clock.pause_at(tab.evaluate("Date.now() / 1000 + 1"))
     tab.evaluate("asked.length = 0")
     tab.clock.run_for("10:00")
