@@ -335,6 +335,6 @@ def _plant_constant(name: str, there: dict[str, Any], code: CodeType) -> None:
 
 def collect(tests: Sequence[str], work: Callable[[Runner], None]) -> int:
     """Collect *tests* and have *work* try faults on them."""
-    options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--capture=no"]
+    options = ["-qq", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--capture=no"]
     options += ["-p", "no:faulthandler", f"--timeout={_TEST_S}", "--timeout-method=signal"]
     return int(pytest.main([*options, *tests], plugins=[Runner(work)]))
