@@ -21,6 +21,7 @@ _EXPECTED: Final = {
     "write_timeout",
     "store_unavailable",
     "overloaded",
+    "rate_limited",
     "clock_skew",
     "unavailable",
     "cache_unavailable",

@@ -58,6 +58,14 @@ def test_a_rate_below_one_a_second_gives_one_whenever_it_has_come_together() -> 
     assert not bucket.take(1, 110.2)
 
 
+@pytest.mark.parametrize(("rate", "wait"), [(0.0005, "2,000 s"), (20_000.0, "0.001 s")])
+def test_a_refusal_has_no_exponent(rate: float, wait: str) -> None:
+    bucket = TokenBucket("adds", rate)
+    while bucket.take(1, 100.0):
+        pass
+    assert str(bucket.refusal(100.0)).endswith(f"send the same again in {wait}")
+
+
 def test_a_refusal_says_how_much_and_for_how_long() -> None:
     bucket = TokenBucket("adds", 2, "the key abc")
     assert bucket.take(2, 100.0)

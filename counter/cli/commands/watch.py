@@ -41,7 +41,7 @@ from counter.cli.terminal import (
 )
 from counter.errors import StartupError
 from counter.limits import SECOND
-from counter.quantities import plural
+from counter.quantities import format_number, plural
 from counter_client import AsyncCounterClient, Busiest, Count, CounterClient, CounterError
 from counter_client.errors import UnavailableError
 
@@ -289,10 +289,10 @@ def _tell_busiest(found: Busiest, *, json: bool) -> None:
 
 
 def _shown(found: Busiest) -> str:
-    span_s = (found.as_of - found.since).total_seconds()
-    period = f"adds a second, over {span_s:.3g} s until {second(found.as_of)}"
+    span_s = format_number((found.as_of - found.since).total_seconds())
+    period = f"adds a second, over {span_s} s until {second(found.as_of)}"
     if not found.counters:
-        return f"nothing was added in the {span_s:.3g} s until {second(found.as_of)}"
+        return f"nothing was added in the {span_s} s until {second(found.as_of)}"
     rows = [(each.counter, f"{each.adds_per_s:.1f}", each.count) for each in found.counters]
     return f"{table(('COUNTER', 'ADDS/S', 'COUNT'), rows)}\n{period}"
 
