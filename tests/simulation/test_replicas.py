@@ -125,6 +125,7 @@ WRITES: dict[str, Do] = {
     "append_atomic": lambda store, ns: store.events.append_atomic(ns, ITEMS),
     "rewrite": lambda store, ns: store.events.rewrite(ns, [EVENT]),
     "void": lambda store, ns: store.events.void(ns, [EVENT]),
+    "void_items": lambda store, ns: store.events.void(ns, ITEMS),
     "mark_atomic": lambda store, ns: store.rollups.mark_atomic(ns, AtomicMark(NOW, tuple(ITEMS))),
     "leave_pending": lambda store, ns: store.rollups.leave_pending(ns, [("c", Pending(T0, T0))]),
     "apply": lambda store, ns: apply(store, ns, ROLLED_UP),
