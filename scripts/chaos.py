@@ -22,7 +22,7 @@ from scripts.demo_process import ServiceError
 from scripts.postgresql_server import postgresql_missing
 from tests.chaos.deployments import CassandraNodes, PostgresqlAlone
 from tests.chaos.run import Verdict, play
-from tests.simulation.observed import COVERED, COVERED_MIN
+from tests.simulation.told import COVERED, COVERED_MIN
 
 _TRACE_LINES_MAX: Final = 200
 

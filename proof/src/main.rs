@@ -17,6 +17,7 @@ mod times;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use automaton::Automaton;
 use checker::{search, Found, Model};
 use rules::Rule;
 
@@ -199,19 +200,26 @@ fn thousands(number: usize) -> String {
     parts.join(",")
 }
 
-/// Print the automata of what can be observed of an add: a line for each state, with the letters that
-/// may come next and the states that they lead to.
+/// Print the automata of what can be observed of an add, over a store without transactions and over
+/// PostgreSQL.
 fn traces(asked: &Asked) {
     let scenarios = [&log::traces::SINGLE, &log::traces::ATOMIC];
     for scenario in scenarios.into_iter().filter(|each| each.quick || !asked.quick) {
         let log = log::Log::new(scenario, asked.broken);
-        let first = log::traces::first(&log);
-        let (made, initial) = automaton::Automaton::of(first, |each| log::traces::steps(&log, each));
-        println!("{}:", scenario.name);
-        for edges in made.reached(initial) {
-            let name = |letter: automaton::Letter| log::traces::LETTERS[letter as usize].0;
-            let edges: Vec<_> = edges.iter().map(|(letter, to)| format!("{} {to}", name(*letter))).collect();
-            println!("{}", edges.join(" "));
-        }
+        let steps = |each: &_| log::traces::steps(&log, each);
+        print_automaton(scenario.name, log::traces::LETTERS, Automaton::of(log::traces::first(&log), steps));
+    }
+    let fence = fence::Fence { broken: asked.broken };
+    let steps = |each: &_| fence::traces::steps(&fence, each);
+    print_automaton("fence", fence::traces::LETTERS, Automaton::of(fence::traces::first(&fence), steps));
+}
+
+/// Print an automaton and its initial state: a line for each state, with the letters that may come
+/// next and the states that they lead to.
+fn print_automaton(name: &str, letters: &[(&str, &str)], (made, initial): (Automaton, u32)) {
+    println!("{name}:");
+    for edges in made.reached(initial) {
+        let edges = edges.iter().map(|(letter, to)| format!("{} {to}", letters[*letter as usize].0));
+        println!("{}", edges.collect::<Vec<_>>().join(" "));
     }
 }

@@ -18,9 +18,9 @@ from tests.simulation.checker import check
 from tests.simulation.clients import Clients, Place
 from tests.simulation.draw import Drawing
 from tests.simulation.history import Changed, History
-from tests.simulation.observed import untrue
 from tests.simulation.plan import Change, Config, Plan, Read, Step
 from tests.simulation.settling import Settling
+from tests.simulation.told import untrue
 from tests.simulation.trace import trace_of
 
 #: Plans under way at once.
@@ -33,9 +33,10 @@ class PlannedPlace(Place, Protocol):
     """Where clients are, with the settings that plans and the judge go by."""
 
     config: Config
-    #: When all namespaces existed; None over a store with transactions, because the model of what
-    #: can be observed is of one without.
-    created_us: int | None
+    #: When all namespaces existed.
+    created_us: int
+    #: Whether the store has transactions, and the fence of PostgreSQL.
+    has_transactions: bool
 
 
 class Play:
@@ -71,11 +72,13 @@ class Play:
         settling = Settling(self.plan, self.clients, self._site, self.notes.append)
         final, problems = await settling.whole()
         problems += check(self.plan.config, self.clients.history, final)
-        created_us = self._site.created_us
-        if created_us is None:
-            return problems
-        history = self.clients.history
-        forbidden, self.compared = untrue(self.plan.config, history, final, created_us)
+        forbidden, self.compared = untrue(
+            self.plan.config,
+            self.clients.history,
+            final,
+            self._site.created_us,
+            is_fenced=self._site.has_transactions,
+        )
         return problems + forbidden
 
     def trace(self) -> list[str]:

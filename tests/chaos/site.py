@@ -64,7 +64,8 @@ class Site:
         self._ports = free_ports(2)
         self.api_relays = [Relay(HOST, port) for port in self._ports]
         self.config = deployment.adapted(config_of(seed, len(self._ports), 2))
-        self.created_us: int | None = None
+        self.created_us = 0
+        self.has_transactions = deployment.has_transactions
         self.api_processes: list[CounterProcess] = []
         self.workers: list[CounterProcess] = []
         self._clients: list[httpx.AsyncClient] = []
@@ -111,8 +112,7 @@ class Site:
                 )
                 self._clients.append(await stack.enter_async_context(client))
             await self._make_namespaces()
-            if not self.deployment.has_transactions:
-                self.created_us = self.true_us
+            self.created_us = self.true_us
             yield
 
     async def _start(self) -> None:

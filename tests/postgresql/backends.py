@@ -231,6 +231,8 @@ class Server:
     """A schema of a server whose functions have turns, and whose clock is set."""
 
     control: asyncpg.Connection
+    #: Waits for no lock.
+    reader: asyncpg.Connection
 
     def __init__(self, dsn: str, name: str) -> None:
         self._dsn, self.name = dsn, name
@@ -278,11 +280,13 @@ class Server:
         for each in self._spare:
             self.do(each.close())
         self.do(self.control.close())
+        self.do(self.reader.close())
         self._loop.close()
 
     async def _open(self) -> None:
         settings = {"synchronous_commit": "off"}
         self.control = await asyncpg.connect(self._dsn, server_settings=settings)
+        self.reader = await asyncpg.connect(self._dsn, server_settings={"lock_timeout": "5ms"})
 
     async def _restart_ids(self) -> None:
         """Have ids be those of a new schema: who works on what depends on them."""

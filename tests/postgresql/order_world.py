@@ -1,6 +1,7 @@
 """One seed: clients, processes over one PostgreSQL server, and the order of their statements."""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from random import Random
 from typing import Any, Final
@@ -18,6 +19,7 @@ from counter.types import Dataset
 from rollup.leases import Leases
 from rollup.worker import RollupWorker
 from tests.postgresql.backends import Server
+from tests.postgresql.observed import Observed
 from tests.postgresql.orders import DrawnDatabase, Met, Orders
 from tests.simulation.ambush import Ambush
 from tests.simulation.checker import check
@@ -28,6 +30,7 @@ from tests.simulation.plan import Attempt, Change, Config, Fault, Plan, Read, St
 from tests.simulation.requests import START_US, Requests
 from tests.simulation.run import mismatches
 from tests.simulation.settling import Settling
+from tests.simulation.told import untrue
 from tests.simulation.trace import trace_of
 from tests.simulation.world import deterministic
 from tests.support.app import forget_applications
@@ -303,6 +306,9 @@ class OrderWorld(Requests):
             }
         )
         self.seen = self.orders.seen
+        self.observed = Observed(plan.config, self.orders)
+        #: How many items were compared with the model, and how many were not by which reason.
+        self.compared: Counter[str] = Counter()
         self.wrong: list[str] = []
 
     def asked(self, api: int) -> Member:
@@ -318,6 +324,7 @@ class OrderWorld(Requests):
             status, answer = await self.create(0, name, counter_type)
             if status != 201:
                 raise RuntimeError(f"namespace {name} is not created: {answer}")
+        created_us = self.true_us
         await asyncio.sleep(2 - self.loop.now_us % (2 * SECOND) / SECOND)
         self._begun_us = self.loop.now_us
         self.clients.begun_us = START_US + self._begun_us
@@ -328,7 +335,11 @@ class OrderWorld(Requests):
         await asyncio.gather(*tasks)
         final, problems = await Settling(self.plan, self.clients, self, self.note).whole(_STEP_US)
         problems += await self._audit()
-        return problems + check(config, self.clients.history, final)
+        history = self.clients.history
+        untold, self.compared = untrue(
+            config, history, final, created_us, is_fenced=True, stored=self.observed.letters
+        )
+        return [*problems, *check(config, history, final), *untold]
 
     def trace(self) -> list[str]:
         """What happened, a line each, in order."""
@@ -385,7 +396,7 @@ class OrderWorld(Requests):
         """Set the server's clock, as a failover or NTP may."""
         if self.orders.trouble.stops:
             self.seen["clock set"] += 1
-            self.orders.clock_step_us = step_us
+            self.orders.set_clock(step_us)
 
     def _recount(self) -> None:
         path = f"/v1/namespaces/{self.config.namespaces[0][0]}/counters/hot/recount"
@@ -395,7 +406,7 @@ class OrderWorld(Requests):
     def _heal(self) -> None:
         """Nothing goes wrong from now on."""
         self.orders.trouble.calm()
-        self.orders.clock_step_us = 0
+        self.orders.set_clock(0)
         self.weather.calm()
         for each in self.members:
             each.disarm()

@@ -62,8 +62,10 @@ class Orders:
         self.seen: Counter[str] = Counter()
         self.note: Callable[[str], None] = lambda _: None
         self.statements = 0
-        #: How far the server's clock is off.
-        self.clock_step_us = 0
+        #: How far the server's clock was off from which instants on.
+        self.clock_steps = [(0, 0)]
+        #: What looks at what a transaction that ended may have written.
+        self.look_at_tables: Callable[[], None] = lambda: None
         self._start_us = start_us
         self._under_way: list[Statement] = []
         self._spare: list[Backend] = []
@@ -83,10 +85,15 @@ class Orders:
         """Have a session take a *step* at this instant, and then those who waited for it."""
 
         async def taken() -> T:
-            await self.server.set_clock(self._start_us + self.loop.now_us + self.clock_step_us)
+            _, off_us = self.clock_steps[-1]
+            await self.server.set_clock(self._start_us + self.loop.now_us + off_us)
             return await step
 
         return self.server.do(taken())
+
+    def set_clock(self, off_us: int) -> None:
+        """Have the server's clock be off by so much from now on."""
+        self.clock_steps.append((self.loop.now_us, off_us))
 
     def backend(self) -> Backend:
         """Return a session that is idle."""
@@ -261,6 +268,8 @@ class Statement:
                 self._do(backend.commit())
         elif not self.is_over:
             self.is_at_server = False
+            if _WRITES.search(self._sql):
+                orders.look_at_tables()
             self._end(backend.error)
 
     def _end(self, error: Exception | None) -> None:

@@ -142,12 +142,12 @@ class Place:
     """Two services of this process, as clients of the simulation see them."""
 
     apis = 2
-    #: The model of what can be observed is of a store without transactions.
-    created_us: int | None = None
+    has_transactions = True
 
     def __init__(self, config: Config, services: list[Rest]) -> None:
         self.config = config
         self._services = services
+        self.created_us = self.true_us
 
     @property
     def true_us(self) -> int:

@@ -5,47 +5,47 @@ becomes, for each item of a change, the order in which things became true for ev
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
-from uuid import UUID
 
-from counter.limits import MILLISECOND, TIME_MAX_US
+from counter.limits import TIME_MAX_US
 from counter.partitions import shard_of
 from counter.types import Event, Namespace
 from counter.windows import accept_limit_at, closing_limit_at, window_of
 from tests.simulation.cells import NEVER, Key, Partition
-from tests.simulation.checker import decode
 from tests.simulation.cluster import Cluster
 from tests.simulation.history import Changed, History, Item, Seen
-from tests.simulation.model import CLIENTS, automata, why_not
 from tests.simulation.node import Node, Write
 from tests.simulation.plan import LATE, LOCAL, Config, Fault, Plan
 from tests.simulation.store import SimulatedStore
+from tests.simulation.told import (
+    COVERED,
+    LAST,
+    OLDER,
+    RIVAL,
+    Letters,
+    ages_of,
+    automaton_of,
+    counted_of,
+    items_of,
+    names_of,
+    problems_of,
+    told_of,
+    why_not_compared,
+)
 
-#: How exactly a process knows that its clock is within the bound.
-_DOUBT_US: Final = 10 * MILLISECOND
 _PENDING: Final = 1
 _TABLES: Final = ("dirty", "atomic_marks", "counts", "resolutions", "watermarks")
 #: The nodes of each read that sees enough.
 _QUORUMS: Final = ((0, 1), (0, 2), (1, 2))
-#: After whatever else is observed at the same instant.
-_LAST: Final = 2**62
-COVERED: Final = "compared"
-#: At least this share of all items is compared with the model in a run of MANY seeds, ...
-COVERED_MIN: Final = 0.6
-#: ... and in one of fewer, which may draw many keys, recounts and new namespaces.
-COVERED_FEW_MIN: Final = 0.5
-OLDER: Final = "it is older than its namespace"
-_RIVAL: Final = "another payload has its token"
 _APART: Final = "one data center alone had it"
 #: What depends on whether an event is there: its window is summed, or its token decided.
 _LOOKS: Final = frozenset(("passed", "applied", "void"))
+
 #: (namespace id, counter, time, nonce, item number)
-Identity = tuple[int, str, int, bytes, int]
-#: When each letter was observed, and in which order at that instant.
-Letters = dict[str, tuple[int, int]]
+_Identity = tuple[int, str, int, bytes, int]
 
 
 class _Kinds(dict[str, str]):
@@ -200,7 +200,7 @@ class Observed:
         self._nodes: defaultdict[tuple[Any, ...], set[int]] = defaultdict(set)
         self._watermarks: dict[tuple[int, int], int] = {}
         self._order = count()
-        self._tokens: dict[Identity, _Token] = {}
+        self._tokens: dict[_Identity, _Token] = {}
         self._items = items_of(history)
         #: How many items were observed, and how many were not by which reason.
         self.covered: Counter[str] = Counter()
@@ -212,19 +212,19 @@ class Observed:
         self.covered += Counter({COVERED: -apart, _APART: apart})
         self._tell(final)
 
-    def words(self) -> Iterator[tuple[Item, list[str]]]:
-        """The letters that were observed of each item, in their order."""
+    def letters(self) -> Iterator[tuple[Item, Letters]]:
+        """What was observed of each item."""
         for token in self._tokens.values():
             if id(token.item.change) not in self._apart:
-                yield token.item, sorted(token.letters, key=lambda each: token.letters[each])
+                yield token.item, token.letters
 
     # Which items are observed.
 
     def _find_tokens(self, history: History) -> None:
-        found: dict[Identity, Item] = {}
-        several: set[Identity] = set()
+        found: dict[_Identity, Item] = {}
+        several: set[_Identity] = set()
         for changed in history.changes:
-            for item, (nonce, number) in zip(changed.items, _names_of(changed), strict=True):
+            for item, (nonce, number) in zip(changed.items, names_of(changed), strict=True):
                 why = self._why_not(changed)
                 if why:
                     self.covered[why] += 1
@@ -233,11 +233,11 @@ class Observed:
                 identity = (namespace.id, item.counter, changed.token_us, nonce, number)
                 if identity in found:
                     several.add(identity)
-                    self.covered[_RIVAL] += 1
+                    self.covered[RIVAL] += 1
                 found[identity] = item
         for identity, item in found.items():
             if identity in several:
-                self.covered[_RIVAL] += 1
+                self.covered[RIVAL] += 1
             else:
                 self.covered[COVERED] += 1
                 self._add(identity, item)
@@ -259,7 +259,7 @@ class Observed:
             return "a recount of its counter was asked for"
         return ""
 
-    def _add(self, identity: Identity, item: Item) -> None:
+    def _add(self, identity: _Identity, item: Item) -> None:
         namespace_id, counter, time_us, nonce, _ = identity
         changed, config = item.change, self._config
         namespace = self._ids[namespace_id]
@@ -276,7 +276,7 @@ class Observed:
         scope = counter if token.marked else ""
         self._decided[namespace_id, scope, time_us, nonce].append(token)
         limits_us = accept_limit_at(namespace, time_us), closing_limit_at(namespace, time_us)
-        token.letters |= told_of(item, time_us, limits_us, config)
+        token.letters |= told_of(item, *ages_of(time_us, limits_us, config))
 
     # What nodes and processes did.
 
@@ -455,117 +455,10 @@ class Observed:
             if letter == "counted" and token.is_of_another_recount:
                 continue
             if letter is not None:
-                token.letters[letter] = (TIME_MAX_US, _LAST)
-
-
-def told_of(item: Item, time_us: int, limits_us: tuple[int, int], config: Config) -> Letters:
-    """What clients see of *item*, whose token is of *time_us*, until its counter is read last.
-
-    Its namespace's accept limits are *limits_us*: two if one was only announced, and processes may
-    have used either. A clock that is near its bound counts as beyond it.
-    """
-    late_us = time_us + max(limits_us) + config.skew_us
-    end_us = window_of(time_us, config.window_us) + config.window_us
-    closed_us = end_us + min(limits_us) + config.write_timeout_us + config.skew_us
-    letters = {
-        "asked": (item.change.first_us or 0, -1),
-        "late": (late_us + _DOUBT_US, _LAST),
-        "closed": (closed_us - _DOUBT_US, -1),
-    }
-    if item.applied_us is not None:
-        letters["told-applied"] = (item.applied_us, _LAST)
-    if item.void_us is not None:
-        letters["told-void"] = (item.void_us, _LAST)
-    return letters
-
-
-def counted_of(
-    items_of: Mapping[tuple[str, str], Sequence[Item]], final: Sequence[Seen]
-) -> Mapping[int, str]:
-    """Whether each item of a counter without clears is in the counts that were read last, by id."""
-    shown: defaultdict[tuple[str, str], list[set[int]]] = defaultdict(list)
-    for seen in final:
-        key = (seen.namespace, seen.counter)
-        items = items_of.get(key, ())
-        if all(item.delta is not None for item in items):
-            shown[key].append({id(item) for item in decode(seen.count, items)[0]})
-    letters: dict[int, str] = {}
-    for key, counts in shown.items():
-        for item in items_of.get(key, ()):
-            is_counted = {id(item) in each for each in counts}
-            if len(is_counted) == 1:
-                letters[id(item)] = "counted" if is_counted.pop() else "not-counted"
-    return letters
-
-
-def items_of(history: History) -> Mapping[tuple[str, str], Sequence[Item]]:
-    """The items of each counter."""
-    found: defaultdict[tuple[str, str], list[Item]] = defaultdict(list)
-    for changed in history.changes:
-        for item in changed.items:
-            found[changed.plan.namespace, item.counter].append(item)
-    return found
-
-
-def untrue(
-    config: Config, history: History, final: Sequence[Seen], created_us: int
-) -> tuple[list[str], Counter[str]]:
-    """What clients were told and the model does not allow, and how many items were compared, where
-    the store is not seen. All namespaces existed at *created_us*."""
-    problems: list[str] = []
-    compared: Counter[str] = Counter()
-    items = items_of(history)
-    letters = counted_of(items, final)
-    nonces = Counter(
-        (changed.plan.namespace, item.counter, changed.token_us, name)
-        for changed in history.changes
-        for item, name in zip(changed.items, _names_of(changed), strict=True)
-    )
-    for changed in history.changes:
-        for item, name in zip(changed.items, _names_of(changed), strict=True):
-            why = why_not_compared(changed)
-            if not why and changed.token_us < created_us - config.accept_us - 2 * config.skew_us:
-                why = OLDER
-            if not why and nonces[changed.plan.namespace, item.counter, changed.token_us, name] > 1:
-                why = _RIVAL
-            compared[why or COVERED] += 1
-            if why:
-                continue
-            told = told_of(item, changed.token_us, (config.accept_us, config.accept_us), config)
-            if id(item) in letters:
-                told[letters[id(item)]] = (TIME_MAX_US, _LAST)
-            problems += _problems_of(item, sorted(told, key=lambda each: told[each]), CLIENTS)
-    return problems, compared
-
-
-def why_not_compared(changed: Changed) -> str:
-    """Why the model does not have a change, whatever its namespace is; nothing if it does."""
-    if changed.plan.key is not None:
-        return "it has an arbitrary key"
-    return "" if changed.requests else "it was never sent"
+                token.letters[letter] = (TIME_MAX_US, LAST)
 
 
 def forbidden(observed: Observed) -> Iterator[str]:
     """What was observed and the model does not allow."""
-    for item, word in observed.words():
-        yield from _problems_of(item, word)
-
-
-def _problems_of(item: Item, word: Sequence[str], shown: Set[str] | None = None) -> Iterator[str]:
-    plan = item.change.plan
-    why = why_not(automata()["atomic" if plan.how == "atomic" else "single"], word, shown)
-    if why:
-        yield f"change {plan.number} of {plan.namespace}/{item.counter}: {why}"
-
-
-def _names_of(changed: Changed) -> Iterator[tuple[bytes, int]]:
-    """Of each item: the nonce of its token, as clients make it, and its number, as the service
-    counts the items of an atomic add."""
-    plan = changed.plan
-    for place, item in enumerate(changed.items):
-        nonce, number = plan.nonce, 0
-        if plan.how == "batch":
-            nonce = plan.nonce * 1_000 + place
-        elif plan.how == "atomic":
-            number = 1 + sum(each.counter == item.counter for each in changed.items[:place])
-        yield UUID(int=nonce + 1).bytes, number
+    for item, letters in observed.letters():
+        yield from problems_of(item, letters, automaton_of(item))

@@ -4,6 +4,8 @@
 //! failover. A window closes without the write time-out and the skew, because only the fence is
 //! shown to be right here.
 
+pub mod traces;
+
 use crate::checker::{Label, Model, Situation};
 use crate::rules::Rule;
 
