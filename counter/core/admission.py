@@ -5,9 +5,9 @@ the number of adds ahead of it divided by the rate at which adds finish. If that
 add may wait, the add is rejected before any work, because a late answer costs as much as one in
 time and is useless to the client.
 
-The rate is measured as BBR measures a link (Cardwell et al., "BBR: Congestion-Based Congestion
-Control", ACM Queue 14/5, 2016): a higher rate is accepted at once, a lower one only while the queue
-is long, because with few adds few can finish.
+The rate is an average of measurements. As when BBR measures a link (Cardwell et al., "BBR:
+Congestion-Based Congestion Control", ACM Queue 14/5, 2016), a lower one is accepted only while the
+queue is long, because with few adds few can finish.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from counter.ports import Clock
 _SAMPLE_US: Final = 50 * limits.MILLISECOND
 #: The initial rate: it admits as many adds as may ever wait.
 _RATE_UNKNOWN: Final = limits.PENDING_WRITES_MAX / limits.WRITE_WAIT_MAX_US
-#: Weight of a lower rate: a single sample may have been taken during a slow disk write.
-_SHARE: Final = 0.5
 #: Adds that finish between two clock readings when each finishes separately.
 _ENDS_PER_LOOK: Final = 16
 #: How long the text of a refusal is reused before its figures are updated.
@@ -172,16 +170,18 @@ class Load:
         if self._busy_us < _SAMPLE_US:
             return
         rate = (self._ended - self._ended_before) / self._busy_us
+        if self._is_measured:
+            # The mean over about the time that an add may wait: a process that gets the processor
+            # or the disk in bursts does in a short sample several times what it can keep up.
+            rate = self._rate + (rate - self._rate) * self._busy_us / (
+                self._busy_us + self.wait_max_us
+            )
         self._busy_us, self._ended_before = 0, self._ended
         is_queue = self.ahead > rate * self.wait_max_us / 2
-        if rate > self._rate or (is_queue and not self._is_measured):
+        if rate > self._rate or is_queue:
             self._rate, self._is_measured = rate, True
             self._best = max(self._best, rate)
-        elif is_queue:
-            self._rate += (rate - self._rate) * _SHARE
-        else:
-            return
-        self._set_room()
+            self._set_room()
 
     def _look(self, now_us: int) -> None:
         """Detect a standstill: if no add finishes, :meth:`_measure` is never called."""

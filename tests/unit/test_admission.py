@@ -137,6 +137,21 @@ def test_a_service_that_becomes_slower_takes_in_less() -> None:
     assert service.load.rate_per_s == pytest.approx(4_000, rel=0.1)
 
 
+@pytest.mark.parametrize("times", [1.5, 3, 10])
+def test_a_service_that_works_in_bursts_takes_in_what_it_does_on_average(times: float) -> None:
+    """In each burst it does three times as much as it can keep up."""
+    service = Service(10)
+    for turn in range(24):
+        if turn == 12:
+            service.waits.clear()
+        service.per_ms = 0
+        service.run(200, 10 * times)
+        service.per_ms = 30
+        service.run(100, 10 * times)
+    assert len(service.waits) == pytest.approx(12 * 300 * 10, rel=0.05)
+    assert max(service.waits) < 1.3 * WRITE_WAIT_MAX_US
+
+
 def test_a_few_adds_may_always_wait_or_nothing_would_be_learned_again() -> None:
     service = Service(0)
     service.run(10_000, 0.1)
