@@ -33,6 +33,7 @@ from benchmarks import (
     comparison,
     gets,
     growth_adds,
+    growth_large,
     growth_memory,
     growth_rollup,
     half_load,
@@ -75,6 +76,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "growth-rollup": growth_rollup.idle,
     "growth-backlog": growth_rollup.backlog,
     "growth-memory": growth_memory.run,
+    "growth-large": growth_large.run,
     "postgresql-adds": postgresql.adds,
     "postgresql-half-load": postgresql.half,
     "postgresql-workers": postgresql.workers,
@@ -91,6 +93,8 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
 }
 #: What waits most of its time: for nodes, windows and leases.
 _WAITING: Final = frozenset({"cluster-quorum", "cluster-rollups", "cluster-takeover"})
+#: Those that need 20 GB of disk and take half an hour, unless they are quick.
+_WHEN_NAMED: Final = frozenset({"growth-large"})
 _WITHOUT_WRK: Final = frozenset(
     {
         *(
@@ -125,8 +129,8 @@ def main(
     Parameters
     ----------
     subjects
-        Which ones, by their names in benchmarks/README.md; all if none is named. Those of the
-        cluster need Java, Maven and memcached.
+        Which ones, by their names in benchmarks/README.md; if none is named, all but growth-large.
+        Those of the cluster need Java, Maven and memcached.
     quick
         One short round on little data: checks every count, and its figures mean nothing.
     rounds
@@ -160,7 +164,7 @@ def main(
     bench = Bench(console, place, rounds=rounds, seconds=seconds, quick=quick)
     try:
         with _ending_in_order():
-            names = _drawn(list(subjects) or _that_can_run(console), draw, seed)
+            names = _drawn(list(subjects) or _that_can_run(console, quick=quick), draw, seed)
             reports = _run_all(bench, names, folder, halved=quick and not subjects)
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
@@ -199,12 +203,14 @@ def _ending_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _that_can_run(console: Console) -> list[str]:
-    """All subjects; those of the cluster are left out, with a word, where it cannot be started."""
+def _that_can_run(console: Console, *, quick: bool) -> list[str]:
+    """All subjects, but the large ones unless *quick*; those of the cluster are left out, with a
+    word, where it cannot be started."""
+    names = [name for name in SUBJECTS if quick or name not in _WHEN_NAMED]
     if problem := cluster.missing():
         console.print(f"no cluster- subjects: {problem}", markup=False, soft_wrap=True)
-        return [name for name in SUBJECTS if not name.startswith("cluster-")]
-    return list(SUBJECTS)
+        return [name for name in names if not name.startswith("cluster-")]
+    return names
 
 
 def _drawn(names: list[str], draw: int | None, seed: int) -> list[str]:

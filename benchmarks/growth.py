@@ -39,9 +39,9 @@ class Standing:
 
     def __init__(self, bench: Bench, shape: Shape, data: Path, server: Server) -> None:
         self.shape = shape
+        self.data = data
         self.server = server
         self._bench = bench
-        self._database = data / "counter.db"
         self._begin_us = SystemClock().now_us()
         self._ended_us = 0
         self._acknowledged = 0
@@ -114,7 +114,7 @@ class Standing:
     def added(self) -> Counter[int]:
         """What was added since, by the counter's position, from the rows themselves."""
         found: Counter[int] = Counter()
-        connection = sqlite3.connect(self._database)
+        connection = sqlite3.connect(self.data / "counter.db")
         try:
             tables = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB 'events_*'")
             for (table,) in tables.fetchall():

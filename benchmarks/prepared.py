@@ -41,6 +41,8 @@ class Shape:
     idle_with_events: int
     #: Whether active counters stand evenly among the idle ones, or all before them.
     scattered: bool = True
+    #: Days of events before those of the slices that a first start makes.
+    past_days: int = 0
 
     @property
     def counters(self) -> int:
@@ -123,7 +125,14 @@ async def _make(data: Path, shape: Shape) -> None:
     async with application.running(rollup=False):
         eventual = replace(settings.default_namespace(), counter_type=CounterType.EVENTUAL)
         namespace = await application.service.namespaces.create(NAMESPACE, eventual)
-        slices = await application.store.control.slices(namespace.dataset)
+        control = application.store.control
+        first, *_ = await control.slices(namespace.dataset)
+        past = [
+            replace(first, start_us=first.start_us - ago * DAY, end_us=first.end_us - ago * DAY)
+            for ago in range(shape.past_days, 0, -1)
+        ]
+        await control.make_slices(namespace.dataset, *past)
+        slices = await control.slices(namespace.dataset)
     await asyncio.to_thread(_load, data / "counter.db", namespace, slices, shape)
 
 
@@ -144,6 +153,11 @@ def _load(path: Path, namespace: Namespace, slices: Sequence[Slice], shape: Shap
         connection.execute(
             "UPDATE namespaces SET created_at = ? WHERE id = ?",
             (slices[0].start_us - DAY, namespace.id),
+        )
+        # What is settled is what was dropped.
+        connection.execute(
+            "UPDATE datasets SET dropped_before = ? WHERE id = ?",
+            (slices[0].start_us, namespace.dataset.id),
         )
         connection.execute("DROP TABLE bursts")
         connection.execute("DROP TABLE numbers")
