@@ -305,6 +305,16 @@ def test_a_backup_without_keys_is_restored_where_that_is_said(place: Path) -> No
     assert below(place, "new") == ["counter.db", "lock"]
 
 
+def test_a_backup_that_was_made_while_a_slice_is_deleted_is_restored(place: Path) -> None:
+    """Its table has another name until its last event is deleted."""
+    sql = "SELECT name FROM sqlite_master WHERE name GLOB 'events_*' AND type = 'table'"
+    [(table,), *_] = rows(place / "data" / "counter.db", sql)
+    rows(place / "data" / "counter.db", f"ALTER TABLE {table} RENAME TO dropped_{table}")
+    (place / "data" / "counter.db-sums").unlink()
+    assert run(["backup", "other", "--data=data"]) == 0
+    assert run(["restore", "other", "--data=again"]) == 0
+
+
 def test_a_backup_of_the_version_before_is_restored(place: Path) -> None:
     """As the upgrade finds it, and as the upgrade leaves it."""
     (place / "data" / "counter.db-sums").unlink(missing_ok=True)

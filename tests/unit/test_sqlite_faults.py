@@ -29,7 +29,7 @@ from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite import SqliteStore, page_sums
 from counter.storage.sqlite.database import Lane
 from counter.storage.sqlite.page_sums import PageSums
-from counter.storage.sqlite.schema import DirectoryLock, events_table
+from counter.storage.sqlite.schema import DROPPED, DirectoryLock, events_table
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance
 from tests.rollup.world import DATASET, SETTINGS
@@ -138,6 +138,53 @@ async def test_a_slice_that_could_not_be_dropped_is_still_there(desk: Desk) -> N
     assert await desk.store.control.dropped_before(dataset) == 0
     await desk.store.control.drop_slice(dataset, first.start_us)
     assert list(await desk.store.control.slices(dataset)) == before[1:]
+
+
+async def test_a_dropped_slice_is_deleted_in_short_transactions(desk: Desk) -> None:
+    """Regression: one transaction dropped all of it, and adds waited for as long."""
+    namespace, store = desk.namespace, desk.store
+    [first, *_] = await store.control.slices(namespace.dataset)
+    at_us = desk.clock.now_us()
+    table = events_table(namespace.dataset.id, first.start_us)
+    rows = [(1, at_us, number.to_bytes(16, "big"), 0, 1, None, None) for number in range(25)]
+    await store.database.write(
+        lambda connection: connection.executemany(
+            f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", rows
+        )
+    )
+    await store.control.drop_slice(namespace.dataset, first.start_us)
+
+    async def left() -> int | None:
+        def query(connection: sqlite3.Connection) -> int | None:
+            dropped = f"{DROPPED}{table}"
+            sql = f"SELECT count(*) FROM {dropped}"
+            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+            return connection.execute(sql).fetchone()[0] if (dropped,) in tables else None
+
+        return await store.database.read(query)
+
+    seen: list[int | None] = []
+    with (
+        patch("counter.storage.sqlite.control._PURGE_EVENTS", 10),
+        patch("counter.storage.sqlite.control._PURGE_TRANSACTIONS", 1),
+    ):
+        while await store.control.purge(at_us):
+            seen.append(await left())
+    assert seen == [15, 5, None]
+
+
+async def test_a_read_that_a_drop_overtakes_takes_no_part_of_the_slice_for_all(desk: Desk) -> None:
+    """Its table is gone for readers before its first event is."""
+    await desk.add(1)
+    dataset = desk.namespace.dataset
+    slices = list(await desk.store.control.slices(dataset))
+    windows = [("c", desk.clock.now_us())]
+    for each in slices:
+        await desk.store.control.drop_slice(dataset, each.start_us)
+    desk.store.database.slices[dataset.id] = slices
+    desk.store.database.dropped_before[dataset.id] = 0
+    with pytest.raises(StoreUnavailableError, match="no such table"):
+        await desk.store.events.sums(desk.namespace, windows)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from counter.limits import CLOCK_STEP_MAX_US, INT64_MAX, SECOND
 from counter.storage.sqlite.database import Database
 from counter.storage.sqlite.events import latest_event, namespaces_since, tail_rows
 from counter.storage.sqlite.schema import (
+    DROPPED,
     EVENTS_DDL,
     events_table,
     one_json,
@@ -34,6 +35,10 @@ from counter.windows import first_watermark, window_of
 _log = logging.getLogger("counter.sqlite")
 _PURGE_ROWS: Final = 10_000
 _PURGE_COUNTERS: Final = 100
+#: A transaction deletes so many events of a dropped slice, in a few milliseconds for which adds
+#: wait; so many transactions are one step.
+_PURGE_EVENTS: Final = 4_000
+_PURGE_TRANSACTIONS: Final = 25
 _TAIL_EVENTS_MAX: Final = 500_000
 #: Whether anything was ever counted or given a time. Counters outlive their events.
 _IS_USED: Final = (
@@ -276,6 +281,8 @@ class SqliteControl:
         self._db.slices[dataset.id] = await self._db.write(change)
 
     async def drop_slice(self, dataset: Dataset, start_us: int) -> bool:
+        """See :class:`counter.ports.ControlPlane`. The purge deletes the events: SQLite's only
+        writer would take too long to drop a large table."""
         slices = self._db.slices[dataset.id]
         if start_us < self._db.dropped_before[dataset.id]:
             return True
@@ -290,7 +297,9 @@ class SqliteControl:
             connection.execute(
                 "DELETE FROM slices WHERE dataset = ? AND start = ?", (dataset.id, start_us)
             )
-            connection.execute(f"DROP TABLE IF EXISTS {events_table(dataset.id, start_us)}")
+            # No late reader takes the events that are left for all of them.
+            table = events_table(dataset.id, start_us)
+            connection.execute(f"ALTER TABLE {table} RENAME TO {DROPPED}{table}")
 
         before_us = self._db.dropped_before[dataset.id]
         self._db.slices[dataset.id] = slices[1:]
@@ -322,7 +331,12 @@ class SqliteControl:
             (now_us - 2 * each.retention_us - each.slice_us for each in self._db.datasets.values()),
             default=0,
         )
-        return await self._db.write(lambda connection: _purge(connection, now_us, horizon_us))
+        for _ in range(_PURGE_TRANSACTIONS):
+            if not await self._db.write(_purge_events):
+                return await self._db.write(
+                    lambda connection: _purge(connection, now_us, horizon_us)
+                )
+        return True
 
     def _namespace(self, row: tuple[Any, ...]) -> Namespace:
         namespace_id, name, dataset_id, text, eras, created_at_us, version = row
@@ -363,6 +377,25 @@ def _select_slices(
         (dataset_id, dropped_before_us),
     )
     return [Slice(*row) for row in rows]
+
+
+def _purge_events(connection: sqlite3.Connection) -> bool:
+    """Delete the first events of a dropped slice; return False if no dropped slice is left."""
+    row = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name GLOB ? LIMIT 1",
+        (f"{DROPPED}*",),
+    ).fetchone()
+    if row is None:
+        return False
+    (table,), key = row, "event_time, counter, event_id, item"
+    last = connection.execute(
+        f"SELECT {key} FROM {table} ORDER BY {key} LIMIT 1 OFFSET {_PURGE_EVENTS}"
+    ).fetchone()
+    if last is None:
+        connection.execute(f"DROP TABLE {table}")
+    else:
+        connection.execute(f"DELETE FROM {table} WHERE ({key}) < (?, ?, ?, ?)", last)
+    return True
 
 
 def _purge(connection: sqlite3.Connection, now_us: int, horizon_us: int) -> bool:

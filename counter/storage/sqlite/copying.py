@@ -24,6 +24,7 @@ from counter.quantities import format_bytes
 from counter.storage.sqlite.keys import KEYS_DDL, KEYS_FILE, KEYS_VERSION
 from counter.storage.sqlite.schema import (
     DDL,
+    DROPPED,
     EVENTS_DDL,
     SCHEMA_VERSION,
     UPGRADES,
@@ -37,7 +38,7 @@ DATABASE: Final = "counter.db"
 #: is revoked in the copy, too.
 FILES: Final = (DATABASE, KEYS_FILE)
 
-_EVENTS_TABLE: Final = re.compile(r"events_\d+_\d+", re.ASCII)
+_EVENTS_TABLE: Final = re.compile(rf"({DROPPED})?events_\d+_\d+", re.ASCII)
 _PAGES_PER_STEP: Final = 64
 #: How far ids advance at a restore, so that ids assigned after the copy are not assigned again:
 #: more than the namespaces that are created or changed between a copy and its restore.
@@ -126,8 +127,9 @@ def check_schema(path: Path) -> None:
         made.executescript(ddl)
         if not is_keys:
             for name in found:
-                if _EVENTS_TABLE.fullmatch(name):
-                    made.execute(EVENTS_DDL.format(table=name))
+                if match := _EVENTS_TABLE.fullmatch(name):
+                    # SQLite quotes the name of a table that was renamed.
+                    made.execute(EVENTS_DDL.format(table=f'"{name}"' if match[1] else name))
         expected = _objects(made)
     # A column that an upgrade adds is the last one, as in a new database.
     added = [] if is_keys else [UPGRADES[each] for each in range(version, newest) if version]
