@@ -231,7 +231,7 @@ class Server:
     """A schema of a server whose functions have turns, and whose clock is set."""
 
     control: asyncpg.Connection
-    #: Waits for no lock.
+    #: Waits for no lock of a table.
     reader: asyncpg.Connection
 
     def __init__(self, dsn: str, name: str) -> None:

@@ -27,6 +27,11 @@ SELECT coalesce(r.outcome, 'open'), n.name, r.scope, r.event_time, r.event_id, 0
 UNION ALL SELECT 'passed', name, '', passed, '', 0 FROM {s}.namespaces WHERE name IS NOT NULL
 UNION ALL SELECT 'fenced', '', '', fence, '', 0 FROM {s}.datasets
 """
+#: Whether a slice is being dropped.
+_DROPS: Final = """
+SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.mode = 'AccessExclusiveLock' AND l.granted AND a.backend_type = 'client backend')
+"""
 _OF_TOKENS: Final = ("open", "applied", "void")
 
 
@@ -73,12 +78,17 @@ class Observed:
     async def _rows(self) -> Sequence[Any]:
         """What is there. Of what committed at once, events are the first."""
         server = self._orders.server
-        rest = await server.reader.fetch(_REST.replace("{s}", server.name))
-        try:
-            events = await server.reader.fetch(_EVENTS.replace("{s}", server.name))
-        except asyncpg.LockNotAvailableError:
-            # A slice is being dropped, and no event can be stored: the next look sees them.
-            events = []
+        rest = await server.control.fetch(_REST.replace("{s}", server.name))
+        while True:
+            try:
+                events = await server.reader.fetch(_EVENTS.replace("{s}", server.name))
+                break
+            except asyncpg.LockNotAvailableError:
+                # Or a vacuum, which ends by itself, cuts the end of a table off.
+                if await server.control.fetchval(_DROPS):
+                    # No event can be stored meanwhile: the next look sees them.
+                    events = []
+                    break
         return [tuple(row) for row in (*events, *rest)]
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
