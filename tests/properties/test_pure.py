@@ -4,6 +4,7 @@ import re
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
@@ -101,6 +102,17 @@ def test_a_generator_never_repeats_itself_nor_goes_back() -> None:
     assert len({token.nonce for token in made}) == len(made)
 
 
+def test_threads_that_share_a_generator_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = TokenGenerator()
+
+    def read() -> int:
+        assert generator._lock.locked()
+        return 1_000_000
+
+    monkeypatch.setattr("counter.tokens.time", SimpleNamespace(time_ns=read))
+    assert [generator.next().generation_time_us for _ in range(2)] == [1_000, 1_001]
+
+
 @given(st.integers(0, 10**15))
 @example(0)
 @example(90_000_000)
@@ -171,6 +183,14 @@ def test_routing_is_the_same_on_every_machine_and_for_ever() -> None:
     """Data on disk was routed with these: a change would lose it."""
     assert [shard_of(name, 1_024) for name in ("", "a", "page/home", "🙂")] == ROUTED_NAMES
     assert [event_bucket_of(bytes([each]) * 16, 64) for each in range(4)] == ROUTED_NONCES
+
+
+def test_digests_are_the_same_in_every_version() -> None:
+    """Retries are compared with what another version wrote."""
+    events = [Event("a", 5, bytes(16), 1, -7), Event("b", 6, bytes(16), 0, 0, clear=True)]
+    assert fingerprint(events).hex() == "37f9414730bfba2477e940c10a22db44"
+    nonce = nonce_of_key(7, "add", "page/home", "order-1")
+    assert nonce.hex() == "fd7e14f93ed6842b34b14c4cb1dfb4a4"
 
 
 #: The last 10 bits of the published xxh64 of "" and "a", and of two names of our own.

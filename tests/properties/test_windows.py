@@ -12,6 +12,7 @@ from counter.windows import (
     closed_through,
     closes_at,
     closing_limit_at,
+    honoured_for,
     window_of,
 )
 
@@ -126,3 +127,12 @@ def test_an_announcement_is_between_what_was_and_what_comes(
         assert limit_at(changed, event_us) == (
             limit_us if is_new else limit_at(namespace, event_us)
         )
+
+
+@given(namespaces(), st.integers(0, limits.HOUR))
+def test_a_key_is_honoured_while_every_process_remembers_it(
+    namespace: Namespace, kept_us: int
+) -> None:
+    margin_us = limits.STORE_CLOCK_STEP_MAX_US + 2 * namespace.dataset.clock_skew_max_us
+    settings = replace(namespace.settings, key_ttl_us=margin_us + kept_us)
+    assert honoured_for(replace(namespace, settings=settings), is_key=True) == kept_us

@@ -6,11 +6,12 @@ import logging
 import pytest
 from prometheus_client.core import Metric
 
+from counter.config.settings import Settings
 from counter.core.namespaces import Namespaces
 from counter.errors import StoreUnavailableError
 from counter.limits import SECOND
 from counter.types import CounterType, CounterUpdate, Namespace
-from rollup.audits import Audits, audit_families
+from rollup.audits import Audits, audit_families, audits_of
 from tests.rollup.world import CLOSING, Process, World
 from tests.support.waiting import eventually
 
@@ -114,6 +115,18 @@ async def test_a_failure_is_tallied_and_ends_nothing(caplog: pytest.LogCaptureFi
     assert tallied(scene.audits)["failures"] == 2
     assert "the store is away" in caplog.text
     assert "what?" in caplog.text
+
+
+def test_there_are_audits_only_at_an_interval() -> None:
+    scene = Scene()
+    made = [
+        audits_of(
+            Settings(audit_interval=each), scene.world.store, scene.world.clock, scene.namespaces
+        )
+        for each in ("0s", "1h")
+    ]
+    assert made[0] is None
+    assert made[1] is not None
 
 
 async def test_a_worker_audits_beside_its_rollup_and_ends_with_it() -> None:

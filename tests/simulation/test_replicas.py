@@ -1,13 +1,14 @@
 """What the adapter asks of the replicas is enough: what was acknowledged, or voided, stays so."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from counter.core.read import EMPTY_HEAD
-from counter.errors import UnavailableError
+from counter.errors import UnavailableError, WriteTimeoutError
 from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
 from counter.types import (
     AtomicMark,
@@ -213,6 +214,26 @@ async def test_a_strict_write_that_lands_after_its_void_is_late(
         assert list(await store.events.find(namespace, [event])) == [None]
         processes.clock.advance(HOUR)
         processes.cluster.compact()
+
+
+@pytest.mark.parametrize(("delta", "outcome"), [(7, Written.UNTOLD), (8, Written.CONFLICT)])
+async def test_a_strict_write_that_timed_out_cannot_tell_whose_event_it_finds(
+    processes: Processes, delta: int, outcome: Written
+) -> None:
+    """The same payload may be that of its first attempt; another one is not."""
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    settings = replace(namespace.settings, payload_check=PayloadCheck.STRICT)
+    strict = replace(namespace, settings=settings)
+    await store.events.append(strict, [EVENT])
+    run, failures = store.simulated.run, [WriteTimeoutError("too few replicas answered")]
+
+    async def run_late(statements: Sequence[Any], timeout_us: int | None = None) -> list[Any]:
+        results = await run(statements, timeout_us)
+        return [failures.pop()] if failures else results
+
+    with patch.object(store.simulated, "run", run_late):
+        assert list(await store.events.append(strict, [add(delta=delta)])) == [outcome]
 
 
 async def test_a_size_that_is_recorded_again_after_it_expired_is_no_row_of_nulls(
