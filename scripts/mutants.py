@@ -118,9 +118,11 @@ class _Trial:
         return collect(tests, begin) or int(self._failed)
 
     def files_of_map(self) -> list[str]:
-        """Read the record of which tests run which lines; return the files of these tests."""
+        """Read the record of which tests run which lines; return the files of these tests, and of
+        those that killed faults."""
         self._map = coverage_map.load(self._home / _MAP)
         files = {each.partition("::")[0] for each in self._map.seconds}
+        files.update(self.files_of_killers([*self._rows]))
         return sorted(each for each in files if (ROOT / each).exists())
 
     def sample(self, number: int, start: int) -> list[str]:
@@ -145,13 +147,13 @@ class _Trial:
     def killed_again(self, keys: Sequence[str]) -> None:
         """Have what killed faults kill them again."""
         for key in keys:
-            outcome = self._with_killer(key)
+            outcome = self._with_killer(key, self._rows[key].by)
             self._failed |= outcome.verdict != "killed"
             self._show(key, outcome)
 
     def all(self, *, rest: bool) -> None:
         """Try each fault of the list, and what is drawn for those that are gone."""
-        queue = list(drawn(self._possible, {key: row.verdict for key, row in self._rows.items()}))
+        queue = drawn(self._possible, {key: row.verdict for key, row in self._rows.items()})
         for key in list(self._rows):
             if key not in self._possible:
                 del self._rows[key]
@@ -193,13 +195,15 @@ class _Trial:
     def _try(self, key: str) -> Outcome:
         row = self._rows.get(key)
         if row is not None and row.verdict == "killed":
-            outcome = self._with_killer(key)
+            outcome = self._with_killer(key, row.by)
             if outcome.verdict == "killed":
                 return outcome
-        return self._search(key)
+        outcome = self._search(key)
+        # Again, because a test may fail by chance.
+        return self._with_killer(key, outcome.by) if outcome.verdict == "killed" else outcome
 
-    def _with_killer(self, key: str) -> Outcome:
-        by, mutant = self._rows[key].by, self._possible[key][1]
+    def _with_killer(self, key: str, by: str) -> Outcome:
+        mutant = self._possible[key][1]
         if by.startswith("seed "):
             return self._runner.try_one(mutant, (), (int(by.split()[1]),), _BUDGET_S)
         return self._runner.try_one(mutant, (by,), (), _BUDGET_S)

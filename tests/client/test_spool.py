@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -452,6 +452,26 @@ def test_a_piece_that_the_disk_did_not_take_stays_in_the_totals(tmp_path: Path) 
     again = Spool(tmp_path / "spool", "default")
     assert dict(again.unsent()) == {"a": 6}
     again.close()
+
+
+def test_a_put_is_on_disk_whole_or_not_at_all(tmp_path: Path) -> None:
+    """At whichever statement the disk is full."""
+    kept: list[int] = []
+    while not kept or kept[-1] == 1:
+        path = tmp_path / f"{len(kept)}"
+        spool = Spool(path, "default")
+        spool.put({"a": 1})
+        disk: Any = FullDisk(spool._own._db, iter([len(kept)]))
+        spool._own._db = disk
+        with suppress(StoreUnavailableError):
+            spool.put({"a": 2})
+        took_room = disk._left is not None
+        spool.close()
+        again = Spool(path, "default")
+        kept.append(dict(again.unsent())["a"])
+        again.close()
+        assert kept[-1] == (3 if took_room else 1)
+    assert len(kept) > 3
 
 
 def test_what_was_refused_is_still_known_when_the_disk_is_full(tmp_path: Path) -> None:

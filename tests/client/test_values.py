@@ -4,6 +4,7 @@ import json
 import pickle
 import ssl
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from api.http.problems import problem_bytes, problem_types
 from counter import errors, limits
 from counter_client import CounterClient, Key, Options, Token, Unfinished
+from counter_client.calls import Request
 from counter_client.errors import InvalidParameterError
 from counter_client.failures import error_of_answer, error_of_problem
 from counter_client.transport import Common, context_of
@@ -148,3 +150,12 @@ def test_only_what_is_asked_over_tls_loads_the_certificates_of_authorities() -> 
     assert plain is not None
     assert plain.verify_mode == ssl.CERT_REQUIRED
     assert plain.get_ca_certs() == []
+
+
+@pytest.mark.parametrize("operation", ["get", "add"])
+def test_a_server_that_is_not_trusted_is_not_asked_again(operation: str) -> None:
+    url = "https://127.0.0.1:1"
+    error = httpx.ConnectError("certificate verify failed")
+    error.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    found = Common([url], None, Options()).unreachable(url, error, Request("POST", "/", operation))
+    assert (found.retry, found.sent) == ("never", False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -14,15 +16,19 @@ OPERATORS: Final = (
 )  # fmt: skip
 #: Faults of each operator in each area, if its modules have so many.
 QUOTA: Final = 5
+#: Faults of any operator in each module, if it has so many.
+MODULE_QUOTA: Final = 3
 _CLIENT: Final = "clients/python/counter_client"
 _STORAGE: Final = "counter/storage"
 
 AREAS: Final[Mapping[str, tuple[str, ...]]] = {
     "core": (
         *(f"counter/core/{name}.py" for name in (
-            "clock_guard", "namespaces", "read", "resolve", "service", "write",
+            "clock_guard", "event_rules", "namespaces", "read", "resolve", "service", "write",
         )),
-        "counter/clock.py", "counter/folds.py", "counter/partitions.py", "counter/windows.py",
+        *(f"counter/{name}.py" for name in (
+            "clock", "folds", "partitions", "tokens", "types", "windows",
+        )),
     ),
     "sqlite": tuple(f"{_STORAGE}/sqlite/{name}.py" for name in (
         "control", "database", "decisions", "events", "live", "page_sums", "rollups", "schema",
@@ -66,7 +72,7 @@ TESTS: Final = (
     "tests/contracts/test_inline.py", "tests/contracts/test_postgresql.py",
     "tests/contracts/test_remote_caches.py",
     *(f"{_SIMULATION}{name}.py" for name in (
-        "contracts", "marks", "partitions", "rebirth", "replicas", "tails",
+        "contracts", "leftovers", "marks", "partitions", "rebirth", "replicas", "tails",
     )),
     "tests/rollup", "tests/postgresql", "tests/client", "tests/properties",
     *(f"tests/http/test_{name}.py" for name in (
@@ -96,27 +102,37 @@ def all_mutants(root: Path) -> Mapping[str, tuple[str, Mutant]]:
     }
 
 
-def drawn(possible: Mapping[str, tuple[str, Mutant]], keep: Mapping[str, str]) -> Iterator[str]:
-    """Yield the ids of the faults to try: those to *keep*, and others up to the quota.
+def drawn(possible: Mapping[str, tuple[str, Mutant]], keep: Mapping[str, str]) -> list[str]:
+    """Return the ids of the faults to try: those to *keep*, and others up to the quotas.
 
     *keep* has what is known, by id: what does not start is not counted. The order is that of the
-    ids, which are hashes, from one module after the other.
+    ids, which are hashes, from one module after the other; then from one operator after the other.
     """
+    chosen = [
+        key for key, verdict in keep.items() if key in possible and verdict != "does not start"
+    ]
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for key in sorted(possible.keys() - keep.keys()):
+        mutant = possible[key][1]
+        groups[mutant.path, mutant.operator].append(key)
     for area, paths in AREAS.items():
         for operator in OPERATORS:
-            of_path: dict[str, list[str]] = {path: [] for path in paths}
-            for key, (where, mutant) in sorted(possible.items()):
-                if where == area and mutant.operator == operator and key not in keep:
-                    of_path[mutant.path].append(key)
             kept = [
-                key for key, verdict in keep.items()
-                if key in possible and verdict != "does not start"
-                and possible[key][0] == area and possible[key][1].operator == operator
-            ]  # fmt: skip
-            yield from kept
-            left = QUOTA - len(kept)
-            while left > 0 and any(of_path.values()):
-                for keys in of_path.values():
-                    if keys and left > 0:
-                        yield keys.pop(0)
-                        left -= 1
+                possible[key][0] == area and possible[key][1].operator == operator for key in chosen
+            ]
+            chosen += _by_turns([groups[path, operator] for path in paths], QUOTA - sum(kept))
+    for path in chain.from_iterable(AREAS.values()):
+        kept = [possible[key][1].path == path for key in chosen]
+        number = MODULE_QUOTA - sum(kept)
+        chosen += _by_turns([groups[path, operator] for operator in OPERATORS], number)
+    return chosen
+
+
+def _by_turns(groups: Sequence[list[str]], number: int) -> list[str]:
+    """Take *number* ids out of the *groups*, one from each in turn."""
+    taken: list[str] = []
+    while len(taken) < number and any(groups):
+        for keys in groups:
+            if keys and len(taken) < number:
+                taken.append(keys.pop(0))
+    return taken

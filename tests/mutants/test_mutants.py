@@ -1,5 +1,6 @@
 """The faults that scripts/mutants plants, and the list of what kills each."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -70,17 +71,19 @@ def test_a_fault_keeps_its_name_if_other_lines_change(tmp_path: Path) -> None:
 
 def test_what_is_drawn_stays_drawn() -> None:
     possible = all_mutants(ROOT)
-    first = list(drawn(possible, {}))
-    assert list(drawn(possible, dict.fromkeys(first, "killed"))) == first
+    first = drawn(possible, {})
+    assert drawn(possible, dict.fromkeys(first, "killed")) == first
     assert len(first) >= 300
     assert {possible[key][0] for key in first} == {*AREAS}
     assert {possible[key][1].operator for key in first} == {*OPERATORS}
+    of_module = Counter(possible[key][1].path for key in first)
+    assert {*of_module} == {path for paths in AREAS.values() for path in paths}
 
 
 def test_what_does_not_start_is_replaced() -> None:
     possible = all_mutants(ROOT)
-    first = next(drawn(possible, {}))
-    assert first not in list(drawn(possible, {first: "does not start"}))
+    first, *_ = drawn(possible, {})
+    assert first not in drawn(possible, {first: "does not start"})
 
 
 def test_the_fastest_tests_of_a_line_come_first(tmp_path: Path) -> None:

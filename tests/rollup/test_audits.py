@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 from prometheus_client.core import Metric
@@ -117,16 +118,12 @@ async def test_a_failure_is_tallied_and_ends_nothing(caplog: pytest.LogCaptureFi
     assert "what?" in caplog.text
 
 
-def test_there_are_audits_only_at_an_interval() -> None:
+@pytest.mark.parametrize(("interval", "are_there"), [("0s", False), ("1h", True)])
+def test_there_are_audits_only_at_an_interval(interval: Any, are_there: bool) -> None:
     scene = Scene()
-    made = [
-        audits_of(
-            Settings(audit_interval=each), scene.world.store, scene.world.clock, scene.namespaces
-        )
-        for each in ("0s", "1h")
-    ]
-    assert made[0] is None
-    assert made[1] is not None
+    settings = Settings(audit_interval=interval)
+    made = audits_of(settings, scene.world.store, scene.world.clock, scene.namespaces)
+    assert (made is not None) == are_there
 
 
 async def test_a_worker_audits_beside_its_rollup_and_ends_with_it() -> None:

@@ -80,6 +80,26 @@ async def test_slices_of_every_dataset_are_made_though_nothing_can_be_dropped() 
         assert last.end_us > world.clock.now_us() + SLICES_AHEAD * DATASET.slice_us
 
 
+async def test_nothing_is_dropped_while_slices_cannot_be_made() -> None:
+    world = World()
+    maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
+    failing = patch.object(maintenance, "make_slices", side_effect=StoreUnavailableError("no"))
+    with failing, patch.object(maintenance, "_drop_slices") as drop:
+        with pytest.raises(StoreUnavailableError):
+            await maintenance.run_once()
+        drop.assert_not_called()
+
+
+async def test_the_store_is_purged_each_minute_and_at_once_if_more_is_left() -> None:
+    world = World()
+    maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
+    with patch.object(world.store.control, "purge", side_effect=[True, False, False]) as purge:
+        for advance_us, calls in ((0, 1), (0, 2), (MINUTE - 1, 2), (1, 3)):
+            world.clock.advance(advance_us)
+            await maintenance.run_once()
+            assert purge.await_count == calls
+
+
 async def test_best_effort_counters_hold_no_slice_back() -> None:
     """They have no events, and nobody rolls them up."""
     world = World()
@@ -279,7 +299,10 @@ async def test_no_window_is_open_in_a_slice_that_is_left_for_later(past_us: int)
     await maintenance.make_slices(DATASET, past_max=0)
     slices = await world.store.control.slices(DATASET)
     oldest_us = world.clock.now_us() - size_us - lag_us
-    assert slice_of(slices, oldest_us).start_us == slice_start(oldest_us, size_us)
+    oldest = slice_of(slices, oldest_us)
+    assert oldest.start_us == slice_start(oldest_us, size_us)
+    with pytest.raises(SliceMissingError):
+        slice_of(slices, oldest.start_us - 1)
 
 
 async def test_a_hole_between_slices_is_filled() -> None:

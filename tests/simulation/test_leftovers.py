@@ -1,5 +1,6 @@
 """What a step that fails, or is left half done, leaves to those who come next."""
 
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import AsyncMock, patch
 
@@ -7,7 +8,8 @@ import pytest
 
 from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import HOUR
-from counter.types import Mark
+from counter.storage.cassandra.slices import _NAMES, _NO_NAMES, _STARTS
+from counter.types import Dataset, Mark
 from tests.contracts.cases import (
     FIRST_SLICE,
     NOW,
@@ -18,6 +20,8 @@ from tests.contracts.cases import (
     make_namespace,
     nonce,
 )
+from tests.contracts.control_cases import purge
+from tests.contracts.rollup_cases import apply, row, update
 from tests.simulation.processes import Processes
 
 
@@ -104,3 +108,37 @@ async def test_a_table_that_is_missing_has_the_slices_read_again(processes: Proc
         await one.events.window_folds(namespace, ["c"], from_us=FIRST_SLICE, to_us=SLICES_END)
     state = one.session.state_of(namespace.dataset)
     assert state.dropped_before_us == FIRST_SLICE + SLICE
+
+
+async def test_a_slice_that_was_dropped_leaves_no_row(processes: Processes) -> None:
+    store = await processes.another()
+    namespace = await make_namespace(store)
+    await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
+    rows = await store.session.control.read(_STARTS, namespace.dataset.id)
+    assert sorted(start_us for start_us, _ in rows) == [
+        *range(FIRST_SLICE + SLICE, SLICES_END, SLICE)
+    ]
+
+
+async def test_names_that_could_not_be_purged_are_purged_the_next_time(
+    processes: Processes,
+) -> None:
+    store = await processes.another()
+    namespace = await make_namespace(store)
+    await apply(store, namespace, update(row(1, 7), through=1, count=7))
+    await store.control.delete_namespace(namespace)
+    processes.clock.advance(HOUR)
+    delete, failures = store.control._purge._delete, [StoreUnavailableError("away")]
+
+    async def fail_once(dataset: Dataset, cql: str, keys: Sequence[tuple[Any, ...]]) -> None:
+        if failures and cql == _NO_NAMES:
+            raise failures.pop()
+        await delete(dataset, cql, keys)
+
+    with patch.object(store.control._purge, "_delete", fail_once):
+        with pytest.raises(StoreUnavailableError):
+            await purge(store, NOW + HOUR)
+        await purge(store, NOW + HOUR)
+    names = await store.session.to_read(namespace.dataset, _NAMES)
+    for shard in range(namespace.settings.shards):
+        assert not await store.simulated.one(names.bind((namespace.id, shard, 1)))

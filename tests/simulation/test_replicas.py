@@ -1,6 +1,7 @@
 """What the adapter asks of the replicas is enough: what was acknowledged, or voided, stays so."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -8,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from counter.core.read import EMPTY_HEAD
-from counter.errors import UnavailableError, WriteTimeoutError
+from counter.errors import InvalidBodyError, UnavailableError, WriteTimeoutError
 from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
 from counter.types import (
     AtomicMark,
@@ -25,7 +26,18 @@ from counter.types import (
     Placement,
     Written,
 )
-from tests.contracts.cases import DATASET, NOW, T0, WINDOW, add, atomic, clear, marks, nonce
+from tests.contracts.cases import (
+    DATASET,
+    NOW,
+    SETTINGS,
+    T0,
+    WINDOW,
+    add,
+    atomic,
+    clear,
+    marks,
+    nonce,
+)
 from tests.contracts.rollup_cases import apply, end, head, row, update
 from tests.simulation.node import Write
 from tests.simulation.processes import Processes, plain_namespace
@@ -214,6 +226,17 @@ async def test_a_strict_write_that_lands_after_its_void_is_late(
         assert list(await store.events.find(namespace, [event])) == [None]
         processes.clock.advance(HOUR)
         processes.cluster.compact()
+
+
+@pytest.mark.parametrize("centers", [(0, 0, 0), (0, 0, 1)], ids=["one", "two"])
+async def test_strict_is_refused_only_if_replicas_are_in_two_data_centers(
+    centers: Sequence[int],
+) -> None:
+    store = await Processes(centers, Placement(write_consistency="EACH_QUORUM")).another()
+    strict = replace(SETTINGS, payload_check=PayloadCheck.STRICT)
+    is_refused = pytest.raises(InvalidBodyError, match="strict needs QUORUM")
+    with is_refused if 1 in centers else nullcontext():
+        await store.control.create_namespace("strict", strict, NOW)
 
 
 @pytest.mark.parametrize(("delta", "outcome"), [(7, Written.UNTOLD), (8, Written.CONFLICT)])

@@ -271,6 +271,24 @@ async def test_an_accept_limit_changes_from_the_first_slice_that_is_not_made(pai
     assert changed.eras[-1].from_us == start_us + 2 * size_us
 
 
+@pytest.mark.parametrize("change", [-SECOND, SECOND], ids=["shorter", "longer"])
+async def test_an_accept_limit_is_announced_before_it_changes(pair: Pair, change: int) -> None:
+    """Meanwhile adds are accepted by the shorter limit, and windows close by the longer one."""
+    old_us = SETTINGS.accept_limit_us
+    new_us = old_us + change
+    namespace = await pair.one.create("c", SETTINGS)
+    update, written = pair.control.update_namespace, []
+
+    async def noted(before: Namespace, after: Namespace) -> bool:
+        written.append(after)
+        return await update(before, after)
+
+    with patch.object(pair.control, "update_namespace", noted):
+        await pair.one.update(namespace, replace(SETTINGS, accept_limit_us=new_us))
+    limits_us = [(each.eras[-1][1], each.closing_eras[-1][1]) for each in written]
+    assert limits_us == [(min(old_us, new_us), max(old_us, new_us)), (new_us, new_us)]
+
+
 async def test_an_add_is_written_by_what_is_known_when_it_is_written(pair: Pair) -> None:
     """However long its request waited for its body since the namespace was looked up."""
     service = CounterService(pair.store, MemoryCache(pair.clock), pair.clock)

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -112,3 +113,23 @@ async def test_a_count_that_was_read_is_in_the_cache(many: bool) -> None:
         else:
             await reader.read_one(namespace, "c", EVENTUALLY)
     assert reader.lookups == {"hit": 1, "miss": 1}
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+async def test_an_accurate_read_looks_at_events_whatever_its_clock_shows(many: bool) -> None:
+    """A clock that was set back takes every stored count for a fresh one."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    namespace = replace(namespace, dataset=replace(namespace.dataset, clock_skew_max_us=0))
+    await world.add("c", 5)
+    world.clock.advance(2 * CLOSING)
+    await world.process().worker.tick()
+    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
+    assert (await reader.read_one(namespace, "c", EVENTUALLY)).count == 5
+    await world.add("c", 2)
+    world.clock.advance(-2 * CLOSING)
+    if many:
+        (count,) = await reader.read(namespace, ["c"], 0)
+    else:
+        count = await reader.read_one(namespace, "c", 0)
+    assert count.count == 7

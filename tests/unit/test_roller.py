@@ -29,6 +29,16 @@ def test_a_pending_recount_is_done_whether_a_mark_asks_for_it_or_not() -> None:
     assert (done.rows, done.checkpoint) == ((WindowRow(20, False, 7),), Checkpoint(99, 7))
 
 
+def test_a_counter_that_another_worker_rolled_up_is_left_alone() -> None:
+    assert plan("c", Dirt(), Head(Checkpoint(99, 7), NOTHING, ()), BATCH) is None
+
+
+def test_a_window_that_may_be_open_is_not_recounted() -> None:
+    made = plan("c", Dirt(), head(Pending(20, 90), Pending(100, 90)), BATCH)
+    assert made is not None
+    assert made.sums == (20,)
+
+
 def test_a_pending_recount_stays_until_the_window_that_it_was_left_in_is_passed() -> None:
     """A worker that slept since before the resolution may still write what it read of the events.
     Until the mark in that window has it counted once more, readers must count for themselves."""
