@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -21,16 +19,12 @@ from api.server.sockets import check_exposure, connections_max, listen, say_wher
 from api.server.tls import Certificates
 from api.telemetry.exposition import MetricsDirectory
 from api.workers import SupervisorLink, Work, supervise
+from counter.background import tune_interpreter
 from counter.config.settings import Settings
 from counter.config.values import PORT_MAX
 from counter.errors import StartupError
 from counter.limits import SECOND
 
-#: The interpreter's switch interval. With the default of 5 ms the writer thread would wait so long
-#: for a busy event loop, several times a commit.
-_SWITCH_INTERVAL_S: Final = 0.0005
-#: New objects between garbage collections; a request makes hardly any cycles.
-_GC_THRESHOLD: Final = 50_000
 _TALKATIVE: Final = ("debug", "info")
 
 
@@ -73,10 +67,7 @@ def _run(
     parent: SupervisorLink | None = None,
 ) -> None:
     """Serve on *listeners* in this process; call *ready* when it accepts requests."""
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    # Imported modules live as long as the process: exclude them from garbage collection.
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
+    tune_interpreter()
     loop_factory = uvicorn.Config(lambda *_: None, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(_serve(settings, listeners, ready, parent))

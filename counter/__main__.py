@@ -18,7 +18,10 @@ _EXIT_INTERRUPTED: Final = 130
 def main() -> None:
     """Run the command line."""
     try:
-        from counter.cli.app import main as run
+        from counter.background import importing
+
+        with importing():
+            from counter.cli.app import main as run
 
         run()
     except KeyboardInterrupt:

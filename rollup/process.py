@@ -11,7 +11,6 @@ a worker serves no API: one request per connection, with bounds on everything.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from counter.background import tune_interpreter
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, guard_of
 from counter.core.namespaces import Namespaces
@@ -189,10 +189,6 @@ EXIT_DRAINED: Final = 0
 EXIT_FAILED: Final = 1
 
 _log = logging.getLogger("counter.rollup")
-#: How long a thread may hold the interpreter while another one waits: the driver's thread and the
-#: event loop exchange results all the time.
-_SWITCH_INTERVAL_S: Final = 0.0005
-_GC_THRESHOLD: Final = 50_000
 
 
 def run(settings: Settings) -> int:
@@ -205,9 +201,7 @@ def run(settings: Settings) -> int:
     if "log_level" not in settings.model_fields_set:
         # A healthy worker logs only joins, leaves and takeovers, so these must be visible.
         logging.getLogger("counter").setLevel(logging.INFO)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD)
+    tune_interpreter()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_run(settings))
 

@@ -1,12 +1,15 @@
 """Work that repeats in the background."""
 
 import asyncio
+import gc
 import logging
+import subprocess
+import sys
 
 import pytest
 
 from api.server.protocol import cut_slow_clients
-from counter.background import every, pause
+from counter.background import every, importing, pause
 from counter.errors import StoreUnavailableError
 
 
@@ -60,3 +63,33 @@ async def test_a_pause_ends_when_it_is_stopped() -> None:
     await asyncio.sleep(0)
     stop.set()
     assert await waiting
+
+
+def test_no_garbage_is_collected_during_imports_nor_later_among_what_they_made() -> None:
+    frozen = gc.get_freeze_count()
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > frozen
+
+
+@pytest.mark.parametrize("command", ["--version", "serve --port 0 --data /proc/none"])
+def test_a_command_imports_its_modules_without_collecting(command: str) -> None:
+    code = (
+        "import gc, sys\n"
+        "class Seen:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name in ('counter.cli.app', 'api.serve'):\n"
+        "            print(name, gc.isenabled(), file=sys.stderr)\n"
+        "sys.meta_path.insert(0, Seen())\n"
+        f"sys.argv = ['counter', *{command.split()}]\n"
+        "from counter.__main__ import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    seen = [
+        line.split()[1] for line in ended.stderr.splitlines() if line.endswith(("True", "False"))
+    ]
+    assert seen == ["False"] * len(command.split()[:2])

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from counter.background import importing
 from counter.cli.flags import RollupFlags, SchemaFlags, ServeFlags, given, ready
 from counter.cli.terminal import Json, exit_on_error, print_answer
 from counter.config.report import document_of, effective, load
@@ -32,7 +33,8 @@ Roller = Callable[["Namespace"], Awaitable[None]]
 
 def serve(flags: ServeFlags | None = None) -> None:
     """Serve the REST API until SIGTERM or SIGINT."""
-    from api.serve import serve as run
+    with importing():
+        from api.serve import serve as run
 
     with exit_on_error():
         run(ready(flags).settings, serve_one)
@@ -42,8 +44,9 @@ def serve_one(
     settings: Settings, listener: socket.socket, number: int, pipe: Connection, folder: Path
 ) -> None:
     """Serve as one of several processes that share *listener*; see :data:`api.workers.Work`."""
-    from api.serve import serve_as_worker
-    from api.workers import SupervisorLink
+    with importing():
+        from api.serve import serve_as_worker
+        from api.workers import SupervisorLink
 
     log_to_stderr(settings)
     with exit_on_error():
@@ -59,7 +62,8 @@ def rollup(flags: RollupFlags | None = None) -> None:
                 "store is sqlite, whose data directory one process holds: `counter serve` rolls up"
                 " in its own; give --store postgresql or --store cassandra"
             )
-        from rollup.process import run
+        with importing():
+            from rollup.process import run
 
         raise SystemExit(run(settings))
 
