@@ -122,7 +122,7 @@ class Desk:
         await self.store.open()
         try:
             await self.namespaces.refresh()
-            await Maintenance(self.store, self.clock, self.namespaces).run_once()
+            await Maintenance(self.store, self.clock).run_once()
             if namespace not in [each.name for each in self.namespaces.all()]:
                 await self.namespaces.create(namespace, self._settings.default_namespace())
             # Existing data is not part of the measured rollup.

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from counter.core.clock_guard import ClockGuard, checked_now_us
-from counter.core.namespaces import Namespaces
 from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, PAST_SLICES_PER_STEP, SLICES_AHEAD
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
-from counter.types import CounterType, Dataset, Namespace, Slice
+from counter.types import CounterType, Dataset, Slice
 from counter.windows import closing_lag
 from rollup.partitions import Partitions
 
@@ -25,7 +24,6 @@ class Maintenance:
         self,
         store: Store,
         clock: Clock,
-        namespaces: Namespaces,
         partitions: Partitions | None = None,
         guard: ClockGuard | None = None,
     ) -> None:
@@ -33,7 +31,6 @@ class Maintenance:
         self._partitions = partitions or Partitions(store, clock)
         self._clock = clock
         self._guard = guard
-        self._namespaces = namespaces
         self._purged_at_us = 0
         #: Slices as last read, by dataset, and how many were created and dropped here.
         self.slices: dict[str, Sequence[Slice]] = {}
@@ -104,26 +101,19 @@ class Maintenance:
         ``dropped_before`` moves forward first, then the table is dropped. Watermarks are read only
         if a slice may be due, because there may be many of them.
         """
-        namespaces = [
-            each
-            for each in self._namespaces.all()
-            if each.dataset.id == dataset.id
-            and each.settings.counter_type is not CounterType.BEST_EFFORT
-        ]
-        grace_us = max((n.settings.rollup_window_us for n in namespaces), default=0)
-        grace_us += dataset.clock_skew_max_us
-        watermark_us: int | None = None
+        watermark_us, grace_us = None, 0
         is_earliest = True
         slices = self.slices[dataset.name] = await self._store.control.slices(dataset)
         for each in slices:
-            due_us = each.end_us
+            followed_us = 0 if self._guard is None else self._guard.followed_us
+            due_us = each.end_us + followed_us
             if each.retired_at_us is not None:
-                due_us = max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)
-            if self._guard is not None:
-                due_us += self._guard.followed_us
+                due_us += dataset.retention_us
             now_us = checked_now_us(self._clock, self._guard, dataset)
             if now_us >= due_us and watermark_us is None:
-                watermark_us = await self._watermark(namespaces, now_us)
+                watermark_us, grace_us = await self._watermark(dataset, now_us)
+            if each.retired_at_us is not None:
+                due_us = max(due_us, each.retired_at_us + grace_us + followed_us)
             is_due = watermark_us is not None and watermark_us >= due_us
             if each.retired_at_us is None:
                 if is_due:
@@ -138,16 +128,26 @@ class Maintenance:
                 self.tally["dropped"] += 1
                 _log.info("dropped slice %d of dataset %s", each.start_us, dataset.name)
 
-    async def _watermark(self, namespaces: list[Namespace], now_us: int) -> int:
-        """Return the earliest watermark of all the shards."""
-        earliest_us = now_us
-        for namespace in namespaces:
+    async def _watermark(self, dataset: Dataset, now_us: int) -> tuple[int, int]:
+        """Return the earliest watermark of all the shards, and how long a recount may be under way.
+
+        The namespaces are read from the store, after the clock: a copy of the directory may lack
+        one whose events are not counted yet.
+        """
+        earliest_us, window_us = now_us, 0
+        for namespace in await self._store.control.namespaces():
+            settings = namespace.settings
+            if namespace.dataset.id != dataset.id:
+                continue
+            if settings.counter_type is CounterType.BEST_EFFORT:
+                continue
+            window_us = max(window_us, settings.rollup_window_us)
             try:
                 earliest_us = min([earliest_us, *await self._store.rollups.watermarks(namespace)])
             except NamespaceUnknownError:
                 # Deleted meanwhile: it delays nothing.
                 continue
-        return earliest_us
+        return earliest_us, window_us + dataset.clock_skew_max_us
 
 
 def _missing(

@@ -123,7 +123,7 @@ class RollupWorker:
             store, cache, self.limiter, self.partitions, batch_counters=batch
         )
         self._atomics = AtomicSettler(store, Resolver(store, clock, guard), self.limiter, clock)
-        self.maintenance = Maintenance(store, clock, namespaces, self.partitions, guard)
+        self.maintenance = Maintenance(store, clock, self.partitions, guard)
         self._maintained_us = -_MAINTENANCE_EVERY_US
         self._looked_us = clock.boottime_us()
         self._stop = asyncio.Event()

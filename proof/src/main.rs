@@ -8,10 +8,12 @@ mod automaton;
 mod checker;
 mod eras;
 mod fence;
+mod generations;
 mod keys;
 mod log;
 mod names;
 mod rules;
+mod slices;
 mod times;
 
 use std::process::ExitCode;
@@ -49,8 +51,19 @@ fn scenes() -> Vec<Scene> {
     let of_eras = eras::SCENARIOS.iter();
     let of_eras =
         of_eras.map(|each| scene(each.name, true, move |broken| eras::Eras { scenario: each, broken }));
+    let of_generations = generations::SCENARIOS.iter();
+    let of_generations = of_generations.map(|each| {
+        scene(each.name, each.quick, move |broken| generations::Generations { scenario: each, broken })
+    });
     let of_fence = scene("fence", true, |broken| fence::Fence { broken });
-    of_log.chain(of_keys).chain(of_names).chain(of_eras).chain([of_fence]).collect()
+    let of_slices = scene("late slice", true, |broken| slices::Slices { broken });
+    of_log
+        .chain(of_keys)
+        .chain(of_names)
+        .chain(of_eras)
+        .chain(of_generations)
+        .chain([of_slices, of_fence])
+        .collect()
 }
 
 fn scene_of(name: &str) -> Scene {

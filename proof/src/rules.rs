@@ -114,6 +114,22 @@ rules! {
     WrittenByFreshCopy, "written-by-fresh-copy", "an event is written by a copy of the directory of any age";
     ClosedByFreshCopy, "closed-by-fresh-copy", "a worker closes windows by a copy of the directory of any age";
     DecidedByFreshCopy, "decided-by-fresh-copy", "a token is decided by a copy of the directory of any age";
+    // Namespaces of one name: CassandraControl.create_namespace, CassandraPurge.purge, Namespaces.current
+    NameSettles, "name-settles", "the name of a deleted namespace is free at once";
+    SettlesFromSight, "settles-from-sight", "the name of a deleted namespace is free some time after its deletion was sent, not after it was seen";
+    WatermarksGone, "watermarks-gone", "a name is free while the watermarks of its deleted namespace are there";
+    WatermarksFirst, "watermarks-first", "a namespace is created before its watermarks are written";
+    NumbersTaken, "numbers-taken", "a namespace gets the number of the deleted one";
+    NameReplaced, "name-replaced", "the row of a deleted namespace is removed before the name is created again";
+    NameKept, "name-kept", "the row of a deleted namespace is removed as soon as its name is free";
+    RefusedLater, "refused-later", "a creation that found the name in use takes its watermarks away at once";
+    NamespaceLookedUpAgain, "namespace-looked-up-again", "an add does not look its namespace up again after its mark";
+    // Slices that are made late: Maintenance (rollup/maintenance.py), CassandraSlices
+    OpenSlicesFirst, "open-slices-first", "a slice that may have an open window is made after later ones";
+    MarkNeedsSlice, "mark-needs-slice", "a mark is left although its slice does not exist";
+    MadeInTime, "made-in-time", "a table is made however long ago its slice was found missing";
+    NotMadeAgain, "not-made-again", "a slice that was dropped is made again";
+    NamespacesAfterClock, "namespaces-after-clock", "a slice is dropped by a copy of the directory of any age";
     // PostgreSQL: late, append (functions.sql), pass_fence, wait_for_appends (fence.py), decide (decisions.py)
     LockBeforeClock, "lock-before-clock", "an append reads the clock before it takes the lock";
     LockUntilCommit, "lock-until-commit", "an append lets go of its lock before it commits";
@@ -158,6 +174,16 @@ impl Rule {
                 "eras, longer"
             }
             EraCopies | AcceptedByShorter | WrittenByFreshCopy => "eras, shorter",
+            NameSettles
+            | SettlesFromSight
+            | WatermarksGone
+            | WatermarksFirst
+            | NumbersTaken
+            | NamespaceLookedUpAgain => "generations",
+            NameReplaced | NameKept | RefusedLater => "generations, late create",
+            OpenSlicesFirst | MarkNeedsSlice | MadeInTime | NotMadeAgain | NamespacesAfterClock => {
+                "late slice"
+            }
             LockBeforeClock | LockUntilCommit | FenceWaits | FenceMoves | FenceInAppend | OpenFirst
             | OpenRefused | DecisionWaits | LookAgain => "fence",
             _ => "one token",

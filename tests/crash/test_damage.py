@@ -65,7 +65,7 @@ async def filled(place: Path, draw: random.Random) -> list[Disk]:
     store.database._wal_pages = 60
     await store.open()
     service = CounterService(store, MemoryCache(clock), clock)
-    maintenance = Maintenance(store, clock, service.namespaces)
+    maintenance = Maintenance(store, clock)
     await maintenance.run_once()
     namespace = await service.namespaces.create("n", replace(SETTINGS, shards=2))
     worker = RollupWorker(store, MemoryCache(clock), clock, service.namespaces)
@@ -293,7 +293,7 @@ async def test_no_backup_is_made_of_a_log_that_was_damaged_beside_a_service(
     store = SqliteStore(data, clock, [DATASET])
     await store.open()
     service = CounterService(store, MemoryCache(clock), clock)
-    await Maintenance(store, clock, service.namespaces).run_once()
+    await Maintenance(store, clock).run_once()
     namespace = await service.namespaces.create("n", SETTINGS)
     await service.add(namespace, "counter", 1, Token(bytes(range(16)), clock.now_us()))
     await asyncio.to_thread(backed_up, data, fast_dir / "whole", clock.now_us())
@@ -331,7 +331,7 @@ async def test_power_may_fail_while_the_log_is_deleted_by_a_stop(
         store = SqliteStore(data, clock, [DATASET])
         await store.open()
         service = CounterService(store, MemoryCache(clock), clock)
-        await Maintenance(store, clock, service.namespaces).run_once()
+        await Maintenance(store, clock).run_once()
         await service.namespaces.create(f"n{life}", SETTINGS)
         await store.close()
     store = SqliteStore(after, clock, [DATASET])
@@ -349,7 +349,7 @@ async def test_a_backup_takes_no_page_that_a_service_writes_meanwhile_for_damage
     store.database._wal_pages = 1
     await store.open()
     service = CounterService(store, MemoryCache(clock), clock)
-    await Maintenance(store, clock, service.namespaces).run_once()
+    await Maintenance(store, clock).run_once()
     namespace = await service.namespaces.create("n", SETTINGS)
     loop = asyncio.get_running_loop()
     sums_of, looks = page_sums._file_sums, []

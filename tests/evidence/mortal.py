@@ -135,7 +135,7 @@ class Place:
         """Make slices, and the namespace ``n``."""
         store = await self._opened()
         namespaces = Namespaces(store, self.clock)
-        await Maintenance(store, self.clock, namespaces).run_once()
+        await Maintenance(store, self.clock).run_once()
         await namespaces.create("n", replace(SETTINGS, shards=SHARDS))
 
     async def process(self, dies_at: int | None = None) -> Process:

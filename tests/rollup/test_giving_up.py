@@ -257,7 +257,7 @@ async def test_slots_that_another_worker_took_are_not_held() -> None:
 async def test_a_namespace_that_was_deleted_meanwhile_holds_no_slice_back() -> None:
     world = World()
     await world.begin(shards=1)
-    keeper = Maintenance(world.store, world.clock, world.api.namespaces)
+    keeper = Maintenance(world.store, world.clock)
     for _ in range(DATASET.retention_us // DATASET.slice_us + 4):
         world.clock.advance(DATASET.slice_us + MINUTE)
         with failing(world.store, "watermarks", NamespaceUnknownError("gone")):

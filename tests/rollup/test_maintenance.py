@@ -69,7 +69,7 @@ async def test_slices_of_every_dataset_are_made_though_nothing_can_be_dropped() 
     world = World()
     other = replace(DATASET, id=2, name="other")
     store = MemoryStore(world.clock, [DATASET, other])
-    maintenance = Maintenance(store, world.clock, world.api.namespaces)
+    maintenance = Maintenance(store, world.clock)
     await maintenance.run_once()
     world.clock.advance(DATASET.slice_us)
     failing = patch.object(maintenance, "_drop_slices", side_effect=StoreUnavailableError("no"))
@@ -82,7 +82,7 @@ async def test_slices_of_every_dataset_are_made_though_nothing_can_be_dropped() 
 
 async def test_nothing_is_dropped_while_slices_cannot_be_made() -> None:
     world = World()
-    maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
+    maintenance = Maintenance(world.store, world.clock)
     failing = patch.object(maintenance, "make_slices", side_effect=StoreUnavailableError("no"))
     with failing, patch.object(maintenance, "_drop_slices") as drop:
         with pytest.raises(StoreUnavailableError):
@@ -92,7 +92,7 @@ async def test_nothing_is_dropped_while_slices_cannot_be_made() -> None:
 
 async def test_the_store_is_purged_each_minute_and_at_once_if_more_is_left() -> None:
     world = World()
-    maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
+    maintenance = Maintenance(world.store, world.clock)
     with patch.object(world.store.control, "purge", side_effect=[True, False, False]) as purge:
         for advance_us, calls in ((0, 1), (0, 2), (MINUTE - 1, 2), (1, 3)):
             world.clock.advance(advance_us)
@@ -158,6 +158,19 @@ async def test_a_shard_that_lags_behind_holds_the_slices_back() -> None:
         await a.worker.tick()
     assert await world.store.control.dropped_before(DATASET) > 0
     assert await world.rolled_up(namespace) == {f"c{each}": each for each in range(10)}
+
+
+async def test_a_namespace_that_an_old_copy_of_the_directory_lacks_holds_the_slices_back() -> None:
+    """Its events would go before they are counted."""
+    world = World()
+    a = world.process()
+    await a.namespaces.refresh()
+    await world.begin(shards=1)
+    await world.add("c", 5)
+    for _ in range(12):
+        world.clock.advance(DATASET.slice_us)
+        await a.worker.maintenance.run_once()
+    assert await world.store.control.dropped_before(DATASET) == 0
 
 
 async def test_a_slice_that_must_stay_keeps_the_later_ones() -> None:
@@ -274,7 +287,7 @@ async def test_a_gap_is_filled_though_the_slices_before_it_are_dropped() -> None
     await world.begin(shards=1)
     old = await world.store.control.slices(DATASET)
     world.clock.advance(DATASET.retention_us)
-    maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
+    maintenance = Maintenance(world.store, world.clock)
     await maintenance.make_slices(DATASET, past_max=0)
     for each in old:
         await world.store.control.drop_slice(DATASET, each.start_us)
@@ -295,7 +308,7 @@ async def test_no_window_is_open_in_a_slice_that_is_left_for_later(past_us: int)
     size_us, lag_us = DATASET.slice_us, closing_lag(DATASET)
     now_us = world.clock.now_us()
     world.clock.advance(DATASET.retention_us + size_us - now_us % size_us + past_us)
-    maintenance = Maintenance(world.store, world.clock, world.api.namespaces)
+    maintenance = Maintenance(world.store, world.clock)
     await maintenance.make_slices(DATASET, past_max=0)
     slices = await world.store.control.slices(DATASET)
     oldest_us = world.clock.now_us() - size_us - lag_us
@@ -310,7 +323,7 @@ async def test_a_hole_between_slices_is_filled() -> None:
     world = World()
     namespace = await world.begin(shards=1)
     ahead = FakeClock(world.clock.now_us() + 10 * DATASET.retention_us)
-    await Maintenance(world.store, ahead, world.api.namespaces).run_once()
+    await Maintenance(world.store, ahead).run_once()
     world.clock.advance((SLICES_AHEAD + 1) * DATASET.slice_us)
     await world.process().worker.tick()
     await world.add("c", 2)

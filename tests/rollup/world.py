@@ -124,7 +124,7 @@ class World:
 
     async def begin(self, **settings: Any) -> Namespace:
         """Make slices, and the namespace ``n``."""
-        await Maintenance(self.store, self.clock, self.api.namespaces).run_once()
+        await Maintenance(self.store, self.clock).run_once()
         return await self.create("n", **settings)
 
     async def create(self, name: str, **settings: Any) -> Namespace:

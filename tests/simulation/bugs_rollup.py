@@ -228,12 +228,12 @@ BUGS = (
         (
             Edit(
                 Maintenance._drop_slices,
-                "due_us = each.end_us\n",
+                "due_us = each.end_us + followed_us\n",
                 "due_us = each.end_us\n        watermark_us = self._clock.now_us()\n",
             ),
             Edit(
                 Maintenance._drop_slices,
-                "max(each.end_us + dataset.retention_us, each.retired_at_us + grace_us)",
+                "max(due_us, each.retired_at_us + grace_us + followed_us)",
                 "each.end_us",
             ),
         ),

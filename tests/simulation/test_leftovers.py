@@ -7,7 +7,8 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from counter.errors import SliceMissingError, StoreUnavailableError
-from counter.limits import HOUR
+from counter.limits import HOUR, MINUTE
+from counter.storage.cassandra.session import DatasetState
 from counter.storage.cassandra.slices import _NAMES, _NO_NAMES, _STARTS
 from counter.types import Dataset, Mark
 from tests.contracts.cases import (
@@ -19,6 +20,7 @@ from tests.contracts.cases import (
     dirty_counters,
     make_namespace,
     nonce,
+    slice_at,
 )
 from tests.contracts.control_cases import purge
 from tests.contracts.rollup_cases import apply, row, update
@@ -56,28 +58,6 @@ async def test_a_key_is_reserved_again_over_one_that_was_left_half_done(
         namespace, nonce(1), NOW, later_us, later_us + HOUR
     )
     assert reserved_us == later_us
-
-
-async def test_who_loses_a_race_for_a_name_has_taken_its_watermarks_away(
-    processes: Processes,
-) -> None:
-    """They are those of a number that no namespace has."""
-    one, other = await processes.another(), await processes.another()
-    namespace = await make_namespace(other)
-    take_away, taken = one.control._purge.take_watermarks_away, []
-
-    async def noted(dataset: Any, number: int) -> None:
-        await take_away(dataset, number)
-        taken.append(number)
-
-    free = AsyncMock(return_value=None)
-    with (
-        patch.object(one.session.control, "settled", free),
-        patch.object(one.control._purge, "take_watermarks_away", noted),
-    ):
-        one.control._sequences._seen = dict(other.control._sequences._seen)
-        assert await one.control.create_namespace("tests", namespace.settings, NOW) is None
-    assert taken == [namespace.id + 1]
 
 
 async def test_marks_that_could_not_be_dropped_are_dropped_the_next_time(
@@ -142,3 +122,26 @@ async def test_names_that_could_not_be_purged_are_purged_the_next_time(
     names = await store.session.to_read(namespace.dataset, _NAMES)
     for shard in range(namespace.settings.shards):
         assert not await store.simulated.one(names.bind((namespace.id, shard, 1)))
+
+
+async def test_a_process_that_slept_since_it_read_the_slices_makes_no_table(
+    processes: Processes,
+) -> None:
+    """Another one may have made the slice and dropped it: its table would be there again, empty."""
+    store = await processes.another()
+    (dataset,) = await store.control.datasets()
+    reload_slices = store.session.reload_slices
+
+    async def slept(*arguments: Dataset) -> DatasetState:
+        state = await reload_slices(*arguments)
+        processes.clock.advance(MINUTE + 1)
+        return state
+
+    with (
+        patch.object(store.session, "reload_slices", slept),
+        patch.object(store.session.connection, "ddl", side_effect=AssertionError),
+        pytest.raises(StoreUnavailableError, match="too long"),
+    ):
+        await store.control.make_slices(dataset, slice_at(SLICES_END))
+    await store.control.make_slices(dataset, slice_at(SLICES_END))
+    assert (await store.control.slices(dataset))[-1].start_us == SLICES_END

@@ -1,13 +1,22 @@
 """A namespace that is created again under its name loses no add, however long processes pause."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from counter.limits import MILLISECOND, SECOND
+from counter.errors import NamespaceUnknownError
+from counter.limits import HOUR, MILLISECOND, SECOND
+from counter.windows import settling_time
+from tests.contracts.cases import DATASET, NOW, SETTINGS, make_namespace
+from tests.contracts.control_cases import purge
 from tests.simulation.draw import draw
 from tests.simulation.plan import BASE, Attempt, Change, Plan, Rebirth, Trap
+from tests.simulation.processes import Processes
 from tests.simulation.run import Result, run_plan
+from tests.simulation.store import SimulatedStore
 
 _FIRST, _ADDS = 100_000, 10
 
@@ -57,3 +66,90 @@ def test_an_add_that_sleeps_on_its_way_through_the_deletion(table: str, action: 
         trap = Trap(0, 1, table, 1, action, for_us)
         result = reborn(3 * SECOND, traps=(trap,))
         assert not result.problems, "\n".join([*result.problems, *result.trace])
+
+
+class Sent:
+    """Notes the compare-and-sets that a process sends, and has the first one land once more."""
+
+    def __init__(self, store: SimulatedStore) -> None:
+        self._control = store.session.control
+        self._compare = self._control.compare
+        self._statements: list[tuple[str, Sequence[Any], Any]] = []
+
+    async def compare(self, cql: str, values: Sequence[Any], *, seen_by: Any, **named: Any) -> Any:
+        self._statements.append((cql, values, seen_by))
+        return await self._compare(cql, values, seen_by=seen_by, **named)
+
+    async def lands_again(self) -> None:
+        """As an attempt that timed out, and was held on its way to a node that was not reached."""
+        cql, values, seen_by = next(each for each in self._statements if "namespaces" in each[0])
+        await self._compare(cql, values, seen_by=seen_by)
+
+
+async def test_a_creation_that_lands_after_its_deletion_makes_no_namespace() -> None:
+    """It would have no watermarks, and its adds would be acknowledged and never counted."""
+    processes = Processes()
+    one, other = await processes.another(), await processes.another()
+    sent = Sent(one)
+    with patch.object(one.session.control, "compare", sent.compare):
+        namespace = await make_namespace(one)
+    assert await one.control.delete_namespace(namespace)
+    processes.clock.advance(settling_time(DATASET))
+    await purge(one)
+    await sent.lands_again()
+    assert await other.control.namespaces() == []
+
+
+async def test_the_row_of_a_deleted_namespace_is_removed_when_no_creation_can_land() -> None:
+    processes = Processes()
+    store = await processes.another()
+    namespace = await make_namespace(store)
+    assert await store.control.delete_namespace(namespace)
+    rows = []
+    for wait_us in (0, settling_time(DATASET), HOUR - settling_time(DATASET) - 1, 1):
+        processes.clock.advance(wait_us)
+        await purge(store, processes.clock.now_us())
+        rows.append(len(await store.session.control.read("SELECT id FROM {control}.namespaces")))
+    assert rows == [1, 1, 1, 0]
+    assert not await store.session.control.read("SELECT id FROM {control}.departed")
+
+
+async def test_a_creation_that_lost_a_race_and_lands_later_makes_a_whole_namespace() -> None:
+    """Its watermarks are there for as long as it may land; then they are purged."""
+    processes = Processes()
+    one, other = await processes.another(), await processes.another()
+    first = await make_namespace(other)
+    free = AsyncMock(return_value=None)
+    with patch.object(one.session.control, "settled", free):
+        one.control._sequences._seen = dict(other.control._sequences._seen)
+        assert await one.control.create_namespace("tests", SETTINGS, NOW) is None
+    lost = replace(first, id=first.id + 1)
+    for wait_us in (0, HOUR - 1):
+        processes.clock.advance(wait_us)
+        await purge(one, processes.clock.now_us())
+        assert len(await other.rollups.watermarks(lost)) == SETTINGS.shards
+    processes.clock.advance(1)
+    await purge(one, processes.clock.now_us())
+    with pytest.raises(NamespaceUnknownError):
+        await other.rollups.watermarks(lost)
+    assert await other.rollups.watermarks(first)
+
+
+async def test_a_deleted_namespace_is_not_read_once_its_name_is_in_use_again() -> None:
+    """By a process with an old copy of the directory, although the process that deleted it died
+    before it had taken the watermarks away."""
+    processes = Processes()
+    one, reader = await processes.another(), await processes.another()
+    deleted = await make_namespace(one)
+    dies = AsyncMock(side_effect=ConnectionError)
+    with (
+        patch.object(one.control._purge, "take_watermarks_away", dies),
+        pytest.raises(ConnectionError),
+    ):
+        await one.control.delete_namespace(deleted)
+    processes.clock.advance(settling_time(DATASET))
+    assert await reader.rollups.watermarks(deleted)
+    again = await make_namespace(one)
+    assert again.id != deleted.id
+    with pytest.raises(NamespaceUnknownError):
+        await reader.rollups.watermarks(deleted)

@@ -49,7 +49,7 @@ async def fill(data: Path) -> None:
     clock = SystemClock()
     async with opened(data) as store:
         service = CounterService(store, MemoryCache(clock), clock)
-        await Maintenance(store, clock, service.namespaces).run_once()
+        await Maintenance(store, clock).run_once()
         namespace = await service.namespaces.create("videos", SETTINGS)
         kept_not = replace(SETTINGS, counter_type=CounterType.BEST_EFFORT)
         await service.namespaces.create("likes", kept_not)

@@ -54,7 +54,7 @@ class Life:
                 await world.api.recount(namespace, name, 0, 2**60)
             elif kind == 8 and self.random.randrange(8) == 0:
                 world.clock.advance(12 * MINUTE)
-                await Maintenance(world.store, world.clock, world.api.namespaces).run_once()
+                await Maintenance(world.store, world.clock).run_once()
             else:
                 world.clock.advance(self.random.randrange(CLOSING))
                 await self.process.worker.tick()

@@ -69,7 +69,7 @@ class Desk:
     async def open(self) -> None:
         await self.store.open()
         namespaces = Namespaces(self.store, self.clock)
-        await Maintenance(self.store, self.clock, namespaces).run_once()
+        await Maintenance(self.store, self.clock).run_once()
         self.namespace: Namespace = await namespaces.create("n", SETTINGS)
 
     async def add(self, number: int) -> Any:

@@ -4,7 +4,9 @@ A namespace is one row under its name. All but its id and version are one cell, 
 must agree changes by one compare-and-set of the version.
 
 The row of a deleted namespace keeps its name until no process can acknowledge an add to it any
-more (:func:`counter.windows.settling_time`). Only then may a namespace of the same name be created.
+more (:func:`counter.windows.settling_time`). Only then may a namespace of the same name be created,
+and its row replaces the deleted one. A row is removed only when no creation from before may land
+any more: a namespace that came back would have no watermarks, and its adds would never count.
 """
 
 from __future__ import annotations
@@ -75,6 +77,11 @@ _CREATE: Final = (
     "INSERT INTO {control}.namespaces (name, id, version, document, op) VALUES (?, ?, 1, ?, ?)"
     " IF NOT EXISTS"
 )
+#: Over the row of a deleted namespace.
+_CREATE_OVER: Final = (
+    "UPDATE {control}.namespaces SET id = ?, version = 1, document = ?, op = ? WHERE name = ?"
+    " IF id = ? AND version = ?"
+)
 _UPDATE: Final = (
     "UPDATE {control}.namespaces SET version = ?, document = ?, op = ? WHERE name = ?"
     " IF id = ? AND version = ?"
@@ -130,17 +137,21 @@ class CassandraControl:
         if row is not None and not is_deleted(row[2]):
             return None
         if row is not None:
-            await self._free_deleted(name, row[0], row[1], row[2])
+            await self._settle_deleted(name, row[0], row[2])
         number = (await self._sequences.take(NAMESPACES)).first
         eras = (Era(0, settings.accept_limit_us),)
         namespace = Namespace(number, name, settings, eras, dataset, now_us, version=1)
         # Before any process can know the namespace: one without watermarks counts as deleted.
         await self._lay_watermarks(namespace)
-        applied, _ = await self._session.control.compare(
-            _CREATE, (name, number, namespace_text(namespace), OP), seen_by=(_ROW, (name,))
-        )
+        text = namespace_text(namespace)
+        cql, values = _CREATE, (name, number, text, OP)
+        if row is not None:
+            cql, values = _CREATE_OVER, (number, text, OP, name, row[0], row[1])
+        applied, _ = await self._session.control.compare(cql, values, seen_by=(_ROW, (name,)))
         if not applied:
-            await self._purge.take_watermarks_away(dataset, number)
+            # An attempt that timed out may land when the name is free again. So the purge takes the
+            # watermarks away, when that is over.
+            await self._purge.note_departure(namespace)
             return None
         self._session.known.add(number)
         return namespace
@@ -182,9 +193,9 @@ class CassandraControl:
         await self._purge.take_watermarks_away(namespace.dataset, namespace.id)
         return True
 
-    async def _free_deleted(self, name: str, number: int, version: int, text: str) -> None:
-        """Remove the row of a deleted namespace. Raises UnavailableError while adds to it may be
-        acknowledged."""
+    async def _settle_deleted(self, name: str, number: int, text: str) -> None:
+        """Let nothing use the deleted namespace *number* any more. Raises UnavailableError while
+        adds to it may be acknowledged."""
         dataset = await self._purge.dataset_in(text)
         left_us = self._session.settles_in(number, dataset)
         if left_us > 0:
@@ -193,7 +204,9 @@ class CassandraControl:
                 f" for the deleted one; create it again in {left_us / SECOND:.1f} s",
                 retry_after_us=left_us,
             )
-        await self._purge.remove_row(name, number, version)
+        # What deleted it may have stopped before it did so. A process with an old copy of the
+        # directory would read old counts under the name.
+        await self._purge.take_watermarks_away(dataset, number)
 
     async def counters(
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int

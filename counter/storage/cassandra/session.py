@@ -306,8 +306,12 @@ class Session:
 
         It was deleted before this process first saw it deleted. Only this process's clock counts.
         """
+        return settling_time(dataset) - self.gone_for(namespace_id)
+
+    def gone_for(self, namespace_id: int) -> int:
+        """Return how long ago this process first saw that a namespace is deleted."""
         now_us = self.clock.boottime_us()
-        return self._seen_gone_us.setdefault(namespace_id, now_us) + settling_time(dataset) - now_us
+        return now_us - self._seen_gone_us.setdefault(namespace_id, now_us)
 
     def check_exists(self, namespace: Namespace) -> None:
         """Raise NamespaceUnknownError if this process knows that *namespace* is deleted.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from counter.errors import CounterError, StoreUnavailableError, invariant
-from counter.limits import HOUR, SECOND, SIZES_KEPT_SLICES
+from counter.limits import HOUR, MINUTE, SECOND, SIZES_KEPT_SLICES
 from counter.storage.cassandra.control_keyspace import (
     OP,
     dataset_id_in,
@@ -44,6 +44,10 @@ _DROP: Final = (
 )
 _STARTS: Final = "SELECT start, document FROM {control}.slices WHERE dataset = ?"
 _ATTEMPTS_MAX: Final = 5
+#: How long after it read the slices a process creates a table. If it were longer than retention,
+#: another process could have made the slice and dropped it; while the table is there again, empty,
+#: one that paused as long would sum its windows.
+_MAKING_US: Final = MINUTE
 
 
 class CassandraSlices:
@@ -56,10 +60,16 @@ class CassandraSlices:
         return list((await self._session.reload_slices(dataset)).slices)
 
     async def make_slices(self, dataset: Dataset, *slices: Slice) -> None:
+        clock = self._session.clock
+        began_us = clock.boottime_us()
         state = await self._session.reload_slices(dataset)
         known = {each.start_us for each in state.slices}
         for each in slices:
             if each.start_us not in known and each.end_us > state.dropped_before_us:
+                if clock.boottime_us() - began_us > _MAKING_US:
+                    raise StoreUnavailableError(
+                        f"making slices of dataset {dataset.name!r} took too long"
+                    )
                 await self._make_slice(state, each)
         await state.reload()
 
@@ -148,8 +158,9 @@ class CassandraSlices:
 
 #: Partitions that one call deletes, at most.
 _PARTITIONS_MAX: Final = 1_000
-#: After this time, an unfinished deletion of an existing namespace counts as abandoned.
-_GIVEN_UP_US: Final = HOUR
+#: A compare-and-set of a namespace lands within this time, or never: an unfinished deletion counts
+#: as abandoned, and the row of a deleted namespace may be removed.
+_LANDS_WITHIN_US: Final = HOUR
 
 _DEPART: Final = "INSERT INTO {control}.departed (id, document) VALUES (?, ?) USING TIMESTAMP ?"
 _DEPARTED: Final = "SELECT id, document FROM {control}.departed"
@@ -185,34 +196,44 @@ class CassandraPurge:
         #: The shard whose names, and the window whose marks, come next; by namespace id.
         self._next_shard: dict[int, int] = {}
         self._next_window: dict[int, int] = {}
+        #: Ids of namespaces of which only the row is left.
+        self._purged: set[int] = set()
 
     async def purge(self, now_us: int) -> bool:
         for number, text in await self._session.control.read(_DEPARTED):
             departed: dict[str, Any] = json.loads(text)
             row = await self._session.control.settled(_PURGED_ROW, departed["name"])
             dataset = await self.dataset_in(text)
-            if row is not None and row[0] == number:
-                if not is_deleted(row[2]):
-                    # Its deletion is under way, or was given up.
-                    if now_us - departed["at_us"] >= _GIVEN_UP_US:
-                        await self._session.control.write(FORGET, departed["at_us"], number)
+            may_land = now_us - departed["at_us"] < _LANDS_WITHIN_US
+            if row is None or row[0] != number:
+                # Its name is another one's. Its own creation may still land.
+                if may_land:
                     continue
-                if self._session.settles_in(number, dataset) > 0:
-                    continue
-                await self.remove_row(departed["name"], number, row[1])
-            if not await self._purged(number, departed, dataset):
+            elif not is_deleted(row[2]):
+                # Its deletion is under way, or was given up.
+                if not may_land:
+                    await self._session.control.write(FORGET, departed["at_us"], number)
+                continue
+            elif self._session.settles_in(number, dataset) > 0:
+                continue
+            if number not in self._purged:
+                if await self._purge_some(number, departed, dataset):
+                    self._purged.add(number)
                 return True
+            if row is not None and row[0] == number:
+                if self._session.gone_for(number) < _LANDS_WITHIN_US:
+                    continue
+                await self._session.control.compare(
+                    _REMOVE,
+                    (departed["name"], number, row[1]),
+                    seen_by=(_PURGED_ROW, (departed["name"],)),
+                )
             await self._session.control.write(FORGET, FOR_EVER, number)
             self._next_shard.pop(number, None)
             self._next_window.pop(number, None)
+            self._purged.discard(number)
             return True
         return False
-
-    async def remove_row(self, name: str, number: int, version: int) -> None:
-        """Remove the row of a deleted namespace that has settled: its name is free."""
-        await self._session.control.compare(
-            _REMOVE, (name, number, version), seen_by=(_PURGED_ROW, (name,))
-        )
 
     async def dataset_in(self, text: str) -> Dataset:
         """The dataset that a document names."""
@@ -243,7 +264,7 @@ class CassandraPurge:
         """A namespace without watermarks is one that is deleted."""
         await self._delete(dataset, _NO_WATERMARKS, [(number,)])
 
-    async def _purged(self, number: int, departed: dict[str, Any], dataset: Dataset) -> bool:
+    async def _purge_some(self, number: int, departed: dict[str, Any], dataset: Dataset) -> bool:
         """Delete the next part; whether nothing is left."""
         await self.take_watermarks_away(dataset, number)
         if not await self._purged_names(number, departed["shards"], dataset):
