@@ -5,6 +5,7 @@
 //! scenario that needs it, and a counterexample must be found. See README.md.
 
 mod automaton;
+mod cached;
 mod checker;
 mod eras;
 mod fence;
@@ -56,13 +57,14 @@ fn scenes() -> Vec<Scene> {
         scene(each.name, each.quick, move |broken| generations::Generations { scenario: each, broken })
     });
     let of_fence = scene("fence", true, |broken| fence::Fence { broken });
+    let of_cache = scene("cache", true, |broken| cached::Cached { broken });
     let of_slices = scene("late slice", true, |broken| slices::Slices { broken });
     of_log
         .chain(of_keys)
         .chain(of_names)
         .chain(of_eras)
         .chain(of_generations)
-        .chain([of_slices, of_fence])
+        .chain([of_slices, of_cache, of_fence])
         .collect()
 }
 

@@ -130,6 +130,13 @@ rules! {
     MadeInTime, "made-in-time", "a table is made however long ago its slice was found missing";
     NotMadeAgain, "not-made-again", "a slice that was dropped is made again";
     NamespacesAfterClock, "namespaces-after-clock", "a slice is dropped by a copy of the directory of any age";
+    // The cache of counts: CountReader (counter/core/read.py), BatchRoller._tell_cache, Cache.put_many
+    CachedAsOf, "cached-as-of", "a count out of the cache is told as of the watermark";
+    CacheNotAccurate, "cache-not-accurate", "an accurate read takes a count out of the cache";
+    TailNotCached, "tail-not-cached", "a count is put into the cache with its live tail";
+    PutAsOfBatch, "put-as-of-batch", "a worker puts a count into the cache as of the end of the next window";
+    NewestCached, "newest-cached", "an older count replaces a newer one in the cache";
+    CachedByNumber, "cached-by-number", "counts are cached by the name of their namespace, not by its number";
     // PostgreSQL: late, append (functions.sql), pass_fence, wait_for_appends (fence.py), decide (decisions.py)
     LockBeforeClock, "lock-before-clock", "an append reads the clock before it takes the lock";
     LockUntilCommit, "lock-until-commit", "an append lets go of its lock before it commits";
@@ -184,6 +191,9 @@ impl Rule {
             OpenSlicesFirst | MarkNeedsSlice | MadeInTime | NotMadeAgain | NamespacesAfterClock => {
                 "late slice"
             }
+            CachedAsOf | CacheNotAccurate | TailNotCached | PutAsOfBatch | NewestCached | CachedByNumber => {
+                "cache"
+            }
             LockBeforeClock | LockUntilCommit | FenceWaits | FenceMoves | FenceInAppend | OpenFirst
             | OpenRefused | DecisionWaits | LookAgain => "fence",
             _ => "one token",
@@ -198,6 +208,9 @@ impl Rule {
             ),
             Rule::RecountMarksRead => Some(
                 "a resolution leaves a pending recount as well, which the worker reads with the head: only what a client asks for is lost, and no promise is about that",
+            ),
+            Rule::NewestCached => Some(
+                "each count says what it is as of, and a reader that needs a newer one reads the store: it costs reads, no promise",
             ),
             _ => None,
         }

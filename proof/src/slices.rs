@@ -392,8 +392,9 @@ const SITUATIONS: &[Situation<Slices>] = &[
     ("a table is made of a slice that was dropped meanwhile", |_, s| {
         s.makers.iter().any(|each| matches!(each, Maker::Undoing(_)))
     }),
-    ("an add is acknowledged in a slice that was made when its window had begun", |_, s| {
-        s.acknowledged && !s.has_had([true, false]) && s.has_had([true, true])
+    ("an add is acknowledged in a slice that was made when its time had come", |_, s| {
+        s.acknowledged
+            && s.makers.iter().any(|each| matches!(each, Maker::Making([Some(1), _], read) if *read >= TOKEN))
     }),
     ("a worker sums a window of a slice that was dropped", |_, s| {
         s.dropped > 0 && s.workers.contains(&Worker::Marked)

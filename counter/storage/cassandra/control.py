@@ -144,9 +144,9 @@ class CassandraControl:
         # Before any process can know the namespace: one without watermarks counts as deleted.
         await self._lay_watermarks(namespace)
         text = namespace_text(namespace)
-        cql, values = _CREATE, (name, number, text, OP)
+        cql, values = _CREATE, [name, number, text, OP]
         if row is not None:
-            cql, values = _CREATE_OVER, (number, text, OP, name, row[0], row[1])
+            cql, values = _CREATE_OVER, [number, text, OP, name, row[0], row[1]]
         applied, _ = await self._session.control.compare(cql, values, seen_by=(_ROW, (name,)))
         if not applied:
             # An attempt that timed out may land when the name is free again. So the purge takes the
