@@ -163,6 +163,17 @@ class _Token:
         return self.window.is_recounted and "landed" in letters and not is_settled
 
 
+def limit_at(namespace: Namespace, time_us: int) -> int:
+    """The accept limit of *time_us*. Where another one was announced, and not set: the one before,
+    because the announcement may have landed too late for every process to have it."""
+    starts_us = {era.from_us for era in (*namespace.eras, *namespace.closing_eras)}
+    for from_us in sorted(each for each in starts_us if each <= time_us)[::-1]:
+        limit_us = accept_limit_at(namespace, from_us)
+        if limit_us == closing_limit_at(namespace, from_us):
+            return limit_us
+    raise ValueError(f"{namespace.name} had no accept limit at {time_us}")
+
+
 def _quorums_of(config: Config) -> Sequence[Sequence[int]]:
     """The nodes of each read that sees enough."""
     if config.levels is None or config.levels[1] != LOCAL:
@@ -275,8 +286,8 @@ class Observed:
         token.marked = changed.plan.how != "atomic"
         scope = counter if token.marked else ""
         self._decided[namespace_id, scope, time_us, nonce].append(token)
-        limits_us = accept_limit_at(namespace, time_us), closing_limit_at(namespace, time_us)
-        token.letters |= told_of(item, *ages_of(time_us, limits_us, config))
+        limit_us = limit_at(namespace, time_us)
+        token.letters |= told_of(item, *ages_of(time_us, limit_us, config))
 
     # What nodes and processes did.
 

@@ -28,6 +28,8 @@ EXACT_US = 1_000
 FUTURE_US = 3_000_000
 #: A quorum of the data center of the process.
 LOCAL = "LOCAL_QUORUM"
+#: What traps call the table of namespaces; only changes of a namespace meet them.
+DIRECTORY = "namespaces"
 #: Verbs of changes that set a counter to 0.
 CLEARS = ("clear", "delete")
 

@@ -11,14 +11,14 @@ from unittest.mock import patch
 from counter.types import Namespace, PayloadCheck, Placement
 from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, SETTINGS, SLICE, SLICES_END, slice_at
 from tests.simulation.cluster import Cluster
+from tests.simulation.connection import CENTERS
 from tests.simulation.store import SimulatedStore, have_schema, options_for
 from tests.simulation.weather import Weather
 from tests.support.clock import FakeClock
 
 
 class Processes:
-    """Makes them, all in the first data center; each has a store of its own, and all have the same
-    clock."""
+    """Makes them; each has a store of its own, and all have the same clock."""
 
     def __init__(
         self, centers: Sequence[int] = (0, 0, 0), placement: Placement | None = None
@@ -31,10 +31,11 @@ class Processes:
     def _at(self, _: int, call: Any, *args: Any) -> None:
         asyncio.get_running_loop().call_soon(call, *args)
 
-    async def another(self) -> SimulatedStore:
-        """One more, with the slices of the contracts' setting."""
+    async def another(self, center: int = 0) -> SimulatedStore:
+        """One more, in a data center, with the slices of the contracts' setting."""
         await have_schema(self.cluster, self._options)
-        made = SimulatedStore(self._options, self.clock, self.cluster)
+        options = replace(self._options, local_datacenter=CENTERS[center])
+        made = SimulatedStore(options, self.clock, self.cluster)
         await made.open()
         (dataset,) = await made.control.datasets()
         for start_us in range(FIRST_SLICE, SLICES_END, SLICE):

@@ -12,6 +12,7 @@ from tests.simulation.plan import (
     BASE,
     BRIEF,
     CHANGEABLE,
+    DIRECTORY,
     EXACT_US,
     FUTURE_US,
     LOCAL,
@@ -25,6 +26,7 @@ from tests.simulation.plan import (
     Read,
     Rebirth,
     Step,
+    Trap,
 )
 
 #: Short beside production's, and as long as what is proportional to it allows.
@@ -32,8 +34,10 @@ _RETENTION_US = 20 * SECOND
 _SLICE_US = 10 * SECOND
 _LATE_US = 30 * SECOND
 _NIGHT_US = 2 * HOUR
+#: Until the first slice of a changed accept limit has begun.
+_ERA_US = 42 * SECOND
 #: The numbers of the first changes that are drawn here.
-_EXACT, _KEYED, _LEFT, _ROUGH = 200_000, 300_000, 400_000, 500_000
+_EXACT, _KEYED, _LEFT, _ROUGH, _OF_ERAS = 200_000, 300_000, 400_000, 500_000, 600_000
 #: Digits to the base ROUGH_BASE that 64 bits hold.
 _ROUGH_DIGITS = 19
 
@@ -42,7 +46,7 @@ def reach(plan: Plan) -> None:
     """Change *plan* so that it comes into some of the situations."""
     seed = plan.config.seed
     kinds = (
-        _bounds, _retention, _night, _shards, _nodes, _buckets, _settings, _clocks, _acts,
+        _bounds, _retention, _night, _eras, _shards, _nodes, _buckets, _settings, _clocks, _acts,
         _compactions, _proposals, _edges, _exact, _keys, _caches, _centers,
         _best_effort,
     )  # fmt: skip
@@ -62,7 +66,7 @@ def _is_plain(config: Config) -> bool:
 
 def _retention(plan: Plan, random: Random) -> None:
     """Have some steps happen so late that the slices of the others are dropped."""
-    if not _is_plain(plan.config) or random.random() > 0.28:
+    if not _is_plain(plan.config) or random.random() > 0.33:
         return
     config = plan.config
     slice_us = _SLICE_US
@@ -108,6 +112,31 @@ def _night(plan: Plan, random: Random) -> None:
             # While adds come in again.
             until_us += random.randrange(12 * SECOND)
         plan.steps.append(Fault(begin_us, "crash", who, until_us - begin_us))
+
+
+def _eras(plan: Plan, random: Random) -> None:
+    """Have a changed accept limit, or its announcement, land late, and adds be around the limits
+    from then on: the process pauses meanwhile, and others go on."""
+    config = plan.config
+    if not _is_plain(config) or config.wrong_us or config.apis < 2 or random.random() > 0.55:
+        return
+    plan.config = replace(
+        config, slice_us=_SLICE_US, time_bucket_us=_SLICE_US, end_us=_ERA_US + config.end_us
+    )
+    _spread(plan, random, _ERA_US, 8 * SECOND)
+    at_us, who = random.randrange(2 * SECOND), random.randrange(config.apis)
+    # Either of the two compare-and-sets.
+    late_us = int(random.uniform(18, 38) * SECOND)
+    plan.steps.append(Trap(at_us, who, DIRECTORY, random.choice([1, 2]), "pause-before", late_us))
+    plan.steps.append(Fault(at_us, "accept", who, 0, random.random()))
+    for number in range(_OF_ERAS, _OF_ERAS + random.randint(6, 14)):
+        begin_us = at_us + int(random.random() * (late_us + 8 * SECOND))
+        age_us = int(random.random() ** 2 * 8 * SECOND)
+        attempts = (Attempt(0, random.randrange(config.apis), False),)
+        items = (("era", BASE ** (number - _OF_ERAS)),)
+        name = config.namespaces[0][0]
+        token = (number, age_us, None, attempts)
+        plan.steps.append(Change(begin_us, number, "add", name, items, *token))
 
 
 def _spread(plan: Plan, random: Random, late_us: int, again_us: int) -> None:
@@ -188,7 +217,7 @@ def _acts(plan: Plan, random: Random) -> None:
         return
     for _ in range(random.randint(0, 3)):
         at_us, who = _instant(plan, random), random.randrange(config.apis)
-        plan.steps.append(Fault(at_us, random.choice(["recount", "accept"]), who))
+        plan.steps.append(Fault(at_us, random.choice(["recount", "accept", "accept"]), who))
     wrong_us = random.choice([config.wrong_us, -config.wrong_us])
     for place, step in enumerate(plan.steps):
         if isinstance(step, Rebirth):

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from counter.limits import HOUR, SECOND
+from counter.limits import FUTURE_LIMIT_MAX_US, HOUR, SECOND
 from counter.types import Dataset, Mark, Namespace, Slice
+from counter.windows import settling_time
 from tests.simulation.history import Changed, History, Item, expiring
 from tests.simulation.plan import CHANGEABLE, Config
 from tests.simulation.store import SimulatedStore
@@ -23,6 +24,10 @@ SITUATIONS: Final = {
     "left-over-proposal": "a compare-and-set or SERIAL read completed one that was left over",
     "new-ballot": "the same, under the timestamp of a new ballot, as Paxos v1 does",
     **{f"change-{name}": f"a namespace's `{name}` was changed" for name in CHANGEABLE},
+    "era-announced-late": (
+        "a changed accept limit, or its announcement, landed too late for its slices while adds"
+        " and a worker went on"
+    ),
     "cut-off": "a write did not get to another data center over a link that is cut one way",
     "cut-answer": "a write got to another data center, and its answer was lost on such a link",
     "cut-read": "a read got too few answers because of such a link",
@@ -86,6 +91,13 @@ class Watch:
         #: By start: (end, event buckets).
         self._slices: dict[int, tuple[int, int]] = {}
         self._dropped: dict[int, int] = {}
+        #: By namespace: when a watermark moved last.
+        self._advanced_us: dict[int, int] = {}
+        #: Namespaces with other accept limits, which no process has read yet, the first instant of
+        #: these limits, and when they were sent.
+        self._sent: list[tuple[Namespace, int, int]] = []
+        #: Those that landed too late: the namespace's name, when they were sent, and when read.
+        self._late: list[tuple[str, int, int]] = []
 
     def watch(self, store: SimulatedStore) -> None:
         """Note what *store* is asked for from now on."""
@@ -128,9 +140,42 @@ class Watch:
 
         rollups.advance, rollups.apply, rollups.dirty = advanced, applied, read
         control.make_slices, control.drop_slice = made, dropped
+        self._watch_directory(control)
+
+    def _watch_directory(self, control: Any) -> None:
+        update_namespace, namespaces = control.update_namespace, control.namespaces
+
+        async def updated(before: Namespace, after: Namespace) -> bool:
+            new = {*after.eras} - {*before.eras} | {*after.closing_eras} - {*before.closing_eras}
+            if new:
+                self._sent.append((after, min(each.from_us for each in new), self._now_us()))
+            done: bool = await update_namespace(before, after)
+            self._found([after] if done else [])
+            return done
+
+        async def read() -> Sequence[Namespace]:
+            found: Sequence[Namespace] = await namespaces()
+            self._found(found)
+            return found
+
+        control.update_namespace, control.namespaces = updated, read
+
+    def _found(self, namespaces: Sequence[Namespace]) -> None:
+        for sent in [each for each in self._sent if each[0] in namespaces]:
+            self._sent.remove(sent)
+            self._landed(*sent)
+
+    def _landed(self, namespace: Namespace, from_us: int, sent_us: int) -> None:
+        """Note other accept limits that landed when a copy of the directory without them may write
+        an event of theirs."""
+        dataset, now_us = namespace.dataset, self._now_us()
+        ahead_us = min(FUTURE_LIMIT_MAX_US, dataset.slice_us) + settling_time(dataset)
+        if from_us <= now_us + ahead_us and self._advanced_us.get(namespace.id, 0) > sent_us:
+            self._late.append((namespace.name, sent_us, now_us))
 
     def _advanced(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
         self._watermarks.add(through_us)
+        self._advanced_us[namespace.id] = self._now_us()
         for shard in shards:
             before_us = self._latest.get((namespace.id, shard))
             if before_us is not None and self._now_us() - before_us > HOUR:
@@ -145,6 +190,14 @@ class Watch:
             for item in changed.items:
                 if item.event_time_us is not None and item.applied_us is not None:
                     self._judge(item, item.event_time_us)
+                    self._judge_eras(changed.plan.namespace, item.applied_us)
+
+    def _judge_eras(self, namespace: str, applied_us: int) -> None:
+        if any(
+            name == namespace and sent_us < applied_us < landed_us
+            for name, sent_us, landed_us in self._late
+        ):
+            self.reached.add("era-announced-late")
 
     def _judge_key(self, first: Changed, second: Changed) -> None:
         """Note when *second* used the key of *first* again."""

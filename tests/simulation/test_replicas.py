@@ -1,16 +1,19 @@
 """What the adapter asks of the replicas is enough: what was acknowledged, or voided, stays so."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from counter.core.read import EMPTY_HEAD
+from counter.core.resolve import Resolver
 from counter.errors import InvalidBodyError, UnavailableError, WriteTimeoutError
 from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
+from counter.storage.cassandra import connection
 from counter.types import (
     AtomicMark,
     Checkpoint,
@@ -174,6 +177,45 @@ async def test_a_write_that_a_data_center_did_not_acknowledge_fails(cut: tuple[i
     assert isinstance(outcome, UnavailableError)
     # Its own data center has it.
     assert await found(store, namespace) == EVENT
+
+
+#: What is cut, and in which data center a late token is asked about then.
+ASKED = list(product([None, (0, 1), (1, 0)], [0, 1]))
+
+
+@pytest.mark.parametrize("levels", [("EACH_QUORUM", "LOCAL_QUORUM"), ("QUORUM", "QUORUM")])
+@pytest.mark.parametrize("heard_by", [(), (0, 1), (2,), (0, 1, 2)], ids=str)
+async def test_two_data_centers_give_one_answer_about_a_late_token(
+    heard_by: tuple[int, ...], levels: tuple[str, str]
+) -> None:
+    """Whichever of them has its event, whichever is asked first, and whatever is cut meanwhile."""
+    processes = Processes((0, 0, 1), Placement((("", 1),), *levels))
+    stores = [await processes.another(center) for center in (0, 1)]
+    settings = replace(SETTINGS, payload_check=PayloadCheck.OFF, accept_limit_us=MINUTE)
+    namespace = await stores[0].control.create_namespace("tests", settings, NOW)
+    assert namespace is not None
+    tokens = [[add(number=number)] for number in range(len(ASKED) ** 2)]
+    tokens += [atomic(("c", 1), ("d", 2), number=number) for number in range(len(ASKED) ** 2)]
+    with processes.heard_by(*heard_by):
+        for events in tokens:
+            await stores[0].events.append(namespace, events)
+    processes.clock.advance(5 * MINUTE)
+    resolvers = [Resolver(store, processes.clock) for store in stores]
+    answers = set()
+    for events, asked in zip(tokens, 2 * list(product(ASKED, repeat=2)), strict=True):
+        given = set()
+        # At the end nothing is cut, and both are asked.
+        for cut, center in (*asked, (None, 0), (None, 1)):
+            processes.cluster.weather.cut = cut
+            with suppress(UnavailableError), patch.object(connection, "_CAS_READS", 0):
+                given.add(await resolvers[center].resolve(namespace, events))
+        assert len(given) == 1, asked
+        expected = events if given == {Outcome.APPLIED} else [None] * len(events)
+        for store in stores:
+            assert list(await store.events.find(namespace, events)) == expected, asked
+        answers |= given
+    if len(heard_by) == len(processes.cluster.nodes):
+        assert answers == {Outcome.APPLIED}
 
 
 @pytest.mark.parametrize("table", KEPT)

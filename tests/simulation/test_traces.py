@@ -1,12 +1,18 @@
 """Histories against the model: what its automata allow, and what they do not."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from counter.config.settings import Settings
+from counter.limits import SECOND
+from counter.storage.memory import DEFAULT_DATASET
+from counter.types import Era, Namespace
 from tests.simulation.draw import draw
 from tests.simulation.history import Changed, History, Item, Sent
 from tests.simulation.model import CLIENTS, TABLE, Automaton, automata, parse, why_not
+from tests.simulation.observed import limit_at
 from tests.simulation.plan import Change
 from tests.simulation.requests import START_US
 from tests.simulation.told import COVERED, untrue
@@ -180,3 +186,21 @@ def test_what_clients_were_told_is_compared() -> None:
     assert [each.partition("allow ")[2][:9] for each in problems] == ["told-void"]
     item.void_us = START_US + config.lag_us + 2 * config.window_us
     assert untrue(config, History([changed]), (), START_US)[0] == []
+
+
+@pytest.mark.parametrize(("old_us", "new_us"), [(SECOND, 5 * SECOND), (5 * SECOND, SECOND)])
+def test_an_accept_limit_that_was_only_announced_leaves_the_one_before(
+    old_us: int, new_us: int
+) -> None:
+    """Regression: windows seemed to be closed by one of the two before adds were late by the other,
+    if the announcement landed late."""
+    settings = replace(Settings().default_namespace(), accept_limit_us=old_us)
+    eras = (Era(0, old_us),)
+    namespace = Namespace(1, "one", settings, eras, DEFAULT_DATASET, START_US, 1)
+    announced = namespace.announced(new_us, START_US)
+    assert limit_at(announced, START_US) == limit_at(announced, START_US - 1) == old_us
+    # By the next change, for later slices.
+    changed = announced.announced(new_us, START_US + SECOND)
+    changed = changed.changed(replace(settings, accept_limit_us=new_us), START_US + SECOND)
+    assert limit_at(changed, START_US) == old_us
+    assert limit_at(changed, START_US + SECOND) == new_us

@@ -44,20 +44,20 @@ def told_of(item: Item, late_us: int, closed_us: int) -> Letters:
 
 
 def ages_of(
-    time_us: int, limits_us: tuple[int, int], config: Config, *, is_fenced: bool = False
+    time_us: int, limit_us: int, config: Config, *, is_fenced: bool = False
 ) -> tuple[int, int]:
     """When a token of *time_us* is late by every clock, and its window is closed by the first one.
 
-    The accept limits of its namespace are *limits_us*: two if one was only announced, and processes
-    may have used either. A clock that is near its bound counts as beyond it. With *is_fenced* only
-    the clock of PostgreSQL decides, and the model's windows close without a margin.
+    Adds are accepted, and windows close, by *limit_us*. A clock that is near its bound counts as
+    beyond it. With *is_fenced* only the clock of PostgreSQL decides, and the model's windows close
+    without a margin.
     """
     end_us = window_of(time_us, config.window_us) + config.window_us
     if is_fenced:
         wrong_us = config.wrong_us
-        return time_us + max(limits_us) + wrong_us, end_us + min(limits_us) - wrong_us
-    closed_us = end_us + min(limits_us) + config.write_timeout_us + config.skew_us
-    return time_us + max(limits_us) + config.skew_us, closed_us
+        return time_us + limit_us + wrong_us, end_us + limit_us - wrong_us
+    closed_us = end_us + limit_us + config.write_timeout_us + config.skew_us
+    return time_us + limit_us + config.skew_us, closed_us
 
 
 def counted_of(
@@ -105,7 +105,6 @@ def untrue(
     """
     problems: list[str] = []
     compared: Counter[str] = Counter()
-    limits_us = (config.accept_us, config.accept_us)
     earliest_us = created_us - config.accept_us - 2 * config.skew_us
     last = counted_of(items_of(history), final)
     identities = [
@@ -124,7 +123,7 @@ def untrue(
         compared[why or COVERED] += 1
         if why:
             continue
-        letters = told_of(item, *ages_of(token_us, limits_us, config, is_fenced=is_fenced))
+        letters = told_of(item, *ages_of(token_us, config.accept_us, config, is_fenced=is_fenced))
         if stored is not None:
             letters |= stored(namespace, identity)
         if id(item) in last:

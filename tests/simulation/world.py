@@ -29,7 +29,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.connection import CENTERS, UNMET, Met, table_of
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.observed import Recorder
-from tests.simulation.plan import BRIEF, ROUGH, Config, Trap
+from tests.simulation.plan import BRIEF, DIRECTORY, ROUGH, Config, Trap
 from tests.simulation.requests import START_US, Requests
 from tests.simulation.situations import Watch
 from tests.simulation.store import SimulatedStore, have_schema, options_for
@@ -160,7 +160,7 @@ class Member:
         table = table_of(statement)
         for each in self._traps:
             trap: Trap = each[1]
-            if not table.startswith(_DATA + trap.table):
+            if not _is_meant(trap, statement, table):
                 continue
             each[0] -= 1
             if each[0] == 0:
@@ -169,7 +169,7 @@ class Member:
         return UNMET
 
     def _caught(self, trap: Trap, table: str) -> Met:
-        self.world.note(f"{self.process.name}: {trap.action} at {table[len(_DATA) :]}")
+        self.world.note(f"{self.process.name}: {trap.action} at {table.partition('.')[2]}")
         action, _, when = trap.action.partition("-")
         if action == "hold":
             return Met(hold_us=trap.for_us)
@@ -314,6 +314,14 @@ class World(Requests):
                 raise RuntimeError(f"namespace {name} is not created: {answer}")
         # Processes learn of them when they are asked for them, or when they look next.
         await asyncio.sleep(0.1)
+
+
+def _is_meant(trap: Trap, statement: Any, table: str) -> bool:
+    """Whether *trap* is for a *statement* on *table*."""
+    if trap.table == DIRECTORY:
+        is_directory = table == f"counter.{DIRECTORY}"
+        return is_directory and statement.prepared_statement.query_id.verb == "update"
+    return table.startswith(_DATA + trap.table)
 
 
 @lru_cache
