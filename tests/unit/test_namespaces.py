@@ -289,6 +289,15 @@ async def test_an_accept_limit_is_announced_before_it_changes(pair: Pair, change
     assert limits_us == [(min(old_us, new_us), max(old_us, new_us)), (new_us, new_us)]
 
 
+async def test_another_setting_leaves_the_accept_limits_of_earlier_slices(pair: Pair) -> None:
+    namespace = await pair.one.create("c", SETTINGS)
+    longer = replace(SETTINGS, accept_limit_us=SETTINGS.accept_limit_us + SECOND)
+    changed = await pair.one.update(namespace, longer)
+    assert len(changed.eras) == 2
+    again = await pair.one.update(changed, replace(longer, cache_ttl_us=2 * SECOND))
+    assert (again.eras, again.closing_eras) == (changed.eras, changed.closing_eras)
+
+
 async def test_an_add_is_written_by_what_is_known_when_it_is_written(pair: Pair) -> None:
     """However long its request waited for its body since the namespace was looked up."""
     service = CounterService(pair.store, MemoryCache(pair.clock), pair.clock)

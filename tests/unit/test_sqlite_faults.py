@@ -28,7 +28,6 @@ from counter.limits import MINUTE, SECOND
 from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite import SqliteStore, page_sums
 from counter.storage.sqlite.database import Lane
-from counter.storage.sqlite.page_sums import PageSums
 from counter.storage.sqlite.schema import DROPPED, DirectoryLock, events_table
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance
@@ -320,17 +319,31 @@ async def test_new_directories_are_durable(fast_dir: Path) -> None:
     assert [call.args for call in synced.call_args_list] == [(fast_dir / "a",), (fast_dir,)]
 
 
-async def test_checksums_are_synced_before_the_log_begins_again(fast_dir: Path) -> None:
+class _SyncedMap(mmap.mmap):
+    """Counts its syncs."""
+
+    syncs = 0
+
+    def flush(self, *given: int) -> None:
+        _SyncedMap.syncs += 1
+        super().flush(*given)
+
+
+async def test_checksums_are_synced_before_the_log_begins_again(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing else knows the pages that only the database has from then on."""
+    monkeypatch.setattr(mmap, "mmap", _SyncedMap)
+    monkeypatch.setattr(_SyncedMap, "syncs", 0)
     desk = Desk(fast_dir)
-    with patch.object(PageSums, "flush", autospec=True) as flush:
-        await desk.open()
-        assert flush.call_count == 1
-        await desk.add(1)
-        assert desk.store.database._checkpoint(desk.store.database._writing)
-        assert flush.call_count == 2
-        await desk.store.close()
-        assert flush.call_count == 3
+    await desk.open()
+    assert _SyncedMap.syncs == 1
+    await desk.add(1)
+    assert desk.store.database._checkpoint(desk.store.database._writing)
+    assert _SyncedMap.syncs == 2
+    await desk.store.close()
+    # Before the last connection copies the log, and after.
+    assert _SyncedMap.syncs == 4
 
 
 class _FixedMap(mmap.mmap):
