@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from shutil import chown, copy
+from unittest.mock import patch
 
 import asyncpg
 import pytest
@@ -161,6 +162,33 @@ async def test_a_schema_that_is_missing(server: PostgresqlServer) -> None:
     with pytest.raises(StartupError, match=r"other.meta.*run `counter schema apply`"):
         async with opened(server.dsn(), "other"):
             pass
+
+
+@pytest.mark.parametrize(
+    "error", [StoreUnavailableError("away"), StartupError("no")], ids=["away", "no"]
+)
+async def test_a_start_that_fails_has_closed_its_connections(error: Exception) -> None:
+    store = PostgresqlStore(PostgresqlOptions("postgresql://u@h/db"), SystemClock())
+    failing = patch.object(store._database, "value", side_effect=error)
+    with (
+        failing,
+        patch.object(store._database, "open"),
+        patch.object(store._database, "close") as close,
+    ):
+        with pytest.raises(type(error)):
+            await store.open()
+        assert close.await_count == 1
+
+
+async def test_connections_are_closed_after_the_appends_that_need_them() -> None:
+    store = PostgresqlStore(PostgresqlOptions("postgresql://u@h/db"), SystemClock())
+    with (
+        patch.object(store.events, "close") as appends,
+        patch.object(store._database, "close") as connections,
+    ):
+        connections.side_effect = appends.assert_awaited_once
+        await store.close()
+        connections.assert_awaited_once()
 
 
 @pytest.mark.parametrize(

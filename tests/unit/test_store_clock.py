@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.clock import StoreClock
+from counter.clock import StoreClock, SystemClock
 from counter.core.clock_guard import StoreClockGuard
 from counter.errors import ClockSkewError, StoreUnavailableError
 from counter.limits import HOUR, MILLISECOND, SECOND
@@ -138,3 +138,11 @@ async def test_comparisons_run_one_at_a_time() -> None:
     with patch.object(source, "read_clock", counted):
         await asyncio.gather(guard.measure(), guard.measure())
     assert most == 1
+
+
+def test_until_it_is_measured_it_shows_this_machines_clock() -> None:
+    with (
+        patch.object(SystemClock, "wall_us", return_value=7 * SECOND),
+        patch.object(SystemClock, "boottime_us", return_value=3 * SECOND),
+    ):
+        assert StoreClock().wall_us() == 7 * SECOND
