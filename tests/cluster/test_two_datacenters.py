@@ -14,14 +14,15 @@ import pytest
 
 from counter.clock import SystemClock
 from counter.core.service import CounterService
-from counter.errors import CounterError, StartupError
+from counter.errors import CounterError, StartupError, UnavailableError
 from counter.limits import MINUTE, SECOND
-from counter.storage.cassandra import CassandraOptions
+from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace, PayloadCheck, Placement, Token
+from counter.windows import window_of
 from scripts.cluster_nodes import Cluster, Shape
 from scripts.cluster_servers import STORAGE_PORT
-from tests.contracts.cases import SETTINGS, nonce
+from tests.contracts.cases import SETTINGS, atomic, nonce
 from tests.support.cassandra import (
     HASTY,
     have_schema,
@@ -177,8 +178,10 @@ async def test_a_dataset_of_one_data_center_is_for_processes_in_it(
 class Site:
     """A process in each data center, and what was acknowledged by either."""
 
-    def __init__(self, apis: Sequence[CounterService], namespace: Namespace) -> None:
-        self.apis = apis
+    def __init__(self, stores: Sequence[CassandraStore], namespace: Namespace) -> None:
+        clock = SystemClock()
+        self.stores = stores
+        self.apis = [CounterService(store, MemoryCache(clock), clock) for store in stores]
         self.namespace = namespace
         self.acknowledged: set[int] = set()
         self.asked: dict[int, Token] = {}
@@ -225,16 +228,14 @@ class Site:
 @asynccontextmanager
 async def site(ways: Ways, options: CassandraOptions) -> AsyncIterator[Site]:
     await have_schema(options)
-    clock = SystemClock()
     async with opened(options) as one, opened(elsewhere(ways, options)) as other:
         (dataset,) = await one.control.datasets()
         await one.control.make_slices(dataset, slice_of_now())
         name = f"n{uuid.uuid4().hex}"
-        namespace = await one.control.create_namespace(name, USUAL, clock.now_us())
+        namespace = await one.control.create_namespace(name, USUAL, SystemClock().now_us())
         assert namespace is not None
-        apis = [CounterService(store, MemoryCache(clock), clock) for store in (one, other)]
         await other.control.datasets()
-        yield Site(apis, namespace)
+        yield Site((one, other), namespace)
 
 
 @pytest.mark.parametrize(("write", "read"), [("EACH_QUORUM", "LOCAL_QUORUM"), ("QUORUM", "QUORUM")])
@@ -256,3 +257,26 @@ async def test_what_was_acknowledged_is_counted_through_every_data_center(
             acknowledged = len(each.acknowledged) - before
             assert acknowledged < ADDS if write == "EACH_QUORUM" else acknowledged
             await each.all_is_counted()
+
+
+async def test_what_is_found_in_one_data_center_is_counted_in_each(
+    two_datacenters: Ways, options: CassandraOptions
+) -> None:
+    """It is repaired there before the look-up returns."""
+    placement = Placement(TWO, "EACH_QUORUM", "LOCAL_QUORUM")
+    async with site(two_datacenters, with_dataset(options, HASTY, placement)) as each:
+        namespace, (one, other) = each.namespace, each.stores
+        at_us = SystemClock().now_us()
+        window_us = window_of(at_us, namespace.settings.rollup_window_us)
+        items = atomic(("c", 1), ("d", 2), at=at_us)
+        with two_datacenters.cut(3), pytest.raises(UnavailableError):
+            await one.events.append_atomic(namespace, items)
+
+        async def is_found() -> bool:
+            with suppress(UnavailableError):
+                return list(await one.events.find(namespace, items)) == items
+            return False
+
+        await eventually(is_found, "a look-up in each data center")
+        sums = await other.events.sums(namespace, [("c", window_us), ("d", window_us)])
+        assert [found.total for found in sums] == [1, 2]

@@ -212,13 +212,10 @@ class _Counters:
 
     def _may_be_glimpsed(self, item: Item, void_us: int, seen: Seen) -> bool:
         """Whether a read may show what is void: a write that was given up may land after its window
-        was closed, or in one of two data centers, and stay in view until what is decided about it
-        is carried out and told."""
+        was closed, and stay in view until what is decided about it is carried out and told."""
         config = self._config
         if item.event_time_us is None or seen.sent_us > void_us:
             return False
-        if config.is_split:
-            return True
         end_us = item.event_time_us - item.event_time_us % config.window_us + config.window_us
         return seen.answered_us > end_us + config.accept_us + config.write_timeout_us
 

@@ -258,6 +258,8 @@ class Cluster:
             return [(local, len(local) // 2 + 1)]
         if level == ConsistencyLevel.EACH_QUORUM:
             return [(each, len(each) // 2 + 1) for each in (local, others) if each]
+        if level == ConsistencyLevel.ALL:
+            return [(self.nodes, len(self.nodes))]
         return [(self.nodes, QUORUM)]
 
     def _some(self, group: Sequence[Node], count: int, home: int) -> list[Node]:

@@ -61,25 +61,6 @@ def test_only_a_delete_that_was_applied_takes_a_counter_off_the_list(applied: bo
     assert any("is listed, and was deleted" in each for each in problems) == applied
 
 
-@pytest.mark.parametrize(
-    ("is_split", "sent_s", "may"), [(True, 1, True), (True, 4, False), (False, 1, False)]
-)
-def test_one_of_two_data_centers_may_show_an_add_until_it_is_void(
-    is_split: bool, sent_s: int, may: bool
-) -> None:
-    """Its window is open yet: in one data center nothing shows it that may be void later."""
-    told, _ = history(None)
-    (item,) = told.changes[0].items
-    item.event_time_us, item.applied_us, item.void_us = START_US, None, START_US + 3 * SECOND
-    shown = replace(told.reads[0], sent_us=START_US + sent_s * SECOND)
-    shown.answered_us = shown.sent_us + 1_000
-    config = replace(CONFIG, accept_us=10 * SECOND, levels=None)
-    if is_split:
-        config = replace(config, levels=("EACH_QUORUM", "LOCAL_QUORUM"), homes=(0, 1, 0, 1))
-    problems = check(config, replace(told, reads=[shown]), [])
-    assert ("must not" not in " ".join(problems)) == may
-
-
 def used_again(after_us: int, count: int, *, is_conflict: bool = False) -> list[str]:
     """What is wrong if a key that is remembered for 4 s is used again so long after its first use,
     and *count* is read at last."""

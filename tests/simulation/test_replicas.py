@@ -29,6 +29,7 @@ from counter.types import (
     Placement,
     Written,
 )
+from counter.windows import window_of
 from tests.contracts.cases import (
     DATASET,
     NOW,
@@ -52,6 +53,8 @@ READS = 20
 Do = Callable[[SimulatedStore, Namespace], Awaitable[object]]
 
 EVENT = add(delta=7)
+#: The start of the window of NOW.
+NOW_WINDOW = window_of(NOW, SETTINGS.rollup_window_us)
 ITEMS = atomic(("c", 1), ("d", 2))
 ROLLED_UP = update(row(1, 7), through=1, count=7)
 
@@ -176,7 +179,23 @@ async def test_a_write_that_a_data_center_did_not_acknowledge_fails(cut: tuple[i
     (outcome,) = await store.events.append(namespace, [EVENT])
     assert isinstance(outcome, UnavailableError)
     # Its own data center has it.
-    assert await found(store, namespace) == EVENT
+    assert [each.total for each in await store.events.sums(namespace, [("c", NOW_WINDOW)])] == [7]
+
+
+@pytest.mark.parametrize("levels", [("EACH_QUORUM", "LOCAL_QUORUM"), ("ALL", "LOCAL_QUORUM")])
+async def test_what_is_found_in_one_data_center_is_counted_in_each(levels: tuple[str, str]) -> None:
+    """Regression: a worker took an atomic add for whole that its own data center alone had, and a
+    recount in the other one counted the one item that had got there."""
+    processes = Processes((0, 0, 1), Placement((("", 1),), *levels))
+    stores = [await processes.another(center) for center in (0, 1)]
+    namespace = await plain_namespace(stores[0])
+    with processes.heard_by(0, 1):
+        await stores[0].events.append(namespace, ITEMS)
+    await stores[0].events.append(namespace, ITEMS[1:])
+    assert list(await stores[0].events.find(namespace, ITEMS)) == ITEMS
+    for store in stores:
+        sums = await store.events.sums(namespace, [(each, NOW_WINDOW) for each in "cd"])
+        assert [each.total for each in sums] == [1, 2]
 
 
 #: What is cut, and in which data center a late token is asked about then.

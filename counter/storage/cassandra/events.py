@@ -347,7 +347,8 @@ class CassandraEvents:
         """Return the stored event of each identity.
 
         Events that a compare-and-set writes are read at SERIAL, so that none in progress is missed.
-        Other items of one token share a statement.
+        Others are read at the write consistency: a worker counts an atomic add whose items are all
+        there, so each data center must have them then. The items of one token share a statement.
         """
         dataset, pairs = namespace.dataset, list(zip(places, events, strict=True))
         strict = [pair for pair in pairs if _is_strict(namespace, pair[1])]
@@ -368,7 +369,7 @@ class CassandraEvents:
         ]
         reads = []
         for (start_us, *key), counters in asked:
-            select = await self._session.to_read(dataset, SELECT_ITEMS, start_us)
+            select = await self._session.to_find(dataset, SELECT_ITEMS, start_us)
             reads.append(select.bind((namespace.id, counters, *key)))
         try:
             settled = await self._session.connection.settled(selects) if selects else []

@@ -194,6 +194,16 @@ class Session:
         state = self.state_of(dataset)
         return self._prepared(state, cql, start_us, state.read_consistency)
 
+    def to_find(self, dataset: Dataset, cql: str, start_us: int = 0) -> Awaitable[Any]:
+        """Bind a read whose read repair makes what it finds as durable as an acknowledged write.
+
+        So it is at the write consistency, or at the read consistency if that is ALL.
+        """
+        state = self.state_of(dataset)
+        reads_all = state.read_consistency == ConsistencyLevel.ALL
+        level = state.read_consistency if reads_all else state.write_consistency
+        return self._prepared(state, cql, start_us, level)
+
     def to_compare(self, dataset: Dataset, cql: str, start_us: int = 0) -> Awaitable[Any]:
         """Bind a compare-and-set, SERIAL and then at write consistency. It is not idempotent."""
         state = self.state_of(dataset)
