@@ -199,6 +199,9 @@ def test_an_accept_limit_that_was_only_announced_leaves_the_one_before(
     namespace = Namespace(1, "one", settings, eras, DEFAULT_DATASET, START_US, 1)
     announced = namespace.announced(new_us, START_US)
     assert limit_at(announced, START_US) == limit_at(announced, START_US - 1) == old_us
+    # Of two changes for one slice, the first one was set.
+    third = namespace.changed(replace(settings, accept_limit_us=3 * SECOND), START_US)
+    assert limit_at(third.announced(new_us, START_US), START_US) == 3 * SECOND
     # By the next change, for later slices.
     changed = announced.announced(new_us, START_US + SECOND)
     changed = changed.changed(replace(settings, accept_limit_us=new_us), START_US + SECOND)
