@@ -30,7 +30,10 @@ BUGS = (
     Bug(
         "read-from-one-replica",
         "a read asks one replica, whatever the dataset says",
-        (Edit(Session.to_read, "state.read_consistency)", "1)"),),
+        (
+            Edit(Session.to_read, "state.read_consistency)", "1)"),
+            Edit(Session.to_find, "start_us, level)", "start_us, 1)"),
+        ),
     ),
     Bug(
         "written-to-the-near-data-center",
