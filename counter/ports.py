@@ -472,9 +472,6 @@ class Capabilities:
     embedded: bool = False
     #: None if a partition cannot become too large.
     partition_sizes: PartitionSizeStore | None = None
-    #: Returns a counter's watermark and its head, which has no pending recounts, without waiting;
-    #: None if it must be read. None if every read waits.
-    head_at_hand: Callable[[Namespace, str], tuple[int, Head | None] | None] | None = None
     #: None if events are not kept in order of time.
     busiest: CountEvents | None = None
     #: Returns what the operator should know about the server. None if there is no server.
@@ -590,12 +587,6 @@ class Cache(Protocol):
 
     def peek(self, namespace: Namespace, counter: str) -> Checkpoint | None:
         """Return an entry that this process has in memory, or None."""
-        ...
-
-    @property
-    def keep(self) -> Callable[[Namespace, str, Checkpoint], None] | None:
-        """Stores a count as ``put_many`` does, at once. None if entries are not in this process's
-        memory."""
         ...
 
     async def put_many(

@@ -74,36 +74,22 @@ class CountReader:
     def peek(
         self, namespace: Namespace, counter: str, max_staleness_us: int | None
     ) -> Count | None:
-        """Return the count of *counter* if one that is fresh enough is at hand, in this process's
-        cache or in storage; None if :meth:`read` is needed."""
+        """Return the count of *counter* if this process holds one that is fresh enough, without
+        I/O; None if :meth:`read` is needed."""
         counter_type = namespace.settings.counter_type
         if counter_type is CounterType.BEST_EFFORT or max_staleness_us == 0:
             return None
         if max_staleness_us is None and counter_type is CounterType.ACCURATE:
             return None
-        entry, result = self._cache.peek(namespace, counter), "hit"
-        if entry is None:
-            entry, result = self._peek_stored(namespace, counter), "miss"
+        entry = self._cache.peek(namespace, counter)
         if entry is None:
             return None
         if max_staleness_us is not None:
             oldest_us = self._clock.now_us() - max_staleness_us
             if entry.time_us < oldest_us + namespace.dataset.clock_skew_max_us:
                 return None
-        self.lookups[result] += 1
+        self.lookups["hit"] += 1
         return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
-
-    def _peek_stored(self, namespace: Namespace, counter: str) -> Checkpoint | None:
-        """Return a count as rolled up, and cache it, if that needs no waiting."""
-        head_at_hand, keep = self._store.capabilities.head_at_hand, self._cache.keep
-        if head_at_hand is None or keep is None:
-            return None
-        found = head_at_hand(namespace, counter)
-        if found is None:
-            return None
-        stored = _rolled_up(*found)
-        keep(namespace, counter, stored)
-        return stored
 
     async def read(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
@@ -244,11 +230,13 @@ class CountReader:
         """Return a counter's count from its *head*, which was read after *watermarks*."""
         shards = namespace.settings.shards
         watermark_us = watermarks[0 if shards == 1 else shard_of(counter, shards)]
-        stored = _rolled_up(watermark_us, head)
-        if head is not None and head.pending and recounts_of(head, stored.time_us, 0):
+        if head is None:
+            return Checkpoint(watermark_us, 0)
+        as_of_us = max(watermark_us, head.checkpoint.time_us)
+        if head.pending and recounts_of(head, as_of_us, 0):
             # Rows are guaranteed to exist only up to the watermark.
             return await self._recount(namespace, counter, watermark_us)
-        return stored
+        return Checkpoint(as_of_us, head.checkpoint.count)
 
     async def read_listed(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
@@ -368,13 +356,6 @@ def recounts_of(head: Head, through_us: int, dropped_before_us: int) -> list[int
         and pending.recount_us >= dropped_before_us
     }
     return sorted(wanted)
-
-
-def _rolled_up(watermark_us: int, head: Head | None) -> Checkpoint:
-    """Return a counter's count from its *head*, of which no recount is pending."""
-    if head is None:
-        return Checkpoint(watermark_us, 0)
-    return Checkpoint(max(watermark_us, head.checkpoint.time_us), head.checkpoint.count)
 
 
 def _settled_us(head: Head | None) -> int:

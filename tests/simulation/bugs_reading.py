@@ -32,7 +32,7 @@ BUGS = (
     Bug(
         "reader-ignores-pending",
         "a reader ignores that a recount is pending",
-        (Edit(_Reader._stored, "head.pending and", "False and"),),
+        (Edit(_Reader._stored, "if head.pending and", "if False and"),),
     ),
     Bug(
         "tail-cut-at-now",

@@ -77,18 +77,15 @@ class MemoryCache:
     async def put_many(
         self, namespace: Namespace, entries: Sequence[tuple[str, Checkpoint]]
     ) -> None:
-        for counter, checkpoint in entries:
-            self.keep(namespace, counter, checkpoint)
-
-    def keep(self, namespace: Namespace, counter: str, checkpoint: Checkpoint) -> None:
         now_us = self._clock.boottime_us()
-        stored = self._get(namespace, counter, now_us)
-        if stored is None or stored.time_us <= checkpoint.time_us:
+        for counter, checkpoint in entries:
             key = (namespace.id, counter)
-            self._entries[key] = (now_us, checkpoint)
-            self._entries.move_to_end(key)
-            while len(self._entries) > self._entries_max:
-                self._entries.popitem(last=False)
+            stored = self._get(namespace, counter, now_us)
+            if stored is None or stored.time_us <= checkpoint.time_us:
+                self._entries[key] = (now_us, checkpoint)
+                self._entries.move_to_end(key)
+        while len(self._entries) > self._entries_max:
+            self._entries.popitem(last=False)
 
     async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
         key = (namespace.id, counter)

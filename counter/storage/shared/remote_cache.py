@@ -72,9 +72,6 @@ class RemoteCache(Generic[_Connection]):
     a server.
     """
 
-    #: Nothing is kept within the process.
-    keep = None
-
     def __init__(
         self,
         servers: Mapping[str, Callable[[], _Connection]],

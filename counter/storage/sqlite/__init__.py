@@ -44,10 +44,7 @@ class SqliteStore:
         self.leases = MemoryLeases(clock)
         self.keys = SqliteKeys(directory)
         self.capabilities = Capabilities(
-            transactional=True,
-            embedded=True,
-            head_at_hand=self.rollups.head_at_hand,
-            busiest=self.events.busiest,
+            transactional=True, embedded=True, busiest=self.events.busiest
         )
         self.tally = database.tally
         self.queues, self.close, self.ping = database.queues, database.close, database.ping

@@ -298,29 +298,14 @@ class SqliteRollups:
         return await self._db.scan(query)
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
-        if len(counters) == 1 and (found := self._inline_head(namespace, counters[0])) is not None:
-            return found
+        if len(counters) == 1:
+            rows = self._db.inline.row(_ONE_HEAD, (namespace.id, counters[0]))
+            if rows is not None and not (rows and rows[0][4]):
+                return (_head_of(*rows[0][:4]) if rows else None,)
         result: Sequence[Head | None] = await self._db.reader.call(
             (self._heads, (namespace.id, counters))
         )
         return result
-
-    def head_at_hand(self, namespace: Namespace, counter: str) -> tuple[int, Head | None] | None:
-        """See :class:`counter.ports.Capabilities`."""
-        watermarks = self._db.watermarks.get(namespace.id)
-        if watermarks is None:
-            return None
-        # First: the checkpoint must not lack a window that the watermark includes.
-        watermark_us = watermarks[shard_of(counter, len(watermarks))]
-        found = self._inline_head(namespace, counter)
-        return None if found is None else (watermark_us, *found)
-
-    def _inline_head(self, namespace: Namespace, counter: str) -> tuple[Head | None] | None:
-        """Return a head; None if a lane must read it, or it has pending recounts."""
-        rows = self._db.inline.row(_ONE_HEAD, (namespace.id, counter))
-        if rows is None or (rows and rows[0][4]):
-            return None
-        return (_head_of(*rows[0][:4]) if rows else None,)
 
     def _heads(
         self, connection: sqlite3.Connection, jobs: Sequence[tuple[int, Sequence[str]]]
