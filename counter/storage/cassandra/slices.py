@@ -202,9 +202,11 @@ class CassandraPurge:
     async def purge(self, now_us: int) -> bool:
         for number, text in await self._session.control.read(_DEPARTED):
             departed: dict[str, Any] = json.loads(text)
+            may_land = now_us - departed["at_us"] < _LANDS_WITHIN_US
+            if may_land and number in self._purged:
+                continue
             row = await self._session.control.settled(_PURGED_ROW, departed["name"])
             dataset = await self.dataset_in(text)
-            may_land = now_us - departed["at_us"] < _LANDS_WITHIN_US
             if row is None or row[0] != number:
                 # Its name is another one's. Its own creation may still land.
                 if may_land:
