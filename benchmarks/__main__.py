@@ -163,8 +163,6 @@ def main(
     if quick:
         rounds, seconds = 1, 1.0
     bench = Bench(console, place, rounds=rounds, seconds=seconds, quick=quick)
-    # What is measured within this process shall run as it does in a worker.
-    tune_interpreter()
     try:
         with _ending_in_order():
             names = _drawn(list(subjects) or _that_can_run(console, quick=quick), draw, seed)
@@ -231,6 +229,8 @@ def _run_all(
     are those of this one."""
     if set(names) - _WITHOUT_WRK:
         find_wrk()
+    # What is measured within this process shall run as it does in a worker.
+    tune_interpreter()
     there = [name for name in names if halved and name.startswith("cluster-")]
     waiting = [name for name in there if name in _WAITING]
     loading = [name for name in there if name not in _WAITING]
