@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, Final, Protocol, cast
 
-from counter.errors import UnavailableError
+from counter.errors import CounterError, UnavailableError
 from counter.metrics import CacheTally, StoreTally
 from counter.types import (
     ApiKey,
@@ -595,13 +595,16 @@ class Cache(Protocol):
         """Store counts for the cache TTL; an older one never replaces a newer one."""
         ...
 
-    async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
-        """Add to a best-effort counter and return its value. Not safe to retry. Raises
-        CacheUnavailableError, like the next two."""
+    async def increment_many(
+        self, namespace: Namespace, changes: Sequence[tuple[str, int]]
+    ) -> Sequence[int | CounterError]:
+        """Add each delta to its best-effort counter; return each value after it, or why it is not
+        known. Not safe to retry."""
         ...
 
     async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
-        """Return best-effort values; 0 for unknown ones."""
+        """Return best-effort values; 0 for unknown ones. Raises CacheUnavailableError, like the
+        next one."""
         ...
 
     async def clear(self, namespace: Namespace, counter: str) -> None:

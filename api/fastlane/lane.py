@@ -179,11 +179,9 @@ class FastCycle:
         """Start the add; return False if the handler must do it."""
         if self.namespace.settings.counter_type is CounterType.BEST_EFFORT:
             delta = read_change(self.body)
-            if delta is None:
-                return False
-            self.protocol.start(self._finish(self._change(service, delta)))
-            return True
-        event = read_add(self.body, self.target.counter)
+            event = None if delta is None else service.change(self.target.counter, delta)
+        else:
+            event = read_add(self.body, self.target.counter)
         if event is None:
             return False
         self.event = event
@@ -199,11 +197,6 @@ class FastCycle:
         else:
             # Late, or a conflict: the handler resolves it under the same token.
             self.protocol.start(self._handle())
-
-    async def _change(self, service: CounterService, delta: int) -> Reply:
-        """Add *delta* to a best-effort counter."""
-        added = await service.add(self.namespace, self.target.counter, delta, None)
-        return added_reply(self.namespace, added)
 
     async def _finish(self, work: Awaitable[Reply]) -> None:
         """Answer with the reply of *work*, or with its error."""

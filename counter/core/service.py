@@ -94,6 +94,8 @@ class CounterService:
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
         self._turns = Turns(self._write_turn, self.load)
+        # Their own load: if the cache stalls, the adds of other counters must not look slow.
+        self._turns_of_changes = Turns(self._change_turn, Load(clock))
         #: Adds that one batched write cannot do: each has a task.
         self.one_by_one = Bounded("adds of batches are under way", limits.PENDING_WRITES_MAX)
         self.resolver = Resolver(store, clock, guard, self.namespaces)
@@ -105,8 +107,9 @@ class CounterService:
     ) -> Added:
         """Count *delta* exactly once for the token, including retries and hedges."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            await self._cache.increment(namespace, counter, delta)
-            self.tally["best_effort"] += 1
+            [value] = await self._change(namespace, [(counter, delta)])
+            if isinstance(value, CounterError):
+                raise value
             return Added(counter, delta, self._clock.now_us(), None)
         return await self._with_token(
             namespace,
@@ -120,28 +123,34 @@ class CounterService:
 
     def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
         """Count *event* together with the others of this turn of the event loop, then call *done*.
+        One of a best-effort counter is made by :meth:`change`.
 
         The outcomes LATE and CONFLICT are preliminary: :meth:`add` decides them. Returns False, and
         does nothing, if :meth:`add` must do the whole add.
         """
-        settings = namespace.settings
-        if settings.counter_type is CounterType.BEST_EFFORT:
-            return False
-        if (
-            settings.payload_check is PayloadCheck.STRICT
-            and not self._store.capabilities.transactional
-        ):
-            # Compare-and-sets of one counter contend: no other add waits for them.
-            return False
-        first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
-        if not first_us <= event.event_time_us <= last_us:
+        turns = self._turns
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            turns = self._turns_of_changes
+        elif not self._may_share_a_write(namespace, event):
             return False
         try:
-            self._turns.add(namespace, event, done)
+            turns.add(namespace, event, done)
         except OverloadedError as error:
             count_failure(self.tally, error)
             done(error)
         return True
+
+    def _may_share_a_write(self, namespace: Namespace, event: Event) -> bool:
+        strict = namespace.settings.payload_check is PayloadCheck.STRICT
+        if strict and not self._store.capabilities.transactional:
+            # Compare-and-sets of one counter contend: no other add waits for them.
+            return False
+        first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
+        return first_us <= event.event_time_us <= last_us
+
+    def change(self, counter: str, delta: int) -> Event:
+        """Return an add to a best-effort counter, which has no token, for :meth:`add_soon`."""
+        return Event(counter, self._clock.now_us(), b"", 0, delta)
 
     @counts_failures
     async def clear(self, namespace: Namespace, counter: str, credential: Credential) -> Added:
@@ -206,8 +215,13 @@ class CounterService:
     ) -> list[Added | CounterError]:
         """Do each add separately, with one commit for those on time; return an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            # All at once, so that the cache needs one round trip.
-            return await self._add_one_by_one(namespace, adds)
+            values = await self._change(namespace, [(each.counter, each.delta) for each in adds])
+            self._count_failures(values)
+            now_us = self._clock.now_us()
+            return [
+                value if isinstance(value, CounterError) else Added(counter, delta, now_us, None)
+                for (counter, delta, _), value in zip(adds, values, strict=True)
+            ]
         if self._guard is not None:
             self._guard.check(namespace.dataset)
         results: list[Added | CounterError | None] = [None] * len(adds)
@@ -381,10 +395,28 @@ class CounterService:
             return [error] * len(events)
         for outcome in REPLAYED:
             self.tally[TALLIED[outcome]] += outcomes.count(outcome)
+        self._count_failures(outcomes)
+        return outcomes
+
+    async def _change_turn(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | CounterError]:
+        values = await self._change(namespace, [(each.counter, each.delta) for each in events])
+        self._count_failures(values)
+        return [each if isinstance(each, CounterError) else Written.UNTOLD for each in values]
+
+    async def _change(
+        self, namespace: Namespace, changes: Sequence[tuple[str, int]]
+    ) -> Sequence[int | CounterError]:
+        """Add each delta to its best-effort counter; return each value after it, or its error."""
+        values = await self._cache.increment_many(namespace, changes)
+        self.tally["best_effort"] += sum(not isinstance(each, CounterError) for each in values)
+        return values
+
+    def _count_failures(self, outcomes: Sequence[object]) -> None:
         for each in outcomes:
             if isinstance(each, CounterError):
                 count_failure(self.tally, each)
-        return outcomes
 
     async def _submit(self, namespace: Namespace, event: Event) -> Added:
         if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):

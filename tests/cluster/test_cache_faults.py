@@ -21,7 +21,7 @@ from counter.storage.shared.remote_cache import RemoteCache
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_process import ServerProcess
-from tests.contracts.cache_cases import namespace_of
+from tests.contracts.cache_cases import increment, namespace_of
 from tests.contracts.cases import NOW, add
 from tests.support.caches import cache_address, new_cache, processes_of, wipe
 from tests.support.clock import FakeClock
@@ -68,7 +68,7 @@ async def hasty(
 async def fill(cache: RemoteCache[Any]) -> None:
     """A count, a best-effort value and a token for each name."""
     await cache.put_many(SPACE, [(name, Checkpoint(NOW, 1)) for name in NAMES])
-    await asyncio.gather(*(cache.increment(SPACE, name, 1) for name in NAMES))
+    await asyncio.gather(*(increment(cache, SPACE, name, 1) for name in NAMES))
     await cache.guard(SPACE, [add(name) for name in NAMES])
 
 
@@ -84,7 +84,7 @@ async def assert_knows_nothing(cache: RemoteCache[Any]) -> None:
     await cache.put_many(SPACE, [("c0", Checkpoint(NOW + 1, 2))])
     assert list(await cache.guard(SPACE, [add(), add()])) == [Guarded.UNTOLD] * 2
     with pytest.raises(CacheUnavailableError):
-        await cache.increment(SPACE, "c0", 1)
+        await increment(cache, SPACE, "c0", 1)
     with pytest.raises(CacheUnavailableError):
         await cache.best_effort(SPACE, NAMES)
     with pytest.raises(CacheUnavailableError):
@@ -121,7 +121,7 @@ async def test_a_server_that_was_started_again_is_used_at_once(
         await fill(cache)
         server.kill()
         server.start()
-        assert await cache.increment(SPACE, "c0", 5) == 5
+        assert await increment(cache, SPACE, "c0", 5) == 5
         assert list(await cache.guard(SPACE, [add()])) == [Guarded.NEW]
         await cache.put_many(SPACE, [("c0", Checkpoint(NOW, 1))])
         assert await known(cache) == ["c0"]
@@ -153,12 +153,12 @@ async def test_an_increment_without_an_answer_may_have_been_made(
 ) -> None:
     """And its error says so; the next one, to a server that is left alone, was surely not."""
     async with hasty(breakable_cache, clock) as (cache, server):
-        await cache.increment(SPACE, "c", 1)
+        await increment(cache, SPACE, "c", 1)
         server.pause()
         with pytest.raises(CacheUnavailableError, match="may have been made") as first:
-            await cache.increment(SPACE, "c", 1)
+            await increment(cache, SPACE, "c", 1)
         with pytest.raises(CacheUnavailableError, match="was not made") as second:
-            await cache.increment(SPACE, "c", 1)
+            await increment(cache, SPACE, "c", 1)
         assert first.value.retry_after_us == second.value.retry_after_us == RETRY_AFTER_US
         server.resume()
 
@@ -180,7 +180,7 @@ async def test_a_wiped_server_has_lost_all(any_cache: Cluster, clock: FakeClock)
         assert await known(cache) == []
         assert list(await cache.best_effort(SPACE, ["c0"])) == [0]
         assert list(await cache.guard(SPACE, [add()])) == [Guarded.NEW]
-        assert await cache.increment(SPACE, "c0", -2) == -2
+        assert await increment(cache, SPACE, "c0", -2) == -2
         assert cache.trouble is None
 
 
@@ -198,7 +198,7 @@ async def test_one_dead_server_of_two_leaves_the_other_its_keys(
         told = await cache.guard(SPACE, [add(name) for name in NAMES])
         assert set(told) == {Guarded.SAME, Guarded.UNTOLD}
         outcomes = await asyncio.gather(
-            *(cache.increment(SPACE, name, 1) for name in NAMES), return_exceptions=True
+            *(increment(cache, SPACE, name, 1) for name in NAMES), return_exceptions=True
         )
         assert {2} == {each for each in outcomes if isinstance(each, int)}
         assert any(isinstance(each, CacheUnavailableError) for each in outcomes)
@@ -308,7 +308,7 @@ async def test_of_two_processes_every_increment_counts(
     ):
         names = [f"race {number}" for number in range(40)]
         await asyncio.gather(
-            *(cache.increment(SPACE, name, 1) for name in names for cache in (one, other) * 3)
+            *(increment(cache, SPACE, name, 1) for name in names for cache in (one, other) * 3)
         )
         assert list(await one.best_effort(SPACE, names)) == [6] * len(names)
 

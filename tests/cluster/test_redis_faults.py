@@ -21,7 +21,7 @@ from counter.storage.shared.cache_entries import value_key
 from counter.storage.shared.cache_lane import RETRY_AFTER_US
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster, Shape
-from tests.contracts.cache_cases import namespace_of
+from tests.contracts.cache_cases import increment, namespace_of
 from tests.contracts.cases import NOW, add
 from tests.support.caches import redis_cache
 from tests.support.certificates import Authority
@@ -69,7 +69,7 @@ async def works(cache: RedisCache) -> bool:
     told = await cache.guard(SPACE, [add(name)])
     found = await cache.get_many(SPACE, [name])
     return (*first, *told, *found) == (Guarded.NEW, Guarded.SAME, Checkpoint(NOW, 7)) and (
-        await cache.increment(SPACE, name, 3) == 3
+        await increment(cache, SPACE, name, 3) == 3
     )
 
 
@@ -82,7 +82,7 @@ async def assert_refuses(cache: RedisCache, why: str, clock: FakeClock) -> None:
         clock.advance(RETRY_AFTER_US)
         assert list(await cache.guard(SPACE, [add("refused")])) == [Guarded.UNTOLD]
         with pytest.raises(CacheUnavailableError, match="was not made") as refusal:
-            await cache.increment(SPACE, "refused", 1)
+            await increment(cache, SPACE, "refused", 1)
         assert why in refusal.value.detail
     with pytest.raises(CacheUnavailableError, match=why):
         await cache.ping()
@@ -95,7 +95,7 @@ async def test_full_memory_refuses_writes_and_heals(
 ) -> None:
     """A policy that may evict finds nothing to evict where no key has a TTL."""
     async with cache_at(breakable_redis.redis_url, clock) as cache:
-        await cache.increment(SPACE, "kept", 5)
+        await increment(cache, SPACE, "kept", 5)
         admin.config_set("maxmemory-policy", kind)
         admin.config_set("maxmemory", "1")
         await assert_refuses(cache, "OOM command not allowed", clock)
@@ -120,7 +120,7 @@ async def test_full_memory_that_evicts_forgets_and_goes_on(
         for at in range(0, len(names), 1_000):
             part = names[at : at + 1_000]
             await cache.put_many(SPACE, [(name, Checkpoint(NOW, 1)) for name in part])
-            await asyncio.gather(*(cache.increment(SPACE, name, 1) for name in part))
+            await asyncio.gather(*(increment(cache, SPACE, name, 1) for name in part))
         assert cache.trouble is None
         found = await cache.get_many(SPACE, names)
         assert 0 < sum(each is not None for each in found) < len(names)
@@ -156,7 +156,7 @@ async def test_a_failover_to_a_replica_keeps_what_it_had(clock: FakeClock) -> No
                 address, at = relay.address
                 async with cache_at(f"redis://{address}:{at}", clock) as cache:
                     await cache.put_many(space, [("c", Checkpoint(NOW, 7))])
-                    assert await cache.increment(space, "c", 5) == 5
+                    assert await increment(cache, space, "c", 5) == 5
 
                     async def replicated() -> bool:
                         return len(standby.keys("p:[cv]*")) == 2
@@ -165,13 +165,13 @@ async def test_a_failover_to_a_replica_keeps_what_it_had(clock: FakeClock) -> No
                     await asyncio.to_thread(pair.redis[0].kill)
                     relay.go_away()
                     with pytest.raises(CacheUnavailableError):
-                        await cache.increment(space, "c", 1)
+                        await increment(cache, space, "c", 1)
                     assert list(await cache.get_many(space, ["c"])) == [None]
                     standby.replicaof("NO", "ONE")
                     relay.redirect(pair.shape.address_of(2), port)
                     relay.is_away = False
                     clock.advance(RETRY_AFTER_US)
-                    assert await cache.increment(space, "c", 1) == 6
+                    assert await increment(cache, space, "c", 1) == 6
                     assert list(await cache.get_many(space, ["c"])) == [Checkpoint(NOW, 7)]
                     await cache.put_many(space, [("c", Checkpoint(NOW - 1, 6))])
                     assert list(await cache.get_many(space, ["c"])) == [Checkpoint(NOW, 7)]
@@ -187,8 +187,8 @@ async def test_a_change_that_is_half_refused_has_answers_for_the_rest(
         client.lpush(value_key(prefix, SPACE.id, "list").decode(), "x")
     async with cache_at(redis.redis_url, clock, prefix) as cache:
         made, refused = await asyncio.gather(
-            cache.increment(SPACE, "c", 2),
-            cache.increment(SPACE, "list", 2),
+            increment(cache, SPACE, "c", 2),
+            increment(cache, SPACE, "list", 2),
             return_exceptions=True,
         )
         assert made == 2
@@ -215,7 +215,7 @@ async def test_a_password_and_a_user_let_in_and_others_do_not(
     ):
         async with cache_at(url, clock) as cache:
             with pytest.raises(CacheUnavailableError) as refusal:
-                await cache.increment(SPACE, "c", 1)
+                await increment(cache, SPACE, "c", 1)
             assert why in refusal.value.detail
             assert why in str(cache.trouble)
             for text in (refusal.value.detail, str(cache.trouble), repr(cache)):
@@ -251,7 +251,7 @@ async def test_databases_are_apart_and_a_wrong_one_is_named(
         cache_at(f"{redis.redis_url}/0", clock, prefix) as same,
         cache_at(f"{redis.redis_url}/1", clock, prefix) as one,
     ):
-        await zero.increment(SPACE, "c", 5)
+        await increment(zero, SPACE, "c", 5)
         values = [list(await each.best_effort(SPACE, ["c"])) for each in (zero, same, one)]
         assert values == [[5], [5], [0]]
     async with cache_at(f"{redis.redis_url}/99", clock) as cache:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from counter.errors import CounterError
 from counter.ports import Cache
 from counter.types import Checkpoint, CounterType, Era, Guarded, Namespace
 from tests.contracts.cases import (
@@ -20,6 +21,14 @@ from tests.contracts.cases import (
 from tests.support.clock import FakeClock
 
 TTL = SETTINGS.cache_ttl_us
+
+
+async def increment(cache: Cache, namespace: Namespace, counter: str, delta: int) -> int:
+    """Add to one best-effort counter; its value. Raises what the cache answers in its place."""
+    [value] = await cache.increment_many(namespace, [(counter, delta)])
+    if isinstance(value, CounterError):
+        raise value
+    return value
 
 
 def namespace_of(number: int = 1) -> Namespace:
@@ -69,7 +78,7 @@ class UntimedCacheCases:
     async def test_namespaces_are_apart(self, cache: Cache, namespace: Namespace) -> None:
         """By id: a namespace of an old name starts empty."""
         await cache.put_many(namespace, [("c", Checkpoint(NOW, 1))])
-        await cache.increment(namespace, "c", 5)
+        await increment(cache, namespace, "c", 5)
         successor = replace(namespace, id=namespace.id + 1)
         assert await self.got(cache, successor) is None
         assert list(await cache.best_effort(successor, ["c"])) == [0]
@@ -105,33 +114,42 @@ class UntimedCacheCases:
 
     async def test_best_effort_counters_add_up(self, cache: Cache, namespace: Namespace) -> None:
         """At once, either way; 0 where none is known."""
-        values = [await cache.increment(namespace, "c", delta) for delta in (5, -7, 0, 10)]
+        values = [await increment(cache, namespace, "c", delta) for delta in (5, -7, 0, 10)]
         assert values == [5, -2, -2, 8]
-        await cache.increment(namespace, "d", -3)
+        await increment(cache, namespace, "d", -3)
         assert list(await cache.best_effort(namespace, ["d", "never", "c", "d"])) == [-3, 0, 8, -3]
+
+    async def test_changes_of_one_call_are_made_in_order(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
+        """Those of one counter too; none for none."""
+        changes = [("c", 5), ("d", -1), ("c", -7)]
+        assert list(await cache.increment_many(namespace, changes)) == [5, -1, -2]
+        assert list(await cache.increment_many(namespace, [])) == []
+        assert list(await cache.best_effort(namespace, ["c", "d"])) == [-2, -1]
 
     async def test_best_effort_counters_have_any_name(
         self, cache: Cache, namespace: Namespace
     ) -> None:
         """Names that look alike are counters of their own."""
         for n, name in enumerate(UNUSUAL_NAMES):
-            assert await cache.increment(namespace, name, n + 1) == n + 1
+            assert await increment(cache, namespace, name, n + 1) == n + 1
         values = await cache.best_effort(namespace, UNUSUAL_NAMES)
         assert list(values) == [n + 1 for n in range(len(UNUSUAL_NAMES))]
 
     async def test_a_cleared_counter_starts_again(self, cache: Cache, namespace: Namespace) -> None:
         """At 0, and alone; clearing what never was is no error."""
         for name in ("c", "d"):
-            await cache.increment(namespace, name, 5)
+            await increment(cache, namespace, name, 5)
         await cache.clear(namespace, "c")
         await cache.clear(namespace, "never")
         assert list(await cache.best_effort(namespace, ["c", "d"])) == [0, 5]
-        assert await cache.increment(namespace, "c", 1) == 1
+        assert await increment(cache, namespace, "c", 1) == 1
 
     async def test_the_two_kinds_are_apart(self, cache: Cache, namespace: Namespace) -> None:
         """A cached count is no best-effort value, nor the other way round."""
         await cache.put_many(namespace, [("c", Checkpoint(NOW, 9))])
-        await cache.increment(namespace, "d", 5)
+        await increment(cache, namespace, "d", 5)
         assert list(await cache.best_effort(namespace, ["c"])) == [0]
         assert await self.got(cache, namespace, "d") is None
         await cache.clear(namespace, "c")
@@ -161,8 +179,8 @@ class UntimedCacheCases:
         """However they are gathered on the way."""
         numbers = range(300)
         changed = await asyncio.gather(
-            *(cache.increment(namespace, f"v{n}", n) for n in numbers),
-            *(cache.increment(namespace, "all", 1) for _ in numbers),
+            *(increment(cache, namespace, f"v{n}", n) for n in numbers),
+            *(increment(cache, namespace, "all", 1) for _ in numbers),
         )
         assert changed[:300] == list(numbers)
         assert sorted(changed[300:]) == [n + 1 for n in numbers]
@@ -217,6 +235,6 @@ class CacheCases(UntimedCacheCases):
         self, cache: Cache, namespace: Namespace, clock: FakeClock
     ) -> None:
         """The TTL bounds how stale a count is; a best-effort value is the count."""
-        await cache.increment(namespace, "c", 5)
+        await increment(cache, namespace, "c", 5)
         clock.advance(100 * TTL)
         assert list(await cache.best_effort(namespace, ["c"])) == [5]

@@ -8,7 +8,7 @@ from counter.storage.memory import MemoryCache, MemoryStore
 from counter.storage.memory.store import MemoryLeases
 from counter.types import Checkpoint, Namespace
 from tests.contracts import suites
-from tests.contracts.cache_cases import CacheCases, namespace_of
+from tests.contracts.cache_cases import CacheCases, increment, namespace_of
 from tests.contracts.cases import DATASET, NOW, add, write
 from tests.contracts.control_cases import purge
 from tests.support.clock import FakeClock
@@ -135,13 +135,13 @@ class TestCache(CacheCases):
         """And starts again from 0; cached counts do not drive it out."""
         cache, namespace = MemoryCache(clock, entries_max=1, best_effort_max=2), namespace_of()
         for name in ("a", "b"):
-            await cache.increment(namespace, name, 5)
+            await increment(cache, namespace, name, 5)
             await cache.put_many(namespace, [(name, Checkpoint(NOW, 1))])
-        await cache.increment(namespace, "a", 1)
-        await cache.increment(namespace, "c", 5)
+        await increment(cache, namespace, "a", 1)
+        await increment(cache, namespace, "c", 5)
         assert list(await cache.best_effort(namespace, ["b", "c", "a"])) == [0, 5, 6]
         await cache.best_effort(namespace, ["c"])
-        await cache.increment(namespace, "d", 5)
+        await increment(cache, namespace, "d", 5)
         assert list(await cache.best_effort(namespace, ["a", "c", "d"])) == [0, 5, 5]
 
     async def test_each_namespace_has_its_ttl(self, clock: FakeClock) -> None:

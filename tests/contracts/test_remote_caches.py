@@ -19,7 +19,7 @@ from counter.storage.shared.cache_entries import count_key, token_key, value_key
 from counter.storage.shared.remote_cache import RemoteCache
 from counter.types import Checkpoint, Era, Guarded, Namespace
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cache_cases import UntimedCacheCases, namespace_of
+from tests.contracts.cache_cases import UntimedCacheCases, increment, namespace_of
 from tests.contracts.cases import NOW, UNUSUAL_NAMES, add
 from tests.support.caches import new_cache, store, ttl_of
 from tests.support.clock import FakeClock
@@ -123,7 +123,7 @@ async def test_a_best_effort_value_does_not_expire(
 ) -> None:
     """The TTL bounds how stale a count is; a best-effort value is the count."""
     for delta in (5, -9):
-        await cache.increment(namespace_of(), "c", delta)
+        await increment(cache, namespace_of(), "c", delta)
         assert ttl_of(any_cache, value_key(prefix, namespace_of().id, "c")) == -1
 
 
@@ -143,11 +143,11 @@ async def test_a_best_effort_counter_refuses_what_does_not_fit_64_bits(any_cache
     """It keeps its value, and changes that came with it are made."""
     cache, namespace = new_cache(any_cache, FakeClock(NOW)), namespace_of()
     for name, end, step in (("up", INT64_MAX, 1), ("down", INT64_MIN, -1)):
-        assert await cache.increment(namespace, name, end) == end
+        assert await increment(cache, namespace, name, end) == end
         refused, made, late = await asyncio.gather(
-            cache.increment(namespace, name, step),
-            cache.increment(namespace, f"beside {name}", step),
-            cache.increment(namespace, name, -step),
+            increment(cache, namespace, name, step),
+            increment(cache, namespace, f"beside {name}", step),
+            increment(cache, namespace, name, -step),
             return_exceptions=True,
         )
         assert isinstance(refused, InvalidBodyError)
@@ -155,13 +155,13 @@ async def test_a_best_effort_counter_refuses_what_does_not_fit_64_bits(any_cache
         assert (made, late) == (step, end - step)
         assert list(await cache.best_effort(namespace, [name])) == [end - step]
         with pytest.raises(InvalidBodyError, match="was not changed"):
-            await cache.increment(namespace, name, end)
-        assert await cache.increment(namespace, name, step - end) == 0
-    assert await cache.increment(namespace, "zero", INT64_MIN) == INT64_MIN
+            await increment(cache, namespace, name, end)
+        assert await increment(cache, namespace, name, step - end) == 0
+    assert await increment(cache, namespace, "zero", INT64_MIN) == INT64_MIN
     refused, cleared, fresh = await asyncio.gather(
-        cache.increment(namespace, "zero", -5),
+        increment(cache, namespace, "zero", -5),
         cache.clear(namespace, "zero"),
-        cache.increment(namespace, "zero", -7),
+        increment(cache, namespace, "zero", -7),
         return_exceptions=True,
     )
     assert (cleared, fresh) == (None, -7)
@@ -190,10 +190,10 @@ async def test_what_memory_held_before_disturbs_no_counter(memcached: Cluster, s
     connection.pipeline([b"set %b 0 0 25\r\n%b\r\n" % (key, b"-" * 25) for key in keys])
     connection.pipeline([b"delete %b\r\n" % key for key in keys])
     connection.close()
-    await asyncio.gather(*(cache.increment(namespace, name, start) for name in names))
+    await asyncio.gather(*(increment(cache, namespace, name, start) for name in names))
     # Three at once, in one batch: each has a value of its own.
     sums = await asyncio.gather(
-        *(cache.increment(namespace, name, delta) for name in names for delta in (2, -1, 2))
+        *(increment(cache, namespace, name, delta) for name in names for delta in (2, -1, 2))
     )
     steps = [start + step for step in (2, 1, 3)]
     assert sums == steps * len(names)
@@ -225,7 +225,7 @@ async def test_foreign_bytes_are_no_best_effort_value(
     with pytest.raises(CacheUnavailableError, match="clear the counter"):
         await cache.best_effort(namespace, ["c"])
     await cache.clear(namespace, "c")
-    assert await cache.increment(namespace, "c", 2) == 2
+    assert await increment(cache, namespace, "c", 2) == 2
 
 
 async def test_batches_may_be_large(cache: RemoteCache[Any]) -> None:

@@ -1,10 +1,11 @@
 """Best effort: fast, and every answer says that a retry may count twice."""
 
+from collections.abc import Sequence
 from unittest.mock import patch
 
 import pytest
 
-from counter.errors import CacheUnavailableError
+from counter.errors import CacheUnavailableError, CounterError
 from counter.types import Namespace
 from tests.support.app import App, words_and_bounds
 from tests.support.problems import assert_problem
@@ -129,15 +130,16 @@ async def test_bad_input_is_refused_like_anywhere(loose: Rest) -> None:
 async def test_one_add_that_fails_spoils_no_other_of_its_batch(loose: Rest, app: App) -> None:
     """What was counted is told to be counted, or the client would send it again."""
     cache = app.application.service._cache
-    increment = cache.increment
+    increment_many = cache.increment_many
 
-    async def fails_for_b(namespace: Namespace, counter: str, delta: int) -> int:
-        if counter == "b":
-            raise CacheUnavailableError("the cache's server of this counter is down")
-        value: int = await increment(namespace, counter, delta)
-        return value
+    async def fails_for_b(
+        namespace: Namespace, changes: Sequence[tuple[str, int]]
+    ) -> Sequence[int | CounterError]:
+        values = iter(await increment_many(namespace, [each for each in changes if each[0] != "b"]))
+        down = CacheUnavailableError("the cache's server of this counter is down")
+        return [down if counter == "b" else next(values) for counter, _ in changes]
 
-    with patch.object(cache, "increment", fails_for_b):
+    with patch.object(cache, "increment_many", fails_for_b):
         answer = await loose.batch_add([{"counter": each, "delta": 1} for each in "abc"])
     first, second, third = answer.json()["results"]
     assert (first["counter"], third["counter"]) == ("a", "c")

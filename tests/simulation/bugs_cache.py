@@ -68,10 +68,10 @@ BUGS = (
         (
             Edit(
                 RemoteCache._change,
-                "[answer] = await lane.ask([Change(key, delta)])",
-                "[answer] = await lane.ask([Change(key, delta)])\n"
-                "    if isinstance(answer, Unreachable):\n"
-                "        [answer] = await lane.ask([Change(key, delta)], insist=True)",
+                "answers = await self._ask(lanes, items, [each.key for each in items])",
+                "answers = await self._ask(lanes, items, [each.key for each in items])\n"
+                "    if isinstance(answers[0], Unreachable):\n"
+                "        answers = await lanes[0].ask(items, insist=True)",
             ),
         ),
     ),
@@ -79,7 +79,7 @@ BUGS = (
         "best-effort-of-any-namespace",
         "BEST_EFFORT counters of one name are one counter, whatever their namespaces",
         (
-            Edit(MemoryCache.increment, "(namespace.id, counter)", "(0, counter)"),
+            Edit(MemoryCache.increment_many, "(namespace.id, counter)", "(0, counter)"),
             Edit(MemoryCache.best_effort, "(namespace.id, counter)", "(0, counter)"),
         ),
     ),

@@ -13,7 +13,7 @@ from counter.errors import CacheUnavailableError
 from counter.limits import SECOND
 from counter.ports import Cache
 from counter.types import Checkpoint
-from tests.contracts.cache_cases import CacheCases, namespace_of
+from tests.contracts.cache_cases import CacheCases, increment, namespace_of
 from tests.contracts.cases import NOW
 from tests.simulation.caches import TIMEOUT_US, CacheServer, cache_over
 from tests.simulation.loop import SimulatedLoop
@@ -118,10 +118,10 @@ def test_a_full_server_evicts_what_was_least_used(site: _Site) -> None:
 def test_a_change_whose_answer_is_lost_was_made(site: _Site) -> None:
 
     async def work() -> int:
-        await site.cache.increment(site.namespace, "c", 1)
+        await increment(site.cache, site.namespace, "c", 1)
         site.server.lost = 1.0
         with pytest.raises(CacheUnavailableError, match="may have been made"):
-            await site.cache.increment(site.namespace, "c", 5)
+            await increment(site.cache, site.namespace, "c", 5)
         site.server.calm()
         await asyncio.sleep(2)
         return (await site.cache.best_effort(site.namespace, ["c"]))[0]

@@ -87,8 +87,12 @@ class MemoryCache:
         while len(self._entries) > self._entries_max:
             self._entries.popitem(last=False)
 
-    async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
-        key = (namespace.id, counter)
+    async def increment_many(
+        self, namespace: Namespace, changes: Sequence[tuple[str, int]]
+    ) -> Sequence[int]:
+        return [self._increment((namespace.id, counter), delta) for counter, delta in changes]
+
+    def _increment(self, key: tuple[int, str], delta: int) -> int:
         value = self._values[key] = self._values.get(key, 0) + delta
         self._values.move_to_end(key)
         while len(self._values) > self._best_effort_max:

@@ -160,8 +160,10 @@ class RemoteCache(Generic[_Connection]):
         ]
         await self._ask(self._puts, items, [each.key for each in items])
 
-    async def increment(self, namespace: Namespace, counter: str, delta: int) -> int:
-        return await self._change(namespace, counter, delta)
+    async def increment_many(
+        self, namespace: Namespace, changes: Sequence[tuple[str, int]]
+    ) -> Sequence[int | CounterError]:
+        return await self._change(namespace, changes)
 
     async def best_effort(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[int]:
         keys = [value_key(self._prefix, namespace.id, counter) for counter in counters]
@@ -179,24 +181,27 @@ class RemoteCache(Generic[_Connection]):
         return values
 
     async def clear(self, namespace: Namespace, counter: str) -> None:
-        await self._change(namespace, counter, None)
+        [answer] = await self._change(namespace, [(counter, None)])
+        if isinstance(answer, CounterError):
+            raise answer
 
     def _note(self, namespace: Namespace, event: Event, ttl_s: int) -> Note:
         key = token_key(self._prefix, namespace.id, event)
         return Note(key, ttl_s, event.atom or fingerprint((event,)))
 
-    async def _change(self, namespace: Namespace, counter: str, delta: int | None) -> int:
-        key = value_key(self._prefix, namespace.id, counter)
-        index = self._place(key) if len(self._servers) > 1 else 0
-        lane, spare = self._changes[index], self._more_changes[index]
-        if lane.is_out and not spare.is_out:
-            lane = spare
-        [answer] = await lane.ask([Change(key, delta)])
-        if isinstance(answer, Unreachable):
-            raise _unchanged(answer)
-        if isinstance(answer, CounterError):
-            raise answer
-        return answer
+    async def _change(
+        self, namespace: Namespace, changes: Sequence[tuple[str, int | None]]
+    ) -> Sequence[int | CounterError]:
+        items = [
+            Change(value_key(self._prefix, namespace.id, counter), delta)
+            for counter, delta in changes
+        ]
+        lanes = [
+            spare if lane.is_out and not spare.is_out else lane
+            for lane, spare in zip(self._changes, self._more_changes, strict=True)
+        ]
+        answers = await self._ask(lanes, items, [each.key for each in items])
+        return [_unchanged(each) if isinstance(each, Unreachable) else each for each in answers]
 
     async def _ask(
         self, lanes: Sequence[Lane[_Item, _Answer]], items: Sequence[_Item], keys: Sequence[bytes]
