@@ -121,6 +121,15 @@ OPENAPI_GENERATOR: Final = Jars(
     variable="OPENAPI_GENERATOR_JARS",
     kept_in="openapi-generator-7.25.0",
 )
+#: Amazon's local engine.
+DYNAMODB: Final = Jars(
+    server="DynamoDB",
+    version="2.6.1",
+    artifacts=("com.amazonaws:DynamoDBLocal:2.6.1",),
+    java_versions=(17, 21, 25),
+    variable="DYNAMODB_JARS",
+    kept_in="dynamodb-2.6.1",
+)
 
 
 def missing() -> str | None:

@@ -26,6 +26,7 @@ from tests.support.cluster import (
     schedule,
     three_nodes,
 )
+from tests.support.dynamodb import dynamodb
 from tests.support.needs import in_ci
 from tests.support.peak_memory import PeakMemory
 from tests.support.postgresql import postgresql
@@ -39,6 +40,7 @@ __all__ = [
     "breakable_redis",
     "cassandra",
     "cassandra_with_passwords",
+    "dynamodb",
     "memcached",
     "postgresql",
     "redis",

@@ -1,0 +1,66 @@
+"""Make the tables that a deployment needs; any number of processes may do it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Put, Refused
+from counter.storage.dynamodb.tables import EXPIRES, control_table, data_table
+from counter.types import Dataset
+
+if TYPE_CHECKING:
+    from counter.config.settings import Settings
+
+
+def dynamodb_options(settings: Settings) -> DynamodbOptions:
+    """Return what *settings* say about DynamoDB."""
+    return DynamodbOptions(
+        region=settings.dynamodb_region,
+        endpoint=settings.dynamodb_endpoint,
+        prefix=settings.keyspace,
+        connections_max=settings.dynamodb_connections,
+        units=settings.dynamodb_units,
+        recovers=settings.dynamodb_recovery,
+    )
+
+
+def table_settings(options: DynamodbOptions) -> Mapping[str, Any]:
+    """Return how a table is paid for: on demand, or the units a second of reads and of writes."""
+    if options.units is None:
+        return {"BillingMode": "PAY_PER_REQUEST"}
+    reads, writes = options.units
+    units = {"ReadCapacityUnits": reads, "WriteCapacityUnits": writes}
+    return {"BillingMode": "PROVISIONED", "ProvisionedThroughput": units}
+
+
+async def apply_schema(driver: Driver, datasets: Sequence[Dataset]) -> Sequence[str]:
+    """Make the tables that are missing, and the *datasets*; return what was done."""
+    from counter.storage.dynamodb.control import first_items
+
+    options, did = driver.options, []
+    known = set(await driver.tables())
+    for table in (
+        control_table(options.prefix),
+        *(data_table(options.prefix, each) for each in datasets),
+    ):
+        await driver.create_table(table, **table_settings(options))
+        # What expires is not read any more, so it does not matter when DynamoDB deletes it.
+        expiring = {"Enabled": True, "AttributeName": EXPIRES}
+        await driver.configure(
+            "update_time_to_live", TableName=table, TimeToLiveSpecification=expiring
+        )
+        if options.recovers:
+            recovery = {"PointInTimeRecoveryEnabled": True}
+            await driver.configure(
+                "update_continuous_backups",
+                TableName=table,
+                PointInTimeRecoverySpecification=recovery,
+            )
+        if table not in known:
+            did.append(f"made table {table}")
+    for item in first_items(datasets):
+        put = Put(control_table(options.prefix), item, "attribute_not_exists(pk)")
+        if not isinstance(await driver.write(put), Refused) and "document" in item:
+            did.append(f"made dataset {item['sk'].decode()}")
+    return did or [f"the tables {options.prefix}_* are up to date"]

@@ -1,0 +1,56 @@
+"""Compose the DynamoDB store from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from counter.errors import StartupError
+from counter.ports import Capabilities, Clock
+from counter.storage.dynamodb.control import DynamodbControl
+from counter.storage.dynamodb.decisions import DynamodbDecisions, DynamodbKeys, DynamodbLeases
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Put
+from counter.storage.dynamodb.events import DynamodbEvents
+from counter.storage.dynamodb.rollups import DynamodbRollups
+from counter.storage.dynamodb.session import Session
+from counter.storage.dynamodb.tables import ALONE
+
+
+class DynamodbStore:
+    """:class:`counter.ports.Store` over DynamoDB. Any number of processes share it."""
+
+    def __init__(
+        self, options: DynamodbOptions, clock: Clock, driver: Driver | None = None
+    ) -> None:
+        self.driver = driver or Driver(options)
+        self.session = session = Session(self.driver, clock)
+        self.events = DynamodbEvents(session)
+        self.rollups = DynamodbRollups(session)
+        self.decisions = DynamodbDecisions(session)
+        self.control = DynamodbControl(session)
+        self.leases = DynamodbLeases(session)
+        self.keys = DynamodbKeys(session)
+        self.capabilities = Capabilities()
+        self.tally = self.driver.tally
+
+    async def open(self) -> None:
+        """Connect, and read the datasets. Raises StartupError and UnavailableError."""
+        await self.driver.open()
+        try:
+            await self.session.load()
+            if not self.session.states:
+                raise StartupError("DynamoDB has no dataset yet: run `counter schema apply`")
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.driver.close()
+
+    async def ping(self) -> None:
+        """Write an item that means nothing. Raises StoreUnavailableError if that fails."""
+        await self.driver.write(Put(self.session.control, {"pk": b"ping", "sk": ALONE}))
+
+    def queues(self) -> Mapping[str, int]:
+        """Return how many calls wait because too many are under way."""
+        return {"store_calls": self.driver.waiting}
