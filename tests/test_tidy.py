@@ -34,7 +34,10 @@ COMMAND_LINE = "counter/cli/app.py"
 SPOOL = "clients/python/counter_client/spool.py"
 
 FRAMEWORKS = ("fastapi", "starlette", "uvicorn")
-DRIVERS = ("sqlite3", "_sqlite3", "asyncpg", "cassandra", "hiredis", "pymemcache", "redis")
+DRIVERS = (
+    *("sqlite3", "_sqlite3", "aiobotocore", "asyncpg", "botocore", "cassandra", "hiredis"),
+    *("pymemcache", "redis"),
+)
 #: Which rooms the modules of a room may import, besides each other: a room is a folder, and one
 #: that ends in "." and a module's name is that module alone. Imports go down only.
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -57,10 +60,16 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *("counter", "counter/config", "counter/telemetry", "counter/storage/shared"),
     ),
     "counter/storage/postgresql": ("counter", "counter/config", "counter/storage/shared"),
+    "counter/storage/dynamodb": ("counter", "counter/config", "counter/storage/shared"),
     "counter/storage": (
         *("counter", "counter/core", "counter/config", "counter/storage/shared"),
         *("counter/storage/memory", "counter/storage/sqlite"),
-        *("counter/storage/postgresql", "counter/storage/cassandra", "counter/storage/memcached"),
+        *(
+            "counter/storage/dynamodb",
+            "counter/storage/postgresql",
+            "counter/storage/cassandra",
+            "counter/storage/memcached",
+        ),
         "counter/storage/redis",
     ),
     "counter/ops": (
@@ -93,7 +102,12 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/cli/commands": (
         *("counter", "counter_client", "counter/core", "counter/config", "counter/telemetry"),
         *("counter/security", "counter/ops", "counter/storage", "counter/storage/shared"),
-        *("counter/storage/postgresql", "counter/storage/cassandra", "counter/storage/memory"),
+        *(
+            "counter/storage/dynamodb",
+            "counter/storage/postgresql",
+            "counter/storage/cassandra",
+            "counter/storage/memory",
+        ),
         *("counter/cli", "rollup", "api"),
     ),
 }

@@ -24,6 +24,8 @@ STORE: Final = (
         "single_datacenter",
         "keyspace",
     ),
+    *("dynamodb_region", "dynamodb_endpoint", "dynamodb_connections"),
+    *("dynamodb_read_units", "dynamodb_write_units", "dynamodb_recovery"),
     *("cassandra_username", "cassandra_password_file"),
     *("tls_ca", "tls_cert", "tls_key", "tls_check_host", "start_timeout"),
     # A dataset is the same for each process that creates it, writes it or rolls it up.
@@ -38,7 +40,10 @@ _Panels = Sequence[tuple[Group, Collection[str]]]
 #: The panels of the flags in the help of a command for which only the place of the store matters;
 #: all settings that are in no panel are in the last one.
 _OF_PLACE: Final[_Panels] = (
-    (Group("Store", sort_key=1), ("config", "store", "data", "contact_points", "keyspace")),
+    (
+        Group("Store", sort_key=1),
+        ("config", "store", "data", "contact_points", "dynamodb_region", "keyspace"),
+    ),
     (Group("Other settings", sort_key=2), Settings.model_fields),
 )
 #: And of a command that sets up or serves what is there.
@@ -55,6 +60,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "contact_points": "HOSTS",
     "cors_origins": "ORIGINS",
     "data": "DIRECTORY",
+    "dynamodb_endpoint": "URL",
+    "dynamodb_region": "REGION",
     "host": "ADDRESS",
     "hosts": "HOSTS",
     "log_level": "LEVEL",

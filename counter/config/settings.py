@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     )
 
     store: StoreKind = Field(
-        "sqlite", description="Where counts are kept: sqlite, postgresql or cassandra"
+        "sqlite", description="Where counts are kept: sqlite, postgresql, cassandra or dynamodb"
     )
     data: Path = Field(Path("data"), description="The data directory of SQLite")
     wal_bytes_max: int = Field(
@@ -246,10 +246,32 @@ class Settings(BaseSettings):
     single_datacenter: bool = Field(
         False, description="All API processes and workers run in local_datacenter"
     )
+    dynamodb_region: str | None = Field(
+        None,
+        pattern="^[a-z0-9-]{1,32}$",
+        description="DynamoDB's region; by default that of the AWS SDKs",
+    )
+    dynamodb_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[\w.:\[\]-]{1,253}/?$",
+        description="Where DynamoDB is, if not at the usual address of the region",
+    )
+    dynamodb_connections: Annotated[int, Field(ge=2, le=1_000)] = Field(
+        64, description="Connections that each process keeps to DynamoDB, at most"
+    )
+    dynamodb_read_units: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        0, description="Read units a second of each new table; 0: on demand"
+    )
+    dynamodb_write_units: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        0, description="Write units a second of each new table; 0: on demand"
+    )
+    dynamodb_recovery: bool = Field(
+        False, description="Point-in-time recovery of the tables that are not of events"
+    )
     keyspace: str = Field(
         "counter",
         pattern="^[a-z][a-z0-9_]{0,30}$",
-        description="PostgreSQL's schema, or Cassandra's keyspace; a dataset has KEYSPACE_DATASET",
+        description="PostgreSQL's schema, Cassandra's keyspace, or the prefix of DynamoDB's tables",
     )
     cassandra_username: str | None = Field(None, description="The user that logs in to Cassandra")
     cassandra_password_file: ReadableFile | None = Field(
@@ -298,7 +320,7 @@ class Settings(BaseSettings):
         description="The longest expected wait of a write; a longer one is rejected",
     )
     clock_skew_max: _Skew = Field(
-        default_factory=by_store(0, 500 * limits.MILLISECOND),
+        default_factory=by_store(0, 500 * limits.MILLISECOND, 1_500 * limits.MILLISECOND),
         description="How far this clock may be from the store's",
     )
     time_bucket: _TimeBucket = Field(
@@ -306,7 +328,8 @@ class Settings(BaseSettings):
         description="The span of one partition of events",
     )
     event_buckets: _EventBuckets = Field(
-        1, description="Partitions that share a counter's time bucket"
+        default_factory=by_store(1, 1, 4),
+        description="Partitions that share a counter's time bucket",
     )
     event_buckets_max: _EventBuckets = Field(
         default_factory=by_store(1, 64),
@@ -536,10 +559,20 @@ def _store_problems(settings: Settings) -> Iterator[str]:
             f"dsn is set and store is {settings.store}, which has none: add --store postgresql, or"
             " omit dsn"
         )
+    if (settings.dynamodb_read_units == 0) != (settings.dynamodb_write_units == 0):
+        yield "dynamodb_read_units and dynamodb_write_units belong together: give both or neither"
+    if settings.store == "dynamodb":
+        for each in settings.datasets():
+            if each.clock_skew_max_us < limits.SECOND:
+                yield (
+                    f"clock_skew_max of dataset {each.name!r} is"
+                    f" {format_duration(each.clock_skew_max_us)}, and DynamoDB tells its time in"
+                    " whole seconds: give 1s or more"
+                )
     if settings.store == "sqlite" and settings.workers > 1:
         yield (
             f"workers is {settings.workers} and store is sqlite, whose data directory only one"
-            " process can use: use --workers 1, --store postgresql or --store cassandra"
+            " process can use: use --workers 1, or another store"
         )
 
 

@@ -40,7 +40,7 @@ _BEFORE_AT: Final = re.compile(r"^([a-z]*:?/{0,2}).*@", re.DOTALL)
 _DATACENTER: Final = re.compile(r"[\w.-]{1,48}", re.ASCII)
 
 _Item = TypeVar("_Item")
-StoreKind = Literal["sqlite", "postgresql", "cassandra"]
+StoreKind = Literal["sqlite", "postgresql", "cassandra", "dynamodb"]
 WriteConsistency = Literal["LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"]
 ReadConsistency = Literal["LOCAL_QUORUM", "QUORUM", "ALL"]
 
@@ -251,6 +251,9 @@ Origins = _List[Annotated[str, AfterValidator(_check_origin)]]
 FromOthers = Callable[[dict[str, Any]], Any]
 
 
-def by_store(sqlite: Any, cassandra: Any) -> FromOthers:
-    """Return a default that depends on the store."""
-    return lambda data: cassandra if data["store"] == "cassandra" else sqlite
+def by_store(sqlite: Any, cassandra: Any, dynamodb: Any = None) -> FromOthers:
+    """Return a default that depends on the store: Cassandra's for DynamoDB too, unless it has one
+    of its own."""
+    of_dynamodb = cassandra if dynamodb is None else dynamodb
+    others = {"cassandra": cassandra, "dynamodb": of_dynamodb}
+    return lambda data: others.get(data["store"], sqlite)

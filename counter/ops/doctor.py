@@ -53,6 +53,10 @@ class Finding:
 #: The name of each server, what to do if it cannot be opened, and where to look if it fails.
 _SERVERS: Mapping[str, tuple[str, str, str]] = {
     "postgresql": ("PostgreSQL", "set dsn right, start PostgreSQL", "look at PostgreSQL's log"),
+    "dynamodb": (
+        *("DynamoDB", "set the region and the credentials right"),
+        "look at DynamoDB's metrics of throttled requests and of errors",
+    ),
     "cassandra": (
         *("Cassandra", "set --contact-points right, start Cassandra"),
         "look at Cassandra's nodes: nodetool status",

@@ -36,6 +36,10 @@ def open_store(settings: Settings, clock: Clock, *, checks_all: bool = False) ->
         from counter.storage.postgresql import PostgresqlStore, postgresql_options
 
         return PostgresqlStore(postgresql_options(settings), clock)
+    if settings.store == "dynamodb":
+        from counter.storage.dynamodb import DynamodbStore, dynamodb_options
+
+        return DynamodbStore(dynamodb_options(settings), clock)
     from counter.storage.sqlite import ALL_PAGES, SqliteStore
 
     wal_bytes_max = settings.wal_bytes_max
@@ -63,10 +67,8 @@ async def opened_keys(
         finally:
             await alone.close()
         return
-    if settings.store == "postgresql":
-        from counter.storage.postgresql import PostgresqlStore, postgresql_options
-
-        store = PostgresqlStore(postgresql_options(settings), clock)
+    if settings.store != "sqlite":
+        store = open_store(settings, clock)
         await StartupRetry(settings.start_timeout).run(store.open)
         try:
             yield store.keys, guard_of(store, clock)

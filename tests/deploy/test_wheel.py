@@ -202,6 +202,7 @@ def test_the_server_needs_no_client(wheels: dict[str, Path]) -> None:
     assert more == {
         "client": {"distributed-counter-client"},
         "cassandra": {"cassandra-driver"},
+        "dynamodb": {"aiobotocore"},
         "memcached": {"pymemcache"},
         "postgresql": {"asyncpg"},
         "redis": {"redis"},

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
@@ -22,6 +22,17 @@ from counter.ops import backup as backups
 from counter.quantities import format_bytes, parse_size, plural
 from counter.security.audit_log import Act, AdminLog, os_user
 from counter.storage.shared.startup_retry import StartupRetry
+
+if TYPE_CHECKING:
+    from counter.storage.cassandra import CassandraStore
+    from counter.storage.dynamodb import DynamodbStore
+
+#: What backs up the stores that are servers.
+_BACKED_UP_BY: Final = {
+    "cassandra": "nodetool snapshot",
+    "dynamodb": "point-in-time recovery",
+    "postgresql": "pg_dump",
+}
 
 
 def backup(
@@ -111,9 +122,15 @@ async def _begin_new_life(settings: Settings) -> None:
         async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):
             await begin_new_life(settings)
         return
-    from counter.storage.cassandra import CassandraStore, options_of
+    store: CassandraStore | DynamodbStore
+    if settings.store == "dynamodb":
+        from counter.storage.dynamodb import DynamodbStore, dynamodb_options
 
-    store = CassandraStore(options_of(settings), clock)
+        store = DynamodbStore(dynamodb_options(settings), clock)
+    else:
+        from counter.storage.cassandra import CassandraStore, options_of
+
+        store = CassandraStore(options_of(settings), clock)
     await StartupRetry(settings.start_timeout).run(store.open)
     try:
         log = AdminLog(settings.audit_log, clock)
@@ -129,7 +146,7 @@ async def _begin_new_life(settings: Settings) -> None:
 def _sqlite(flags: StoreFlags | None) -> Settings:
     settings = ready(flags).settings
     if settings.store != "sqlite":
-        by = "nodetool snapshot" if settings.store == "cassandra" else "pg_dump"
+        by = _BACKED_UP_BY[settings.store]
         raise StartupError(
             f"store is {settings.store}, which is backed up by `{by}`: see"
             " docs/how-to/back-up-and-restore.md"

@@ -54,13 +54,13 @@ def serve_one(
 
 
 def rollup(flags: RollupFlags | None = None) -> None:
-    """Roll up what API processes wrote to PostgreSQL or Cassandra."""
+    """Roll up what API processes wrote to a store that they share."""
     with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
             raise StartupError(
                 "store is sqlite, whose data directory one process holds: `counter serve` rolls up"
-                " in its own; give --store postgresql or --store cassandra"
+                " in its own; give another store"
             )
         with importing():
             from rollup.process import run
@@ -69,7 +69,7 @@ def rollup(flags: RollupFlags | None = None) -> None:
 
 
 def apply(flags: SchemaFlags | None = None, *, json: Json = False) -> None:
-    """Create or update the schema of PostgreSQL or Cassandra."""
+    """Create or update the schema of a shared store."""
     with exit_on_error():
         settings = ready(flags).settings
         if settings.store == "sqlite":
@@ -86,6 +86,8 @@ async def _applied(settings: Settings) -> list[str]:
 
     if settings.store == "postgresql":
         from counter.storage.postgresql.schema import apply_for as apply_schema
+    elif settings.store == "dynamodb":
+        from counter.storage.dynamodb.schema import apply_for as apply_schema
     else:
         from counter.storage.cassandra.schema import apply_schema
     log = AdminLog(settings.audit_log, SystemClock())

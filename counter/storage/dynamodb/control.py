@@ -20,7 +20,7 @@ from counter.errors import (
     UnavailableError,
     invariant,
 )
-from counter.limits import CLOCK_DRIFT_PER_S_US, MINUTE, SECOND
+from counter.limits import MINUTE, SECOND
 from counter.storage.dynamodb.driver import (
     Check,
     Item,
@@ -71,8 +71,6 @@ _PURGED_MAX: Final = 100
 #: At most this many numbers are issued between a backup and its restore.
 _TOKENS_JUMP: Final = 1 << 40
 _IDS_JUMP: Final = 1_000_000
-#: Readings of the clock that bound one another.
-_READINGS: Final = 8
 
 
 class Numbers:
@@ -100,38 +98,6 @@ class Numbers:
         return TokenBlock(answer["o"], answer["n"] - count, answer["t"])
 
 
-class StoreTime:
-    """How far DynamoDB's clock is ahead, by the ``Date`` header of its answers.
-
-    That has whole seconds: an answer bounds the offset to an interval that is a second and the
-    round trip wide. Answers at other fractions of a second bound it otherwise, so what all of the
-    last ones allow is far narrower. If they allow nothing, a clock was set, and the latest counts.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        #: (least, most, when): the least and the greatest offset, by the boot clock.
-        self._bounds: list[tuple[int, int, int]] = []
-
-    async def read(self) -> ClockReading:
-        """Return the offset. Raises UnavailableError."""
-        clock = self._session.clock
-        before_us = clock.now_us()
-        date = parsedate_to_datetime(await self._session.driver.date())
-        after_us, at_us = clock.now_us(), clock.boottime_us()
-        store_us = int(date.timestamp()) * SECOND
-        latest = store_us - after_us, store_us + SECOND - before_us, at_us
-        self._bounds = [*self._bounds[1 - _READINGS :], latest]
-        least, most = latest[:2]
-        for low, high, when_us in self._bounds:
-            drift_us = 2 * CLOCK_DRIFT_PER_S_US * (at_us - when_us) // SECOND
-            least, most = max(least, low - drift_us), min(most, high + drift_us)
-        if least > most:
-            self._bounds = [latest]
-            least, most = latest[:2]
-        return ClockReading((least + most) // 2, (most - least) // 2 + 1)
-
-
 class DynamodbControl:
     """:class:`counter.ports.ControlPlane`."""
 
@@ -139,11 +105,21 @@ class DynamodbControl:
         self._session = session
         self._driver, self._table = session.driver, session.control
         self._numbers = Numbers(session)
-        self.read_clock = StoreTime(session).read
 
     async def datasets(self) -> Sequence[Dataset]:
         await self._session.load()
         return [state.dataset for _, state in sorted(self._session.states.items())]
+
+    async def read_clock(self) -> ClockReading:
+        """Return the offset by the ``Date`` header of an answer, which was made within a second of
+        that, and within the round trip."""
+        clock = self._session.clock
+        before_us = clock.now_us()
+        date = parsedate_to_datetime(await self._driver.date(self._table))
+        after_us = clock.now_us()
+        least_us = int(date.timestamp()) * SECOND - after_us
+        width_us = SECOND + after_us - before_us
+        return ClockReading(least_us + width_us // 2, width_us // 2 + 1)
 
     # Namespaces.
 

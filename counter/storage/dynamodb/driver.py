@@ -12,8 +12,9 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -43,6 +44,7 @@ TRANSACTION_ITEMS_MAX: Final = 100
 _BATCH_GETS_MAX: Final = 100
 _BATCH_WRITES_MAX: Final = 25
 
+_session: Final = cache(get_session)
 _THROTTLED: Final = frozenset(
     {
         *("ProvisionedThroughputExceededException", "ProvisionedThroughputExceeded"),
@@ -175,7 +177,7 @@ class Driver:
         )
         try:
             self._client = await self._open.enter_async_context(
-                get_session().create_client(
+                _session().create_client(
                     "dynamodb",
                     region_name=self.options.region,
                     endpoint_url=self.options.endpoint,
@@ -277,7 +279,8 @@ class Driver:
                 f"{condition} AND sk BETWEEN :l AND :h",
                 {
                     **values,
-                    ":l": low, ":h": high,
+                    ":l": low,
+                    ":h": high,
                 },
             )
         elif prefix:
@@ -374,9 +377,9 @@ class Driver:
             # It is gone, or going.
             return
 
-    async def date(self) -> str:
-        """Return the ``Date`` header of an answer, as it was made."""
-        answer = await self._call("list_tables", Limit=1)
+    async def date(self, table: str) -> str:
+        """Return the ``Date`` header of an answer: DynamoDB's time, in whole seconds."""
+        answer = await self._call("get_item", TableName=table, Key=_key((b"date", b"\x00")))
         return str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
 
     async def _call(self, operation: str, timeout_us: int | None = None, **request: Any) -> Any:
@@ -444,7 +447,7 @@ _HANDLED: Final = frozenset(
 def _converted(error: ClientError) -> Exception:
     code, text = error.response["Error"]["Code"], f"DynamoDB: {error}"
     if code in _HANDLED:
-        return error
+        return cast(Exception, error)
     if code in _THROTTLED or code in _CONFLICTS:
         return _throttled(code)
     if code == "ResourceNotFoundException":

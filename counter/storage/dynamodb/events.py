@@ -73,7 +73,9 @@ class DynamodbEvents:
             refused = await self._driver.write(put, namespace.dataset.write_timeout_us)
         except NoTableError as error:
             raise await self._session.missing(namespace.dataset, error) from error
-        return _compared(event, event_from(refused.item)) if _is_refused(refused) else Written.NEW
+        if isinstance(refused, Refused):
+            return _compared(event, event_from(refused.item or {}))
+        return Written.NEW
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         self._session.check_exists(namespace)
@@ -244,7 +246,7 @@ class DynamodbEvents:
             known = min(ends, default=last)
             items = sorted(
                 (item for page in pages for item in page if item["sk"] <= known),
-                key=lambda item: item["sk"],  # type: ignore[no-any-return]
+                key=lambda item: item["sk"],
             )
             events += [event for item in items if (event := event_from(item)) is not None]
             if not ends:
@@ -285,10 +287,6 @@ class DynamodbEvents:
 def _put(place: _Place, event: Event) -> Put:
     table, key = place
     return Put(table, event_item(key, event), _NEW)
-
-
-def _is_refused(answer: Item | Refused) -> bool:
-    return isinstance(answer, Refused)
 
 
 def _compared(event: Event, stored: Event | None) -> Written:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 def dynamodb_options(settings: Settings) -> DynamodbOptions:
     """Return what *settings* say about DynamoDB."""
+    units = settings.dynamodb_read_units, settings.dynamodb_write_units
     return DynamodbOptions(
         region=settings.dynamodb_region,
         endpoint=settings.dynamodb_endpoint,
         prefix=settings.keyspace,
         connections_max=settings.dynamodb_connections,
-        units=settings.dynamodb_units,
+        units=units if all(units) else None,
         recovers=settings.dynamodb_recovery,
     )
 
@@ -32,6 +33,17 @@ def table_settings(options: DynamodbOptions) -> Mapping[str, Any]:
     reads, writes = options.units
     units = {"ReadCapacityUnits": reads, "WriteCapacityUnits": writes}
     return {"BillingMode": "PROVISIONED", "ProvisionedThroughput": units}
+
+
+async def apply_for(settings: Settings) -> Sequence[str]:
+    """Apply the schema of *settings*; return what was done. Raises StartupError and
+    UnavailableError."""
+    driver = Driver(dynamodb_options(settings))
+    await driver.open()
+    try:
+        return await apply_schema(driver, settings.datasets())
+    finally:
+        await driver.close()
 
 
 async def apply_schema(driver: Driver, datasets: Sequence[Dataset]) -> Sequence[str]:
