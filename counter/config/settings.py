@@ -253,7 +253,7 @@ class Settings(BaseSettings):
     )
     dynamodb_endpoint: str | None = Field(
         None,
-        pattern=r"^https?://[\w.:\[\]-]{1,253}/?$",
+        pattern=r"^https?://[a-z0-9.:\[\]-]{1,253}/?$",
         description="Where DynamoDB is, if not at the usual address of the region",
     )
     dynamodb_connections: Annotated[int, Field(ge=2, le=1_000)] = Field(

@@ -4,12 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.dynamodb import DynamodbOptions, DynamodbStore
-from counter.storage.dynamodb.tables import counts_partition, row_place
-from counter.types import Namespace
+from counter.storage.dynamodb.driver import Key
+from counter.storage.dynamodb.tables import (
+    EXPIRES,
+    counts_partition,
+    decision_key,
+    reservation_key,
+    row_place,
+)
+from counter.types import Decision, Namespace, Outcome
 from tests.contracts import suites
-from tests.contracts.cases import DATASET
+from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, add, nonce, write
+from tests.contracts.control_cases import purge
 from tests.support.clock import FakeClock
 from tests.support.dynamodb import FreshStore
 
@@ -90,7 +99,38 @@ class TestKeys(OnDynamodb, suites.KeyCases):
 
 
 class TestPurge(OnDynamodb, suites.PurgeCases):
-    """Purging."""
+    """Purging. Keys and decisions are not looked for: DynamoDB deletes them by its own clock."""
+
+    async def test_expired_keys_go_and_others_stay(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Each may go an hour after its expiry, not before; a replaced one as the new one."""
+        for n in range(5):
+            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
+        await store.decisions.rereserve(namespace, nonce(0), NOW, NOW + 1, NOW + 1 + 9 * HOUR)
+        await purge(store, NOW + 3 * HOUR)
+        for n, hours in enumerate((9, 1, 2, 3, 4)):
+            expires_s = await self.expires_s(store, namespace, reservation_key(namespace, nonce(n)))
+            assert expires_s * SECOND // HOUR * HOUR == NOW // HOUR * HOUR + (hours + 1) * HOUR
+
+    async def test_a_decision_lives_as_long_as_its_event(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """It is made while the event is kept, and outlives the slice that the event is in."""
+        event, decision = add(at=FIRST_SLICE + 5 * MINUTE), Decision(Outcome.APPLIED, b"")
+        await write(store, namespace, event)
+        await store.decisions.decide(namespace, [event], decision)
+        await purge(store, NOW)
+        assert await store.decisions.decided(namespace, [event]) == decision
+        expires_s = await self.expires_s(store, namespace, decision_key(namespace, [event]))
+        assert expires_s * SECOND == NOW + 2 * DATASET.retention_us + DATASET.slice_us
+
+    async def expires_s(self, store: Store, namespace: Namespace, key: Key) -> int:
+        """When DynamoDB may delete the item of *key*, by the attribute that it looks at."""
+        assert isinstance(store, DynamodbStore)
+        item = await store.driver.get(store.session.data(namespace.dataset), key)
+        assert item is not None
+        return int(item[EXPIRES])
 
 
 class TestNonTransactional(OnDynamodb, suites.NonTransactionalCases):
