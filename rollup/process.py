@@ -196,7 +196,7 @@ def run(settings: Settings) -> int:
     if settings.store == "sqlite":
         raise StartupError(
             "store is sqlite, whose data directory one process holds: `counter serve` rolls up in"
-            " its own; give another store"
+            " its own; give --store cassandra, postgresql or dynamodb"
         )
     if "log_level" not in settings.model_fields_set:
         # A healthy worker logs only joins, leaves and takeovers, so these must be visible.

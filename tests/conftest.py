@@ -112,11 +112,11 @@ def fast_dir() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgresql"])
+@pytest.fixture(params=["sqlite", "memory", "postgresql", "dynamodb"])
 def storage(request: pytest.FixtureRequest) -> str:
     """Which store stands behind the API: every answer must be the same."""
-    if request.param == "postgresql":
-        request.getfixturevalue("postgresql")
+    if request.param in ("postgresql", "dynamodb"):
+        request.getfixturevalue(request.param)
     return str(request.param)
 
 

@@ -42,7 +42,7 @@ _Panels = Sequence[tuple[Group, Collection[str]]]
 _OF_PLACE: Final[_Panels] = (
     (
         Group("Store", sort_key=1),
-        ("config", "store", "data", "contact_points", "dynamodb_region", "keyspace"),
+        ("config", "store", "data", "contact_points", "keyspace"),
     ),
     (Group("Other settings", sort_key=2), Settings.model_fields),
 )

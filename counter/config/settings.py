@@ -366,7 +366,7 @@ class Settings(BaseSettings):
     )
 
     rollup: bool = Field(
-        default_factory=by_store(True, False), description="Roll up in the API's process"
+        default_factory=by_store(True, False, True), description="Roll up in the API's process"
     )
     lease_time: Annotated[Duration, between(limits.LEASE_TIME_MIN_US, 5 * limits.MINUTE)] = Field(
         limits.LEASE_TIME_US, description="How long a silent worker keeps its shards"
@@ -572,7 +572,7 @@ def _store_problems(settings: Settings) -> Iterator[str]:
     if settings.store == "sqlite" and settings.workers > 1:
         yield (
             f"workers is {settings.workers} and store is sqlite, whose data directory only one"
-            " process can use: use --workers 1, or another store"
+            " process can use: use --workers 1, or --store cassandra, postgresql or dynamodb"
         )
 
 

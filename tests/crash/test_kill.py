@@ -5,6 +5,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import httpx
 import pytest
 
 from counter.config.settings import Settings
+from counter.storage.dynamodb import DynamodbOptions
+from counter.storage.dynamodb.driver import Driver
+from counter.storage.dynamodb.schema import apply_for as tables_for
 from counter.storage.postgresql import Database, postgresql_options
 from counter.storage.postgresql.schema import apply_for
 from counter.tokens import TokenGenerator
@@ -34,16 +38,36 @@ OVER_POSTGRESQL = {
 }
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+OVER_DYNAMODB = {
+    "store": "dynamodb",
+    "keyspace": "killed",
+    "write_timeout": "1s",
+    "lease_time": "6s",
+    "dynamodb_region": "local",
+}
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "dynamodb"])
 async def flags(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Mapping[str, str]:
     """The settings of the service under test besides small windows, over a store that is new."""
+    given: dict[str, Any]
     if request.param == "sqlite":
         return {}
+    if request.param == "dynamodb":
+        options: DynamodbOptions = request.getfixturevalue("dynamodb")
+        given = {**OVER_DYNAMODB, "dynamodb_endpoint": str(options.endpoint)}
+        driver = Driver(replace(options, prefix="killed"))
+        await driver.open()
+        for table in await driver.tables():
+            await driver.drop_table(table)
+        await driver.close()
+        await tables_for(Settings(**{**SMALL_WINDOWS, **given}))
+        return given
     server: PostgresqlServer = request.getfixturevalue("postgresql")
     monkeypatch.setenv("COUNTER_DSN", server.dsn())
-    given: dict[str, Any] = {**SMALL_WINDOWS, **OVER_POSTGRESQL}
+    given = {**SMALL_WINDOWS, **OVER_POSTGRESQL}
     settings = Settings(**given)
     database = Database(postgresql_options(settings))
     await database.open()

@@ -172,6 +172,7 @@ async def test_a_single_add_and_an_atomic_one_may_share_a_token(rest: Rest, app:
     assert await counts(rest, "a", "b") == [2, 1]
 
 
+@pytest.mark.parametrize("storage", ["sqlite", "memory", "postgresql"])
 async def test_a_batch_of_accurate_reads_shows_all_of_an_atomic_add_or_nothing(
     rest: Rest, app: App
 ) -> None:

@@ -25,6 +25,8 @@ from tests.support.times import SECOND, START_US
 
 #: The default dataset and namespace: the defaults of the program, and ones that soon see an end.
 WIDE: dict[str, Any] = {}
+#: Over an engine that takes a millisecond for an event, one after the other.
+SLOW: dict[str, Any] = {"write_timeout": "10s"}
 SMALL: dict[str, Any] = {
     "retention": "10m",
     "slice": "5m",
@@ -62,7 +64,13 @@ class App:
         another one, both are processes over one store."""
         self._api = need("api.app")
         self._settings = need("counter.config.settings").Settings(
-            data=directory, **{"hosts": ("test",), **(SMALL if small else WIDE), **settings}
+            data=directory,
+            **{
+                "hosts": ("test",),
+                **(SMALL if small else WIDE),
+                **(SLOW if storage == "dynamodb" else {}),
+                **settings,
+            },
         )
         self._tracing = tracing
         self._over_socket = over_socket
@@ -78,6 +86,8 @@ class App:
             self._new_store = need("tests.simulation.calm").stores_of(dataset, self.clock)
         elif storage == "postgresql":
             self._new_store = need("tests.support.postgresql").stores_of(dataset, self.clock)
+        elif storage == "dynamodb":
+            self._new_store = need("tests.support.dynamodb").stores_of(dataset, self.clock)
 
     async def start(self) -> None:
         """Wire a service and run its start."""

@@ -1,13 +1,14 @@
 """Amazon's local DynamoDB on a free port of loopback."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import pytest
 
 from counter.ports import Clock
 from counter.storage.dynamodb import DynamodbOptions, DynamodbStore, apply_schema
 from counter.storage.dynamodb.driver import Driver
-from counter.types import Dataset
+from counter.types import ClockReading, Dataset
 from scripts.cluster_jars import DYNAMODB
 from scripts.dynamodb_server import DynamodbServer
 from tests.support.needs import miss
@@ -24,11 +25,25 @@ def dynamodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamodbOptio
         patched.setenv("AWS_ACCESS_KEY_ID", "nobody")
         patched.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
         server.start()
-        yield DynamodbOptions(region="local", endpoint=server.endpoint)
+        _Shared.options = DynamodbOptions(region="local", endpoint=server.endpoint)
+        yield _Shared.options
+        _Shared.options = None
         server.stop()
 
 
-class FreshStore(DynamodbStore):
+class ClockedStore(DynamodbStore):
+    """A store whose clock is the test's."""
+
+    def __init__(self, options: DynamodbOptions, clock: Clock) -> None:
+        super().__init__(options, clock)
+        self.control.read_clock = _right  # type: ignore[method-assign]
+
+
+async def _right() -> ClockReading:
+    return ClockReading(0, 0)
+
+
+class FreshStore(ClockedStore):
     """A store that opens as if it were new."""
 
     def __init__(self, options: DynamodbOptions, clock: Clock, datasets: Sequence[Dataset]) -> None:
@@ -36,18 +51,30 @@ class FreshStore(DynamodbStore):
         self._datasets = datasets
 
     async def open(self) -> None:
-        await empty(self.driver)
         await self.driver.open()
+        await empty(self.driver)
         await apply_schema(self.driver, self._datasets)
         await self.driver.close()
         await super().open()
 
 
+class _Shared:
+    """The engine of the fixture ``dynamodb``, for code that is no fixture."""
+
+    options: ClassVar[DynamodbOptions | None] = None
+
+
+def stores_of(dataset: Dataset, clock: Clock) -> Callable[[], DynamodbStore]:
+    """Return what makes one store after another over the same tables, which are empty at first."""
+    options = _Shared.options
+    assert options is not None, "use the fixture dynamodb"
+    first = iter([FreshStore(options, clock, [dataset])])
+    return lambda: next(first, None) or ClockedStore(options, clock)
+
+
 async def empty(driver: Driver) -> None:
     """Delete all items: to make the tables again would take longer."""
-    await driver.open()
     for table in await driver.tables():
         answer = await driver._call("scan", TableName=table, ProjectionExpression="pk, sk")
         keys = [(item["pk"]["B"], item["sk"]["B"]) for item in answer["Items"]]
         await driver.write_many(table, deletes=keys)
-    await driver.close()

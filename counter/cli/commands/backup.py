@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from counter.storage.dynamodb import DynamodbStore
 
 #: What backs up the stores that are servers.
-_BACKED_UP_BY: Final = {
+_BACKED_UP_BY: Final[Mapping[str, str]] = {
     "cassandra": "nodetool snapshot",
     "dynamodb": "point-in-time recovery",
     "postgresql": "pg_dump",

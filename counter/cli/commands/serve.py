@@ -60,7 +60,7 @@ def rollup(flags: RollupFlags | None = None) -> None:
         if settings.store == "sqlite":
             raise StartupError(
                 "store is sqlite, whose data directory one process holds: `counter serve` rolls up"
-                " in its own; give another store"
+                " in its own; give --store cassandra, postgresql or dynamodb"
             )
         with importing():
             from rollup.process import run

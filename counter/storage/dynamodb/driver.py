@@ -12,9 +12,8 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -44,7 +43,6 @@ TRANSACTION_ITEMS_MAX: Final = 100
 _BATCH_GETS_MAX: Final = 100
 _BATCH_WRITES_MAX: Final = 25
 
-_session: Final = cache(get_session)
 _THROTTLED: Final = frozenset(
     {
         *("ProvisionedThroughputExceededException", "ProvisionedThroughputExceeded"),
@@ -144,8 +142,17 @@ class Check:
 
 
 Write = Put | Update | Delete
-_OPERATIONS: Final = {Put: "put_item", Update: "update_item", Delete: "delete_item"}
-_ACTIONS: Final = {Put: "Put", Update: "Update", Delete: "Delete", Check: "ConditionCheck"}
+_OPERATIONS: Final[Mapping[type, str]] = {
+    Put: "put_item",
+    Update: "update_item",
+    Delete: "delete_item",
+}
+_ACTIONS: Final[Mapping[type, str]] = {
+    Put: "Put",
+    Update: "Update",
+    Delete: "Delete",
+    Check: "ConditionCheck",
+}
 
 
 class Driver:
@@ -155,6 +162,9 @@ class Driver:
     They raise WriteTimeoutError and StoreUnavailableError if the outcome is unknown, and
     NoTableError.
     """
+
+    #: One for all clients of a process: it reads the description of the API once.
+    _sdk: ClassVar[Any] = get_session()
 
     def __init__(self, options: DynamodbOptions) -> None:
         self.options = options
@@ -177,7 +187,7 @@ class Driver:
         )
         try:
             self._client = await self._open.enter_async_context(
-                _session().create_client(
+                self._sdk.create_client(
                     "dynamodb",
                     region_name=self.options.region,
                     endpoint_url=self.options.endpoint,

@@ -6,6 +6,7 @@ conflict. A void event is an item without a payload, which the put of the event 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -35,6 +36,7 @@ from counter.windows import window_of
 
 _NEW: Final = "attribute_not_exists(pk)"
 _ATTEMPTS_MAX: Final = 3
+_ATTEMPT_BYTES: Final = 8
 
 #: The table and the key of an event.
 _Place = tuple[str, Key]
@@ -68,22 +70,22 @@ class DynamodbEvents:
         return answers
 
     async def _append(self, namespace: Namespace, place: _Place, event: Event) -> Written:
-        put = _put(place, event)
+        attempt = os.urandom(_ATTEMPT_BYTES)
+        put = _put(place, event, attempt)
         try:
             refused = await self._driver.write(put, namespace.dataset.write_timeout_us)
         except NoTableError as error:
             raise await self._session.missing(namespace.dataset, error) from error
-        if isinstance(refused, Refused):
-            return _compared(event, event_from(refused.item or {}))
-        return Written.NEW
+        return _outcome(event, refused if isinstance(refused, Refused) else None, attempt)
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         self._session.check_exists(namespace)
         left = dict(zip(await self._places(namespace, events), events, strict=True))
+        attempt = os.urandom(_ATTEMPT_BYTES)
         # Without an own ClientRequestToken: under the same one a second attempt would be answered
         # as the first, and could not tell that it is a replay.
         while left:
-            puts = [_put(place, event) for place, event in left.items()]
+            puts = [_put(place, event, attempt) for place, event in left.items()]
             try:
                 refused = await self._driver.transact(puts, namespace.dataset.write_timeout_us)
             except NoTableError as error:
@@ -91,13 +93,15 @@ class DynamodbEvents:
             if refused is None:
                 return Written.NEW
             stored = {
-                place: _compared(event, event_from(each.item or {}))
+                place: _outcome(event, each, attempt)
                 for (place, event), each in zip(left.items(), refused, strict=True)
                 if each is not None
             }
             for outcome in (Written.CONFLICT, Written.LATE):
                 if outcome in stored.values():
                     return outcome
+            if Written.NEW in stored.values():
+                return Written.NEW
             # A worker may have completed a part of it.
             left = {place: event for place, event in left.items() if place not in stored}
         return Written.REPLAYED
@@ -284,9 +288,17 @@ class DynamodbEvents:
         return places
 
 
-def _put(place: _Place, event: Event) -> Put:
+def _put(place: _Place, event: Event, attempt: bytes) -> Put:
     table, key = place
-    return Put(table, event_item(key, event), _NEW)
+    return Put(table, event_item(key, event, attempt), _NEW)
+
+
+def _outcome(event: Event, refused: Refused | None, attempt: bytes) -> Written:
+    """Return the outcome of a put. A proxy may have sent the *attempt* twice: what it finds then is
+    its own."""
+    if refused is None or (refused.item or {}).get("o") == attempt:
+        return Written.NEW
+    return _compared(event, event_from(refused.item or {}))
 
 
 def _compared(event: Event, stored: Event | None) -> Written:

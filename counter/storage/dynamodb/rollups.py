@@ -157,7 +157,7 @@ class DynamodbRollups:
     async def _name(
         self, namespace: Namespace, counter: str, time_us: int, *, listed: bool
     ) -> None:
-        """List a name, or take it off the list; of the two the later one stands, and of the same
+        """List a name, or take it off the list; the later of the two counts, and of the same
         instant the delete."""
         await self._driver.write(
             Update(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from counter.storage.dynamodb.control import first_items
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Put, Refused
-from counter.storage.dynamodb.tables import EXPIRES, control_table, data_table
+from counter.storage.dynamodb.tables import EXPIRES, control_table, data_table, table_settings
 from counter.types import Dataset
 
 if TYPE_CHECKING:
@@ -26,15 +27,6 @@ def dynamodb_options(settings: Settings) -> DynamodbOptions:
     )
 
 
-def table_settings(options: DynamodbOptions) -> Mapping[str, Any]:
-    """Return how a table is paid for: on demand, or the units a second of reads and of writes."""
-    if options.units is None:
-        return {"BillingMode": "PAY_PER_REQUEST"}
-    reads, writes = options.units
-    units = {"ReadCapacityUnits": reads, "WriteCapacityUnits": writes}
-    return {"BillingMode": "PROVISIONED", "ProvisionedThroughput": units}
-
-
 async def apply_for(settings: Settings) -> Sequence[str]:
     """Apply the schema of *settings*; return what was done. Raises StartupError and
     UnavailableError."""
@@ -48,8 +40,6 @@ async def apply_for(settings: Settings) -> Sequence[str]:
 
 async def apply_schema(driver: Driver, datasets: Sequence[Dataset]) -> Sequence[str]:
     """Make the tables that are missing, and the *datasets*; return what was done."""
-    from counter.storage.dynamodb.control import first_items
-
     options, did = driver.options, []
     known = set(await driver.tables())
     for table in (

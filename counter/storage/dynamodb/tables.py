@@ -8,10 +8,11 @@ free call, and items would have to be deleted one by one, each for the price of 
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from counter.partitions import event_bucket_of, shard_of
-from counter.storage.dynamodb.driver import Item, Key
+from counter.storage.dynamodb.driver import DynamodbOptions, Item, Key
 from counter.types import Checkpoint, Dataset, Event, Mark, Namespace, Pending, Slice, WindowRow
 
 #: Numbers are stored as they are, so that negative ones come first.
@@ -37,6 +38,15 @@ def data_table(prefix: str, dataset: Dataset) -> str:
 def events_table(prefix: str, dataset: Dataset, start_us: int) -> str:
     """Return the table of the slice that starts at *start_us*."""
     return f"{prefix}_{dataset.name}_events_{start_us}"
+
+
+def table_settings(options: DynamodbOptions) -> Mapping[str, Any]:
+    """Return how a table is paid for: on demand, or the units a second of reads and of writes."""
+    if options.units is None:
+        return {"BillingMode": "PAY_PER_REQUEST"}
+    reads, writes = options.units
+    units = {"ReadCapacityUnits": reads, "WriteCapacityUnits": writes}
+    return {"BillingMode": "PROVISIONED", "ProvisionedThroughput": units}
 
 
 def number(value: int) -> bytes:
@@ -69,9 +79,9 @@ def event_place(time_us: int) -> bytes:
     return number(-1 - time_us)
 
 
-def event_item(key: Key, event: Event) -> Item:
-    """Return the item of *event*."""
-    item: dict[str, object] = {"pk": key[0], "sk": key[1]}
+def event_item(key: Key, event: Event, attempt: bytes) -> Item:
+    """Return the item of *event*, which names the *attempt* that wrote it."""
+    item: dict[str, object] = {"pk": key[0], "sk": key[1], "o": attempt}
     if event.clear:
         item["c"] = True
     else:
