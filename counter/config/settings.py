@@ -265,9 +265,7 @@ class Settings(BaseSettings):
     dynamodb_write_units: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="Write units a second of each new table; 0: on demand"
     )
-    dynamodb_recovery: bool = Field(
-        False, description="Point-in-time recovery of the tables that are not of events"
-    )
+    dynamodb_recovery: bool = Field(False, description="Point-in-time recovery of new tables")
     keyspace: str = Field(
         "counter",
         pattern="^[a-z][a-z0-9_]{0,30}$",

@@ -163,7 +163,7 @@ async def test_a_deleted_one_is_gone_and_its_name_free(other: Rest, app: App, st
     if storage == "dynamodb":
         # Another process might not know yet that it is deleted.
         answer = await other.create()
-        assert_problem(answer, 503, "unavailable", applied=None, retry="same")
+        assert_problem(answer, 503, "unavailable", applied=None, retry="same_token")
         app.clock.advance(MINUTE)
         token = fresh(app.clock.now_us())
     assert (await other.create()).status_code == 201

@@ -44,7 +44,6 @@ from counter.storage.dynamodb.tables import (
     counts_partition,
     names_partition,
     number,
-    table_settings,
     watermarks_partition,
 )
 from counter.types import (
@@ -261,14 +260,13 @@ class DynamodbControl:
         new = [
             each for each in slices if each.start_us not in known and each.end_us > state.dropped_us
         ]
-        settings = table_settings(self._driver.options)
         for each in new:
             if clock.boottime_us() - began_us > _MAKING_US:
                 raise StoreUnavailableError(
                     f"making slices of dataset {dataset.name!r} took too long"
                 )
             table = self._session.events(dataset, each.start_us)
-            await self._driver.create_table(table, **settings)
+            await self._driver.create_table(table)
             await self._record_slice(dataset, each, table)
         await self._session.reload(dataset)
 

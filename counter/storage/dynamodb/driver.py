@@ -351,9 +351,15 @@ class Driver:
                 return names
             request["ExclusiveStartTableName"] = last
 
-    async def create_table(self, name: str, **settings: Any) -> None:
-        """Create a table unless it exists, and wait until it can be used."""
-        keys = {PARTITION: "HASH", SORT: "RANGE"}
+    async def create_table(self, name: str, expires: str | None = None) -> None:
+        """Create a table unless it exists, wait until it can be used, and set it up: DynamoDB
+        deletes its items by and by once the second of their attribute *expires* is over."""
+        keys, options = {PARTITION: "HASH", SORT: "RANGE"}, self.options
+        billing: dict[str, Any] = {"BillingMode": "PAY_PER_REQUEST"}
+        if options.units is not None:
+            reads, writes = options.units
+            units = {"ReadCapacityUnits": reads, "WriteCapacityUnits": writes}
+            billing = {"BillingMode": "PROVISIONED", "ProvisionedThroughput": units}
         # It may exist, or another process is making it.
         with suppress(ClientError):
             await self._call(
@@ -363,21 +369,26 @@ class Driver:
                     {"AttributeName": each, "AttributeType": "B"} for each in keys
                 ],
                 KeySchema=[{"AttributeName": each, "KeyType": kind} for each, kind in keys.items()],
-                **settings,
+                **billing,
             )
         waiter = self._client.get_waiter("table_exists")
         try:
             await waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
         except BotoCoreError as error:
             raise StoreUnavailableError(f"DynamoDB: table {name}: {error}") from error
-
-    async def configure(self, operation: str, **request: Any) -> None:
-        """Run an operation on a table's settings; it is no error if they are so already."""
-        try:
-            await self._call(operation, **request)
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "ValidationException":
-                raise
+        if expires is not None:
+            expiring = {"Enabled": True, "AttributeName": expires}
+            # ValidationException: it is enabled already.
+            with suppress(ClientError):
+                await self._call(
+                    "update_time_to_live", TableName=name, TimeToLiveSpecification=expiring
+                )
+        if options.recovers:
+            await self._call(
+                "update_continuous_backups",
+                TableName=name,
+                PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
+            )
 
     async def drop_table(self, name: str) -> None:
         """Drop a table if it exists."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from counter.storage.dynamodb.control import first_items
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Put, Refused
-from counter.storage.dynamodb.tables import EXPIRES, control_table, data_table, table_settings
+from counter.storage.dynamodb.tables import EXPIRES, control_table, data_table
 from counter.types import Dataset
 
 if TYPE_CHECKING:
@@ -46,19 +46,8 @@ async def apply_schema(driver: Driver, datasets: Sequence[Dataset]) -> Sequence[
         control_table(options.prefix),
         *(data_table(options.prefix, each) for each in datasets),
     ):
-        await driver.create_table(table, **table_settings(options))
         # What expires is not read any more, so it does not matter when DynamoDB deletes it.
-        expiring = {"Enabled": True, "AttributeName": EXPIRES}
-        await driver.configure(
-            "update_time_to_live", TableName=table, TimeToLiveSpecification=expiring
-        )
-        if options.recovers:
-            recovery = {"PointInTimeRecoveryEnabled": True}
-            await driver.configure(
-                "update_continuous_backups",
-                TableName=table,
-                PointInTimeRecoverySpecification=recovery,
-            )
+        await driver.create_table(table, EXPIRES)
         if table not in known:
             did.append(f"made table {table}")
     for item in first_items(datasets):

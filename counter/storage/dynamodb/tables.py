@@ -8,11 +8,10 @@ free call, and items would have to be deleted one by one, each for the price of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from counter.partitions import event_bucket_of, shard_of
-from counter.storage.dynamodb.driver import DynamodbOptions, Item, Key
+from counter.storage.dynamodb.driver import Item, Key
 from counter.types import Checkpoint, Dataset, Event, Mark, Namespace, Pending, Slice, WindowRow
 
 #: Numbers are stored as they are, so that negative ones come first.
@@ -38,15 +37,6 @@ def data_table(prefix: str, dataset: Dataset) -> str:
 def events_table(prefix: str, dataset: Dataset, start_us: int) -> str:
     """Return the table of the slice that starts at *start_us*."""
     return f"{prefix}_{dataset.name}_events_{start_us}"
-
-
-def table_settings(options: DynamodbOptions) -> Mapping[str, Any]:
-    """Return how a table is paid for: on demand, or the units a second of reads and of writes."""
-    if options.units is None:
-        return {"BillingMode": "PAY_PER_REQUEST"}
-    reads, writes = options.units
-    units = {"ReadCapacityUnits": reads, "WriteCapacityUnits": writes}
-    return {"BillingMode": "PROVISIONED", "ProvisionedThroughput": units}
 
 
 def number(value: int) -> bytes:
