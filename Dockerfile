@@ -14,7 +14,7 @@ COPY api api
 COPY clients/python clients/python
 RUN pip wheel --no-index --find-links /wheels --no-deps --wheel-dir /wheels . ./clients/python
 # Extras of pyproject.toml, all of them by default; `--build-arg EXTRAS=` is enough to serve with SQLite.
-ARG EXTRAS=cassandra,client,memcached,otel,postgresql,redis
+ARG EXTRAS=cassandra,client,dynamodb,memcached,otel,postgresql,redis
 # Only what the extras need: neither pip nor what built the wheels.
 RUN python -m venv --without-pip /opt/counter \
     && pip --python /opt/counter/bin/python install --no-index --find-links /wheels \
