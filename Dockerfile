@@ -18,7 +18,10 @@ ARG EXTRAS=cassandra,client,dynamodb,memcached,otel,postgresql,redis
 # Only what the extras need: neither pip nor what built the wheels.
 RUN python -m venv --without-pip /opt/counter \
     && pip --python /opt/counter/bin/python install --no-index --find-links /wheels \
-        "distributed-counter-server[${EXTRAS}]"
+        "distributed-counter-server[${EXTRAS}]" \
+    # Of the SDK of AWS only what describes DynamoDB, and where credentials come from.
+    && find /opt/counter -path "*/botocore/data/*" -type d -prune \
+        ! -name dynamodb ! -name sts ! -name "sso*" ! -name signin -exec rm -r {} +
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="Distributed counter" \
