@@ -114,7 +114,7 @@ async def test_a_fault_of_the_service_itself_is_a_problem_that_shows_no_secrets(
     with (
         patch.object(app.store.events, "append", breaks),
         patch.object(app.store.rollups, "heads", breaks),
-        patch.object(app.application.cache, "increment", breaks),
+        patch.object(app.application.cache, "increment_many", breaks),
     ):
         answers = [
             await rest.add("c", 1, fresh(app.clock.now_us())),

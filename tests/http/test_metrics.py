@@ -84,8 +84,8 @@ async def test_best_effort_adds_are_reported_as_what_they_are(
     assert made.status_code == 201, made.text
     await rest.http.post(f"{path}/counters/c/add", json={"delta": 1})
     assert await told.gained("counter_adds_total") == {"best_effort": 1}
-    down = AsyncMock(side_effect=CacheUnavailableError("planted"))
-    with patch.object(app.application.cache, "increment", down):
+    down = AsyncMock(return_value=[CacheUnavailableError("planted")])
+    with patch.object(app.application.cache, "increment_many", down):
         await rest.http.post(f"{path}/counters/c/add", json={"delta": 1})
     assert await told.gained("counter_adds_total") == {"unknown": 1}
 
@@ -127,7 +127,7 @@ async def test_it_says_what_is_missing_and_since_when(rest: Rest, app: App) -> N
     await rest.http.get("/readyz")
     app.clock.advance(SECOND)
     seen = rfc3339(app.clock.now_us())
-    down = AsyncMock(side_effect=CacheUnavailableError("planted"))
+    down = AsyncMock(return_value=[CacheUnavailableError("planted")])
     cache = {"part": "cache", "detail": "planted", "since": seen, "last_worked": began}
     with patch.object(app.application.cache, "ping", down):
         for _ in range(2):

@@ -13,6 +13,7 @@ import pytest_asyncio
 from counter.core.admission import Load
 from counter.core.service import CounterService, Turns
 from counter.errors import (
+    CacheUnavailableError,
     CounterError,
     OverloadedError,
     SliceMissingError,
@@ -272,13 +273,20 @@ async def test_what_is_not_surely_on_time_is_left_to_the_handler(app: App, off_u
     assert counting.told == []
 
 
-async def test_a_best_effort_add_is_left_to_the_handler(app: App) -> None:
+async def test_best_effort_adds_of_a_turn_are_one_call_of_the_cache(app: App) -> None:
     counting = Counting(app)
     settings = replace(counting.namespace.settings, counter_type=CounterType.BEST_EFFORT)
     counting.namespace = replace(counting.namespace, settings=settings)
-    assert not counting.add(event("c", 1, app.clock.now_us()))
-    await settle()
-    assert counting.told == []
+    down = CacheUnavailableError("a planted fault")
+    increment = AsyncMock(return_value=[3, down])
+    with patch.object(app.application.cache, "increment_many", increment):
+        for name, delta in (("c", 3), ("d", 4)):
+            assert counting.add(counting.service.change(name, delta))
+        await settle()
+    increment.assert_awaited_once_with(counting.namespace, [("c", 3), ("d", 4)])
+    assert counting.told == [("c", Written.UNTOLD), ("d", down)]
+    assert counting.service.tally["best_effort"] == 1
+    assert counting.service.tally["unknown"] == 1
 
 
 async def test_a_strict_check_by_compare_and_set_is_left_to_the_handler(app: App) -> None:
