@@ -34,8 +34,8 @@ from counter.storage.cassandra.driver import (
     translated,
     within,
 )
-from counter.storage.cassandra.session import Coalesced
 from counter.storage.shared.bridge import Bridge
+from counter.storage.shared.directory import Coalesced
 from tests.support.virtual import virtually
 
 

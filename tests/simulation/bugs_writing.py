@@ -7,9 +7,9 @@ from counter.core import write as writing
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.limits import SECOND
-from counter.storage.cassandra import session
 from counter.storage.cassandra.decisions import CassandraDecisions
 from counter.storage.cassandra.events import CassandraEvents
+from counter.storage.shared import directory
 from tests.simulation.bugs import Bug
 from tests.simulation.mutate import Edit, Swap
 
@@ -336,7 +336,7 @@ BUGS = (
     Bug(
         "name-free-early",
         "a deleted namespace's name is free after 2 s",
-        (Swap(session, "settling_time", lambda _: 2 * SECOND),),
+        (Swap(directory, "settling_time", lambda _: 2 * SECOND),),
     ),
     Bug(
         "directory-checked-at-the-door",

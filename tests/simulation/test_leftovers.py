@@ -8,7 +8,7 @@ import pytest
 
 from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
-from counter.storage.cassandra.session import DatasetState
+from counter.storage.cassandra.session import KeyspaceState
 from counter.storage.cassandra.slices import _NAMES, _NO_NAMES, _STARTS
 from counter.types import Dataset, Mark
 from tests.contracts.cases import (
@@ -132,7 +132,7 @@ async def test_a_process_that_slept_since_it_read_the_slices_makes_no_table(
     (dataset,) = await store.control.datasets()
     reload_slices = store.session.reload_slices
 
-    async def slept(*arguments: Dataset) -> DatasetState:
+    async def slept(*arguments: Dataset) -> KeyspaceState:
         state = await reload_slices(*arguments)
         processes.clock.advance(MINUTE + 1)
         return state

@@ -30,8 +30,9 @@ from counter.storage.cassandra.control_keyspace import (
     namespace_of,
     namespace_text,
 )
-from counter.storage.cassandra.session import Coalesced, Session, batch_of
+from counter.storage.cassandra.session import Session, batch_of
 from counter.storage.cassandra.slices import CassandraPurge, CassandraSlices
+from counter.storage.shared.directory import Coalesced
 from counter.types import Dataset, Era, Namespace, NamespaceSettings, PayloadCheck, TokenBlock
 from counter.windows import first_watermark
 

@@ -320,11 +320,7 @@ class EventFolds:
         self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
     ) -> Sequence[Mapping[int, Fold]]:
         state = await self._session.state_until(namespace.dataset, to_us)
-        if from_us < state.dropped_before_us:
-            raise SliceMissingError(
-                f"events from {from_us} µs on were asked for; those before"
-                f" {state.dropped_before_us} µs are dropped"
-            )
+        state.check_kept(from_us)
         found: dict[str, dict[int, Fold]] = {counter: {} for counter in counters}
         try:
             await self._fold_windows(namespace, state.slices, found, (from_us, to_us))
@@ -382,11 +378,7 @@ class EventFolds:
             end_us = min(end_us, until_us)
         spans: dict[_Span, dict[str, None]] = {}
         for counter, after_us in after:
-            if after_us + 1 < state.dropped_before_us:
-                raise SliceMissingError(
-                    f"events later than {after_us} µs were asked for; those before"
-                    f" {state.dropped_before_us} µs are dropped"
-                )
+            state.check_kept(after_us + 1)
             spans.setdefault((after_us + 1, end_us), {})[counter] = None
         folds = await self._fold(namespace, state.slices, spans)
         return [

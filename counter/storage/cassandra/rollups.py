@@ -18,15 +18,9 @@ from typing import Any, Final, TypeVar
 from counter.errors import UnavailableError, invariant
 from counter.limits import DAY, ROLLUP_WINDOW_MIN_US, SECOND
 from counter.partitions import shard_of
-from counter.storage.cassandra.session import (
-    Coalesced,
-    Lane,
-    Session,
-    batch_of,
-    unavailable,
-    unknown,
-)
+from counter.storage.cassandra.session import Lane, Session, batch_of, unavailable
 from counter.storage.cassandra.tables import BIGINT, BLOB, INT, TEXT, TINYINT, bound
+from counter.storage.shared.directory import Coalesced, unknown
 from counter.types import (
     AtomicMark,
     Checkpoint,

@@ -1,32 +1,24 @@
-"""What the parts of the Cassandra store share: the connection, datasets, slices, statements.
-
-Slices in memory may be stale, which is safe. A slice's partitioning never changes; an unknown slice
-is looked up once before it is reported missing; and the table of a dropped slice does not exist,
-which is an error, never "not found".
-"""
+"""What the parts of the Cassandra store share: the connection, datasets, slices, statements."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BatchType
 
-from counter.background import retrieve
 from counter.errors import (
-    NamespaceUnknownError,
     SliceMissingError,
     StoreUnavailableError,
     UnavailableError,
 )
 from counter.limits import MILLISECOND, PENDING_WRITES_MAX, TIME_MAX_US
-from counter.partitions import slice_of
 from counter.ports import Clock
 from counter.storage.cassandra.connection import Connection
 from counter.storage.cassandra.control_keyspace import ControlKeyspace, dataset_of, slice_from
@@ -34,37 +26,8 @@ from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.schema import check_version
 from counter.storage.cassandra.tables import events_table, keyspace_of
 from counter.storage.shared.batching import Batch, Batcher
-from counter.types import ClockReading, Dataset, Namespace, Placement, Slice
-from counter.windows import settling_time
-
-_T = TypeVar("_T")
-
-
-class Coalesced(Generic[_T]):
-    """Call *work* once for all callers that arrive before it begins.
-
-    Each caller gets the result of a call that began after its own request: a call in progress may
-    have read earlier.
-    """
-
-    def __init__(self, work: Callable[[], Awaitable[_T]]) -> None:
-        self._work = work
-        self._running: asyncio.Task[_T] | None = None
-        self._next: asyncio.Task[_T] | None = None
-
-    async def __call__(self) -> _T:
-        if self._next is None:
-            self._next = asyncio.create_task(self._run(self._running))
-            self._next.add_done_callback(retrieve)
-        # Shielded, so that a cancelled caller does not cancel the work of the others.
-        return await asyncio.shield(self._next)
-
-    async def _run(self, before: asyncio.Task[_T] | None) -> _T:
-        if before is not None:
-            await asyncio.wait((before,))
-        self._running, self._next = self._next, None
-        return await self._work()
-
+from counter.storage.shared.directory import Coalesced, DatasetState, Directory
+from counter.types import ClockReading, Dataset, Placement
 
 #: The write timestamp of permanent deletions, which hide every later write: ids of namespaces are
 #: never reused.
@@ -77,24 +40,16 @@ _CLOCKS_AT_ONCE: Final = 3
 _DATASETS: Final = "SELECT name, id, document FROM {control}.datasets"
 
 
-@dataclass(slots=True)
-class DatasetState:
-    """A dataset, its keyspace, and its slices as this process last read them.
+@dataclass(slots=True, kw_only=True)
+class KeyspaceState(DatasetState):
+    """A dataset with its keyspace."""
 
-    *slices* and *dropped_before_us* were read together: a slice that is not in the one and not
-    before the other never existed.
-    """
-
-    dataset: Dataset
     placement: Placement
     keyspace: str
     write_consistency: int
     read_consistency: int
     #: Whether replicas are in several data centers; known once the store is open.
     is_spread: bool = False
-    slices: list[Slice] = field(default_factory=list)
-    dropped_before_us: int = 0
-    reload: Coalesced[None] = field(init=False)
 
 
 #: The time-out of a write in microseconds, and its table; the rest identifies a partition.
@@ -111,22 +66,16 @@ _ROWS_MAX: Final = 40
 _OF_ONE: Final = (StoreUnavailableError, SliceMissingError)
 
 
-class Session:
+class Session(Directory[KeyspaceState]):
     """The state of one process, a copy of what it read from the cluster."""
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
+        super().__init__(clock)
         self.options = options
-        self.clock = clock
         self.connection = Connection(options)
         self.tally = self.connection.tally
         self.control = ControlKeyspace(self.connection, options.keyspace)
-        self.states: dict[int, DatasetState] = {}
         self.statements: dict[tuple[int, str, int, int], Any] = {}
-        #: Ids of namespaces that this process knows, and of those that it saw deleted.
-        self.known: set[int] = set()
-        self.gone: set[int] = set()
-        #: When this process first saw that a namespace is deleted, by id and its boot clock.
-        self._seen_gone_us: dict[int, int] = {}
         self._clocks_read = 0
         #: Rows that are written, those of one partition together.
         # Of one partition up to four batches: a stream of rows to it does not wait for each answer.
@@ -216,7 +165,7 @@ class Session:
 
     async def _prepared(
         self,
-        state: DatasetState,
+        state: KeyspaceState,
         cql: str,
         start_us: int,
         consistency: int,
@@ -233,104 +182,36 @@ class Session:
 
     # Datasets and their slices.
 
-    def state_of(self, dataset: Dataset) -> DatasetState:
-        state = self.states.get(dataset.id)
-        if state is None:
-            raise StoreUnavailableError(
-                f"dataset {dataset.name!r} (id {dataset.id}) was made after this process started;"
-                " restart it"
-            )
-        return state
-
     async def load_datasets(self) -> None:
         """Read all datasets and their slices."""
         for name, dataset_id, text in await self.control.read(_DATASETS):
             if dataset_id not in self.states:
                 dataset, placement = dataset_of(name, dataset_id, text)
-                state = DatasetState(
+                state = KeyspaceState(
                     dataset,
-                    placement,
-                    keyspace_of(self.options.keyspace, name),
-                    ConsistencyLevel.name_to_value[placement.write_consistency],
-                    ConsistencyLevel.name_to_value[placement.read_consistency],
+                    placement=placement,
+                    keyspace=keyspace_of(self.options.keyspace, name),
+                    write_consistency=ConsistencyLevel.name_to_value[placement.write_consistency],
+                    read_consistency=ConsistencyLevel.name_to_value[placement.read_consistency],
                 )
                 state.reload = Coalesced(partial(self._load_slices, state))
                 await state.reload()
                 self.states[dataset_id] = state
 
-    async def _load_slices(self, state: DatasetState) -> None:
+    async def _load_slices(self, state: KeyspaceState) -> None:
         rows = await self.control.read(_SLICES, state.dataset.id)
         # A partition without slices still gives a row, for its static column.
         slices = [slice_from(start_us, text) for start_us, text, _ in rows if start_us is not None]
-        dropped_us = (rows[0][2] or 0) if rows else 0
-        state.slices = [each for each in slices if each.end_us > dropped_us]
-        state.dropped_before_us = dropped_us
+        state.read(slices, (rows[0][2] or 0) if rows else 0)
         starts = {each.start_us for each in state.slices}
         for key in [key for key in self.statements if key[0] == state.dataset.id and key[2]]:
             if key[2] not in starts:
                 del self.statements[key]
 
-    async def slice_of(self, dataset: Dataset, time_us: int) -> Slice:
-        """Return the slice that contains *time_us*, read again if it is unknown. Raises
-        SliceMissingError."""
-        state = self.state_of(dataset)
-        try:
-            return slice_of(state.slices, time_us)
-        except SliceMissingError:
-            await state.reload()
-            return slice_of(state.slices, time_us)
-
-    async def reload_slices(self, dataset: Dataset) -> DatasetState:
-        """Read the dataset's slices again after a table was missing."""
-        state = self.state_of(dataset)
-        await state.reload()
-        return state
-
-    async def state_until(self, dataset: Dataset, until_us: int | None) -> DatasetState:
-        """Return the dataset with all slices that can contain an event before *until_us*; all
-        existing slices if that is None.
-
-        The writer of an event may know a slice that another process made and this one has not read.
-        """
-        state = self.state_of(dataset)
-        if until_us is None or not state.slices or state.slices[-1].end_us < until_us:
-            await state.reload()
-        return state
-
     async def dropped_before(self, dataset: Dataset) -> int:
         """Read it again, because the copy may be stale. See :class:`counter.ports.ControlPlane`."""
         rows = await self.control.read(_DROPPED, dataset.id)
         return (rows[0][1] or 0) if rows else 0
-
-    # Namespaces.
-
-    def note_namespaces(self, before: set[int], ids: Sequence[int]) -> None:
-        """Read the ids of all namespaces. Those that were known *before* the listing began, and are
-        not among them, are deleted."""
-        self.gone |= before.difference(ids)
-        self.known = (self.known | set(ids)) - self.gone
-
-    def settles_in(self, namespace_id: int, dataset: Dataset) -> int:
-        """Return for how many microseconds a process may still acknowledge adds to a deleted
-        namespace; 0 or less if none can.
-
-        It was deleted before this process first saw it deleted. Only this process's clock counts.
-        """
-        return settling_time(dataset) - self.gone_for(namespace_id)
-
-    def gone_for(self, namespace_id: int) -> int:
-        """Return how long ago this process first saw that a namespace is deleted."""
-        now_us = self.clock.boottime_us()
-        return now_us - self._seen_gone_us.setdefault(namespace_id, now_us)
-
-    def check_exists(self, namespace: Namespace) -> None:
-        """Raise NamespaceUnknownError if this process knows that *namespace* is deleted.
-
-        If another process has deleted it and this one does not know yet, what is written is never
-        read, and deleted with the rest.
-        """
-        if namespace.id in self.gone:
-            raise unknown(namespace)
 
     # Writes of rows.
 
@@ -388,11 +269,6 @@ def unavailable(result: BaseException | None) -> UnavailableError | None:
     if result is None or isinstance(result, UnavailableError):
         return result
     raise result
-
-
-def unknown(namespace: Namespace) -> NamespaceUnknownError:
-    """Return the error for a deleted namespace."""
-    return NamespaceUnknownError(f"namespace {namespace.name!r} (id {namespace.id}) was deleted")
 
 
 def _reading(before_us: int, node_us: int, after_us: int) -> ClockReading:

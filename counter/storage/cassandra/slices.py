@@ -23,7 +23,7 @@ from counter.storage.cassandra.control_keyspace import (
     slice_from,
     slice_text,
 )
-from counter.storage.cassandra.session import FOR_EVER, DatasetState, Session
+from counter.storage.cassandra.session import FOR_EVER, KeyspaceState, Session
 from counter.storage.cassandra.tables import create_table, events_of, events_table
 from counter.types import Dataset, Namespace, PartitionSize, Slice
 from counter.windows import window_of
@@ -73,7 +73,7 @@ class CassandraSlices:
                 await self._make_slice(state, each)
         await state.reload()
 
-    async def _make_slice(self, state: DatasetState, each: Slice) -> None:
+    async def _make_slice(self, state: KeyspaceState, each: Slice) -> None:
         dataset = state.dataset
         table = events_table(each.start_us)
         await self._session.connection.ddl(create_table(state.keyspace, table, events_of(dataset)))
@@ -126,7 +126,7 @@ class CassandraSlices:
         await self._sweep(state)
         return True
 
-    async def _sweep(self, state: DatasetState) -> None:
+    async def _sweep(self, state: KeyspaceState) -> None:
         """Drop every table that ``dropped_before`` has passed, and then its row.
 
         Tables without a row are found, too: a process may create one again while another drops it,
@@ -151,7 +151,7 @@ class CassandraSlices:
                 key = (number, start_us)
                 await self._session.control.compare(_FORGET, key, seen_by=(_ROW, key))
 
-    async def drop_table(self, state: DatasetState, start_us: int) -> None:
+    async def drop_table(self, state: KeyspaceState, start_us: int) -> None:
         table = events_table(start_us)
         await self._session.connection.ddl(f"DROP TABLE IF EXISTS {state.keyspace}.{table}")
 
