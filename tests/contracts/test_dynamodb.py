@@ -7,14 +7,9 @@ import pytest
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.dynamodb import DynamodbOptions, DynamodbStore
+from counter.storage.dynamodb.decisions import decision_key, reservation_key
 from counter.storage.dynamodb.driver import Key
-from counter.storage.dynamodb.tables import (
-    EXPIRES,
-    counts_partition,
-    decision_key,
-    reservation_key,
-    row_place,
-)
+from counter.storage.dynamodb.layout import COUNTS, EXPIRES, partition, row_place
 from counter.types import Decision, Namespace, Outcome
 from tests.contracts import suites
 from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, add, nonce, write
@@ -129,7 +124,6 @@ class TestPurge(OnDynamodb, suites.PurgeCases):
         """When DynamoDB may delete the item of *key*, by the attribute that it looks at."""
         assert isinstance(store, DynamodbStore)
         item = await store.driver.get(store.session.data(namespace.dataset), key)
-        assert item is not None
         return int(item[EXPIRES])
 
 
@@ -143,7 +137,7 @@ class TestAudit(OnDynamodb, suites.AuditCases):
     async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
         assert isinstance(store, DynamodbStore)
         counter, window_us = row
-        key = counts_partition(namespace, counter), row_place(window_us)
+        key = partition(namespace, COUNTS, counter), row_place(window_us)
         await store.driver.write_many(store.session.data(namespace.dataset), deletes=[key])
 
 

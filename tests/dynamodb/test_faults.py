@@ -13,7 +13,7 @@ from counter.errors import (
 )
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.dynamodb import DynamodbOptions, DynamodbStore
-from counter.storage.dynamodb.driver import Put, Refused
+from counter.storage.dynamodb.driver import Refused, put
 from counter.types import Namespace, Written
 from tests.contracts.cases import (
     DATASET,
@@ -182,6 +182,6 @@ async def test_a_creation_that_lands_after_the_deletion_makes_no_namespace(
         if each["name"] == "again"
     ]
     late = {**item, "v": 1}
-    answer = await store.driver.write(Put(store.session.control, late, "attribute_not_exists(pk)"))
+    answer = await store.driver.write(put(store.session.control, late, "attribute_not_exists(pk)"))
     assert isinstance(answer, Refused)
     assert [each.name for each in await store.control.namespaces()] == [namespace.name]

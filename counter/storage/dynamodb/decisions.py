@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from counter.limits import HOUR, SECOND
-from counter.storage.dynamodb.driver import Delete, Item, Put, Refused, Update
+from counter.storage.dynamodb.driver import Item, Key, Refused, delete, put, update
+from counter.storage.dynamodb.layout import ALONE, DECISION, EXPIRES, RESERVED, number, partition
 from counter.storage.dynamodb.session import Session
-from counter.storage.dynamodb.tables import EXPIRES, decision_key, reservation_key
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.types import ApiKey, Decision, Event, Namespace, Outcome
 
 _NEW: Final = "attribute_not_exists(pk)"
 #: An item says itself when it expires. DynamoDB deletes it this much later, or some days after.
 _EXPIRES_AFTER_US: Final = HOUR
-_ATTEMPTS_MAX: Final = 5
 
 
 class DynamodbDecisions:
@@ -28,40 +27,33 @@ class DynamodbDecisions:
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
-        dataset, key = namespace.dataset, decision_key(namespace, [*events])
+        dataset, (pk, sk) = namespace.dataset, decision_key(namespace, events)
         # It outlives the event, which is dropped with its slice at latest when retention is over.
         until_us = self._session.clock.now_us() + 2 * dataset.retention_us + dataset.slice_us
-        put = Put(
-            self._session.data(dataset),
-            {
-                "pk": key[0],
-                "sk": key[1],
-                EXPIRES: until_us // SECOND,
-                "o": decision.outcome.value,
-                "f": decision.fingerprint.hex(),
-            },
-            _NEW,
-        )
-        answer = await self._driver.write(put, dataset.write_timeout_us)
-        return _decision_from(answer.item or {}) if isinstance(answer, Refused) else decision
+        cells = {"o": decision.outcome.value, "f": decision.fingerprint.hex()}
+        item = {"pk": pk, "sk": sk, EXPIRES: until_us // SECOND, **cells}
+        write = put(self._session.data(dataset), item, _NEW)
+        answer = await self._driver.write(write, dataset.write_timeout_us)
+        return _decision_from(answer.item) if isinstance(answer, Refused) else decision
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        key = decision_key(namespace, [*events])
-        item = await self._driver.get(self._session.data(namespace.dataset), key)
-        return None if item is None else _decision_from(item)
+        table = self._session.data(namespace.dataset)
+        item = await self._driver.get(table, decision_key(namespace, events))
+        return _decision_from(item) if item else None
 
     async def reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
     ) -> int:
-        values = {":e": now_us - kept_us}
-        return await self._reserve(namespace, nonce, now_us, expires_us, "e <= :e", values)
+        expired_us = now_us - kept_us
+        return await self._reserve(namespace, nonce, now_us, expires_us, "e <= :e", e=expired_us)
 
     async def rereserve(
         self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
     ) -> int:
-        values = {":e": now_us, ":t": old_us}
         condition = "e <= :e OR t = :t"
-        return await self._reserve(namespace, nonce, now_us, expires_us, condition, values)
+        return await self._reserve(
+            namespace, nonce, now_us, expires_us, condition, e=now_us, t=old_us
+        )
 
     async def _reserve(
         self,
@@ -70,18 +62,29 @@ class DynamodbDecisions:
         now_us: int,
         expires_us: int,
         condition: str,
-        values: Item,
+        **values: Any,
     ) -> int:
-        key = reservation_key(namespace, nonce)
+        pk, sk = reservation_key(namespace, nonce)
         until_s = (expires_us + _EXPIRES_AFTER_US) // SECOND
-        put = Put(
-            self._session.data(namespace.dataset),
-            {"pk": key[0], "sk": key[1], "t": now_us, "e": expires_us, EXPIRES: until_s},
-            f"{_NEW} OR {condition}",
-            values,
-        )
-        answer = await self._driver.write(put, namespace.dataset.write_timeout_us)
-        return int((answer.item or {})["t"]) if isinstance(answer, Refused) else now_us
+        item = {"pk": pk, "sk": sk, "t": now_us, "e": expires_us, EXPIRES: until_s}
+        table = self._session.data(namespace.dataset)
+        write = put(table, item, f"{_NEW} OR {condition}", **values)
+        answer = await self._driver.write(write, namespace.dataset.write_timeout_us)
+        return int(answer.item["t"]) if isinstance(answer, Refused) else now_us
+
+
+def decision_key(namespace: Namespace, events: Sequence[Event]) -> Key:
+    """Return the key of the decision about the token of *events*: of its counter, or of the whole
+    namespace for an atomic add's."""
+    first = events[0]
+    scope = first.counter.encode() if first.atom is None else b""
+    token = number(first.event_time_us) + first.event_id + scope
+    return partition(namespace, DECISION, token), ALONE
+
+
+def reservation_key(namespace: Namespace, nonce: bytes) -> Key:
+    """Return the key of the time that is reserved for an arbitrary key."""
+    return partition(namespace, RESERVED, nonce), ALONE
 
 
 def _decision_from(item: Item) -> Decision:
@@ -100,12 +103,12 @@ class DynamodbLeases:
 
     async def heartbeat(self, worker: str, ttl_us: int) -> None:
         until_us = self._session.clock.now_us() + ttl_us
-        item = {"pk": _WORKERS, "sk": worker.encode(), "u": until_us}
         until_s = (until_us + _EXPIRES_AFTER_US) // SECOND
-        await self._driver.write(Put(self._table, {**item, EXPIRES: until_s}))
+        item = {"pk": _WORKERS, "sk": worker.encode(), "u": until_us, EXPIRES: until_s}
+        await self._driver.write(put(self._table, item))
 
     async def leave(self, worker: str) -> None:
-        await self._driver.write(Delete(self._table, (_WORKERS, worker.encode())))
+        await self._driver.write(delete(self._table, (_WORKERS, worker.encode())))
 
     async def workers(self) -> Sequence[str]:
         now_us = self._session.clock.now_us()
@@ -131,49 +134,39 @@ class DynamodbKeys:
 
     async def create_api_key(self, key: ApiKey) -> bool:
         item = {"pk": _KEYS, "sk": key.id.encode(), "document": key_document(key)}
-        answer = await self._driver.write(Put(self._table, item, _NEW))
+        answer = await self._driver.write(put(self._table, item, _NEW))
         return not isinstance(answer, Refused) or answer.item == item
 
     async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
-        stored = await self._stored(old)
+        stored, text = await self._stored(old), key_document(new)
         if stored is None:
             return False
-        update = Update(
-            self._table,
-            (_KEYS, old.id.encode()),
-            "SET document = :d",
-            "document = :o",
-            {":d": key_document(new), ":o": stored},
-        )
-        answer = await self._driver.write(update)
-        if isinstance(answer, Refused):
-            return (answer.item or {}).get("document") == key_document(new)
-        return True
+        change, condition = "SET document = :d", "document = :o"
+        write = update(self._table, _key_of(old), change, condition, d=text, o=stored)
+        answer = await self._driver.write(write)
+        return not isinstance(answer, Refused) or answer.item.get("document") == text
 
     async def forget_api_key(self, key: ApiKey) -> bool:
         stored = await self._stored(key)
         if stored is None:
             return False
-        where = (_KEYS, key.id.encode())
-        delete = Delete(self._table, where, "document = :o", {":o": stored})
-        answer = await self._driver.write(delete)
-        return not isinstance(answer, Refused) or answer.item is None
+        write = delete(self._table, _key_of(key), "document = :o", o=stored)
+        answer = await self._driver.write(write)
+        return not isinstance(answer, Refused) or not answer.item
 
     async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
+        is_later = "attribute_exists(pk) AND (attribute_not_exists(u) OR u < :u)"
         for key_id, used_us in uses:
-            await self._driver.write(
-                Update(
-                    self._table,
-                    (_KEYS, key_id.encode()),
-                    "SET u = :u",
-                    "attribute_exists(pk) AND (attribute_not_exists(u) OR u < :u)",
-                    {":u": used_us},
-                )
-            )
+            key = _KEYS, key_id.encode()
+            await self._driver.write(update(self._table, key, "SET u = :u", is_later, u=used_us))
 
     async def _stored(self, key: ApiKey) -> str | None:
         """Return the stored text of *key*; None if it is not as *key* says."""
-        item = await self._driver.get(self._table, (_KEYS, key.id.encode()))
-        if item is None or key_from(key.id, item["document"], key.last_used_us) != key:
+        item = await self._driver.get(self._table, _key_of(key))
+        if not item or key_from(key.id, item["document"], key.last_used_us) != key:
             return None
         return str(item["document"])
+
+
+def _key_of(key: ApiKey) -> Key:
+    return _KEYS, key.id.encode()

@@ -1,19 +1,19 @@
 """Call DynamoDB: items as mappings, outcomes of conditions as values, its errors as the service's.
 
 No other module imports the SDK. Nothing is sent twice, because an attempt whose answer was lost may
-have been the one that wrote. Only what DynamoDB says it did not do, because another transaction
-held the item, is tried again.
+have been the one that wrote. Only what DynamoDB says it did not do is tried again: what another
+transaction held, and what is left over of a batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -29,17 +29,19 @@ from counter.errors import (
 from counter.limits import SECOND, STORE_CALLS_WAITING_MAX
 from counter.metrics import StoreTally
 
-#: The attributes of every table's key.
-PARTITION: Final = "pk"
-SORT: Final = "sk"
-
-#: Attributes by name: text, numbers, bytes and booleans.
+#: Attributes by name: text, numbers, bytes and booleans. Keys are ``pk`` and ``sk``.
 Item = Mapping[str, Any]
-#: The values of :data:`PARTITION` and :data:`SORT`.
 Key = tuple[bytes, bytes]
+#: A table, and a key in it.
+Place = tuple[str, Key]
+
+#: The lowest sort key, and one that is higher than all.
+LOW: Final = b"\x00"
+HIGH: Final = b"\xff" * 64
 
 #: Bounds of the API.
 TRANSACTION_ITEMS_MAX: Final = 100
+SORT_KEY_BYTES_MAX: Final = 1_024
 _BATCH_GETS_MAX: Final = 100
 _BATCH_WRITES_MAX: Final = 25
 
@@ -49,12 +51,20 @@ _THROTTLED: Final = frozenset(
         *("ThrottlingException", "ThrottlingError", "RequestLimitExceeded"),
     }
 )
+_NOT_HELD: Final = "ConditionalCheckFailed"
 _CONFLICTS: Final = frozenset({"TransactionConflictException", "TransactionConflict"})
+#: What the callers of :meth:`Driver._call` handle.
+_HANDLED: Final = frozenset(
+    {
+        *("ConditionalCheckFailedException", "TransactionCanceledException"),
+        *("ResourceInUseException", "ValidationException"),
+    }
+)
 _ATTEMPTS_MAX: Final = 8
 #: The longest pause before another attempt, doubled each time.
 _PAUSE_S: Final = 0.01
 _RETRY_AFTER_US: Final = SECOND
-_READS: Final = frozenset({"get_item", "batch_get_item", "query", "list_tables", "describe_table"})
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,80 +89,37 @@ class NoTableError(StoreUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A condition did not hold; *item* is what was stored, None if there was nothing."""
+    """A condition did not hold; *item* is what was stored, empty if there was nothing."""
 
-    item: Item | None
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Put *item* into *table* if *condition* holds."""
-
-    table: str
     item: Item
-    condition: str = ""
-    values: Item = field(default_factory=dict)
-
-    def request(self) -> dict[str, Any]:
-        """Return the parameters of PutItem, also within a transaction."""
-        return _request(self, Item=_encoded(self.item))
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """Do the *change*, an UpdateExpression, to the item of *key* if *condition* holds."""
+class Write:
+    """A write of one item, with the parameters of its request; in a transaction also a check."""
 
-    table: str
-    key: Key
-    change: str
-    condition: str = ""
-    values: Item = field(default_factory=dict)
-
-    def request(self) -> dict[str, Any]:
-        """Return the parameters of UpdateItem, also within a transaction."""
-        return _request(self, Key=_key(self.key), UpdateExpression=self.change)
+    action: str
+    request: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete the item of *key* if *condition* holds."""
-
-    table: str
-    key: Key
-    condition: str = ""
-    values: Item = field(default_factory=dict)
-
-    def request(self) -> dict[str, Any]:
-        """Return the parameters of DeleteItem, also within a transaction."""
-        return _request(self, Key=_key(self.key))
+def put(table: str, item: Item, condition: str = "", **values: Any) -> Write:
+    """Return a put of *item* if *condition* holds, in which ``:x`` is the value *x*."""
+    return _write("Put", table, condition, values, Item=_encoded(item))
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """In a transaction: do nothing of it unless *condition* holds for the item of *key*."""
-
-    table: str
-    key: Key
-    condition: str
-    values: Item = field(default_factory=dict)
-
-    def request(self) -> dict[str, Any]:
-        """Return the parameters of ConditionCheck."""
-        return _request(self, Key=_key(self.key))
+def update(table: str, key: Key, change: str, condition: str = "", **values: Any) -> Write:
+    """Return the *change*, an UpdateExpression, of the item of *key*."""
+    return _write("Update", table, condition, values, Key=_key(key), UpdateExpression=change)
 
 
-Write = Put | Update | Delete
-_OPERATIONS: Final[Mapping[type, str]] = {
-    Put: "put_item",
-    Update: "update_item",
-    Delete: "delete_item",
-}
-_ACTIONS: Final[Mapping[type, str]] = {
-    Put: "Put",
-    Update: "Update",
-    Delete: "Delete",
-    Check: "ConditionCheck",
-}
+def delete(table: str, key: Key, condition: str = "", **values: Any) -> Write:
+    """Return the deletion of the item of *key*."""
+    return _write("Delete", table, condition, values, Key=_key(key))
+
+
+def check(table: str, key: Key, condition: str, **values: Any) -> Write:
+    """Return a check of the item of *key*, for a transaction."""
+    return _write("ConditionCheck", table, condition, values, Key=_key(key))
 
 
 class Driver:
@@ -160,7 +127,7 @@ class Driver:
 
     Calls raise OverloadedError if DynamoDB throttles, or too many wait: nothing was written then.
     They raise WriteTimeoutError and StoreUnavailableError if the outcome is unknown, and
-    NoTableError.
+    NoTableError. All reads see what was written before.
     """
 
     #: One for all clients of a process: it reads the description of the API once.
@@ -185,13 +152,11 @@ class Driver:
             parameter_validation=False,
             retries={"total_max_attempts": 1, "mode": "standard"},
         )
+        region, endpoint = self.options.region, self.options.endpoint
         try:
             self._client = await self._open.enter_async_context(
                 self._sdk.create_client(
-                    "dynamodb",
-                    region_name=self.options.region,
-                    endpoint_url=self.options.endpoint,
-                    config=config,
+                    "dynamodb", region_name=region, endpoint_url=endpoint, config=config
                 )
             )
         except (NoRegionError, NoCredentialsError, ValueError) as error:
@@ -204,140 +169,117 @@ class Driver:
 
     async def write(self, write: Write, timeout_us: int | None = None) -> Item | Refused:
         """Do one conditional write; return the item that an update left, else an empty one."""
-        request = write.request()
-        if isinstance(write, Update):
+        operation, request = f"{write.action.lower()}_item", dict(write.request)
+        if write.action == "Update":
             request["ReturnValues"] = "ALL_NEW"
         try:
-            answer = await self._call(_OPERATIONS[type(write)], timeout_us, **request)
+            answer = await self._call(operation, timeout_us, **request)
         except ClientError as error:
             return Refused(_decoded(error.response.get("Item")))
-        return _decoded(answer.get("Attributes")) or {}
+        return _decoded(answer.get("Attributes"))
 
     async def transact(
-        self, writes: Sequence[Write | Check], timeout_us: int | None = None
+        self, writes: Sequence[Write], timeout_us: int | None = None
     ) -> Sequence[Refused | None] | None:
         """Do all of up to 100 *writes* or none. Return None if they are done, else which of the
         conditions did not hold."""
-        actions = [{_ACTIONS[type(each)]: each.request()} for each in writes]
-        for attempt in range(1, _ATTEMPTS_MAX + 1):
+        actions = [{each.action: each.request} for each in writes]
+        codes: set[str] = set()
+        for attempt in range(_ATTEMPTS_MAX):
             try:
                 await self._call("transact_write_items", timeout_us, TransactItems=actions)
             except ClientError as error:
                 reasons: Sequence[Mapping[str, Any]] = error.response["CancellationReasons"]
-                refused = [
-                    Refused(_decoded(each.get("Item")))
-                    if each.get("Code") == "ConditionalCheckFailed"
-                    else None
-                    for each in reasons
-                ]
-                if any(refused):
-                    return refused
                 codes = {str(each.get("Code")) for each in reasons} - {"None"}
-                if not codes & _CONFLICTS or attempt == _ATTEMPTS_MAX:
-                    raise _throttled(", ".join(sorted(codes))) from error
+                if _NOT_HELD in codes:
+                    return [
+                        Refused(_decoded(each.get("Item")))
+                        if each.get("Code") == _NOT_HELD
+                        else None
+                        for each in reasons
+                    ]
+                if not codes & _CONFLICTS:
+                    break
                 await _pause(attempt)
             else:
                 return None
-        raise AssertionError  # The last attempt returns or raises.
+        raise _throttled(", ".join(sorted(codes)))
 
-    async def get(self, table: str, key: Key) -> Item | None:
-        """Return an item, with all that was written before."""
+    async def get(self, table: str, key: Key) -> Item:
+        """Return an item, empty if there is none."""
         answer = await self._call("get_item", TableName=table, Key=_key(key), ConsistentRead=True)
         return _decoded(answer.get("Item"))
 
-    async def get_many(self, table: str, keys: Sequence[Key]) -> Mapping[Key, Item]:
+    async def get_many(self, places: Iterable[Place]) -> Mapping[Place, Item]:
         """Return those items that exist."""
-        unique, found = list(dict.fromkeys(keys)), {}
-        for each in await _together(
-            self._get_some(table, unique[at : at + _BATCH_GETS_MAX])
-            for at in range(0, len(unique), _BATCH_GETS_MAX)
-        ):
-            found.update(each)
+        found: dict[Place, Item] = {}
+        for some in _parts(list(dict.fromkeys(places)), _BATCH_GETS_MAX):
+            asked: dict[str, Any] = {}
+            for table, key in some:
+                of_table = asked.setdefault(table, {"Keys": [], "ConsistentRead": True})
+                of_table["Keys"].append(_key(key))
+            for answer in await self._all_of("batch_get_item", "UnprocessedKeys", asked):
+                for table, items in answer["Responses"].items():
+                    read = map(_decoded, items)
+                    found |= {(table, (item["pk"], item["sk"])): item for item in read}
         return found
-
-    async def _get_some(self, table: str, keys: Sequence[Key]) -> Mapping[Key, Item]:
-        found: dict[Key, Item] = {}
-        asked: Any = {table: {"Keys": [_key(each) for each in keys], "ConsistentRead": True}}
-        for attempt in range(1, _ATTEMPTS_MAX + 1):
-            answer = await self._call("batch_get_item", RequestItems=asked)
-            for encoded in answer["Responses"].get(table, ()):
-                item = _decoded(encoded) or {}
-                found[item[PARTITION], item[SORT]] = item
-            asked = answer.get("UnprocessedKeys")
-            if not asked:
-                return found
-            await _pause(attempt)
-        raise _throttled("UnprocessedKeys")
 
     async def query(
         self,
         table: str,
         partition: bytes,
-        low: bytes | None = None,
-        high: bytes | None = None,
+        low: bytes = LOW,
+        high: bytes = HIGH,
         *,
-        prefix: bytes = b"",
-        after: bytes | None = None,
         limit: int | None = None,
+        keep: Callable[[Item], bool] | None = None,
     ) -> list[Item]:
-        """Return the items of a partition in the order of their sort keys, and at most *limit* of
-        them; with all that was written before. They are in ``[low, high]`` or begin with *prefix*,
-        if these are given, and come after *after*, which is such a sort key."""
-        condition, values = "pk = :pk", {":pk": partition}
-        if low is not None and high is not None:
-            condition, values = (
-                f"{condition} AND sk BETWEEN :l AND :h",
-                {
-                    **values,
-                    ":l": low,
-                    ":h": high,
-                },
-            )
-        elif prefix:
-            condition, values = f"{condition} AND begins_with(sk, :p)", {**values, ":p": prefix}
+        """Return the items of a partition whose sort keys are in ``[low, high]``, in their order:
+        the first *limit* of those that *keep* returns true for."""
+        if low > high:
+            return []
         request: dict[str, Any] = {
             "TableName": table,
-            "KeyConditionExpression": condition,
-            "ExpressionAttributeValues": _encoded(values),
+            "KeyConditionExpression": "pk = :p AND sk BETWEEN :l AND :h",
+            "ExpressionAttributeValues": _encoded({":p": partition, ":l": low, ":h": high}),
             "ConsistentRead": True,
         }
-        if after is not None:
-            request["ExclusiveStartKey"] = _key((partition, after))
         items: list[Item] = []
         while True:
             if limit is not None:
                 request["Limit"] = limit - len(items)
             answer = await self._call("query", **request)
-            items += [_decoded(each) or {} for each in answer["Items"]]
+            items += (item for item in map(_decoded, answer["Items"]) if keep is None or keep(item))
             last = answer.get("LastEvaluatedKey")
             if last is None or len(items) == limit:
                 return items
             request["ExclusiveStartKey"] = last
 
     async def write_many(
-        self,
-        table: str,
-        puts: Iterable[Item] = (),
-        deletes: Iterable[Key] = (),
-        timeout_us: int | None = None,
+        self, table: str, puts: Iterable[Item] = (), deletes: Iterable[Key] = ()
     ) -> None:
-        """Put and delete items, each by itself and whatever was there. Raises the first error."""
+        """Put and delete items, each by itself and whatever was there."""
         actions = [{"PutRequest": {"Item": _encoded(each)}} for each in puts]
         actions += [{"DeleteRequest": {"Key": _key(each)}} for each in deletes]
-        await _together(
-            self._write_some(table, actions[at : at + _BATCH_WRITES_MAX], timeout_us)
-            for at in range(0, len(actions), _BATCH_WRITES_MAX)
+        await asyncio.gather(
+            *(
+                self._all_of("batch_write_item", "UnprocessedItems", {table: some})
+                for some in _parts(actions, _BATCH_WRITES_MAX)
+            )
         )
 
-    async def _write_some(self, table: str, actions: Any, timeout_us: int | None) -> None:
-        asked = {table: actions}
-        for attempt in range(1, _ATTEMPTS_MAX + 1):
-            answer = await self._call("batch_write_item", timeout_us, RequestItems=asked)
-            asked = answer.get("UnprocessedItems")
+    async def _all_of(self, operation: str, left_over: str, asked: Any) -> list[Any]:
+        """Return the answers to a batch, the rest of which is sent again."""
+        answers: list[Any] = []
+        for attempt in range(_ATTEMPTS_MAX):
+            answers.append(await self._call(operation, RequestItems=asked))
+            asked = answers[-1].get(left_over)
             if not asked:
-                return
+                return answers
             await _pause(attempt)
-        raise _throttled("UnprocessedItems")
+        raise StoreUnavailableError(
+            f"DynamoDB throttles ({left_over}): ask again later", retry_after_us=_RETRY_AFTER_US
+        )
 
     async def tables(self) -> list[str]:
         """Return the names of all tables with the prefix."""
@@ -345,7 +287,7 @@ class Driver:
         request: dict[str, Any] = {}
         while True:
             answer = await self._call("list_tables", **request)
-            names += [each for each in answer["TableNames"] if each.startswith(self.options.prefix)]
+            names += (each for each in answer["TableNames"] if each.startswith(self.options.prefix))
             last = answer.get("LastEvaluatedTableName")
             if last is None:
                 return names
@@ -354,23 +296,19 @@ class Driver:
     async def create_table(self, name: str, expires: str | None = None) -> None:
         """Create a table unless it exists, wait until it can be used, and set it up: DynamoDB
         deletes its items by and by once the second of their attribute *expires* is over."""
-        keys, options = {PARTITION: "HASH", SORT: "RANGE"}, self.options
-        billing: dict[str, Any] = {"BillingMode": "PAY_PER_REQUEST"}
-        if options.units is not None:
-            reads, writes = options.units
+        request: dict[str, Any] = {"BillingMode": "PAY_PER_REQUEST"}
+        if self.options.units is not None:
+            reads, writes = self.options.units
             units = {"ReadCapacityUnits": reads, "WriteCapacityUnits": writes}
-            billing = {"BillingMode": "PROVISIONED", "ProvisionedThroughput": units}
+            request = {"BillingMode": "PROVISIONED", "ProvisionedThroughput": units}
+        keys = (("pk", "HASH"), ("sk", "RANGE"))
+        request["AttributeDefinitions"] = [
+            {"AttributeName": each, "AttributeType": "B"} for each, _ in keys
+        ]
+        request["KeySchema"] = [{"AttributeName": each, "KeyType": kind} for each, kind in keys]
         # It may exist, or another process is making it.
         with suppress(ClientError):
-            await self._call(
-                "create_table",
-                TableName=name,
-                AttributeDefinitions=[
-                    {"AttributeName": each, "AttributeType": "B"} for each in keys
-                ],
-                KeySchema=[{"AttributeName": each, "KeyType": kind} for each, kind in keys.items()],
-                **billing,
-            )
+            await self._call("create_table", TableName=name, **request)
         waiter = self._client.get_waiter("table_exists")
         try:
             await waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
@@ -383,7 +321,7 @@ class Driver:
                 await self._call(
                     "update_time_to_live", TableName=name, TimeToLiveSpecification=expiring
                 )
-        if options.recovers:
+        if self.options.recovers:
             await self._call(
                 "update_continuous_backups",
                 TableName=name,
@@ -392,15 +330,13 @@ class Driver:
 
     async def drop_table(self, name: str) -> None:
         """Drop a table if it exists."""
-        try:
+        # It is gone, or going.
+        with suppress(NoTableError, ClientError):
             await self._call("delete_table", TableName=name)
-        except (NoTableError, ClientError):
-            # It is gone, or going.
-            return
 
     async def date(self, table: str) -> str:
         """Return the ``Date`` header of an answer: DynamoDB's time, in whole seconds."""
-        answer = await self._call("get_item", TableName=table, Key=_key((b"date", b"\x00")))
+        answer = await self._call("get_item", TableName=table, Key=_key((b"date", LOW)))
         return str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
 
     async def _call(self, operation: str, timeout_us: int | None = None, **request: Any) -> Any:
@@ -412,7 +348,7 @@ class Driver:
                 f"{self.waiting} calls wait for DynamoDB; at most {STORE_CALLS_WAITING_MAX} may",
                 retry_after_us=_RETRY_AFTER_US,
             )
-        calls = self.tally.calls["read" if operation in _READS else "write"]
+        is_read = operation in ("get_item", "batch_get_item", "query", "list_tables")
         began_s, failed = perf_counter(), 1
         timeout_us = min(timeout_us or self.options.timeout_us, self.options.timeout_us)
         try:
@@ -442,11 +378,11 @@ class Driver:
                 f"DynamoDB: {error}", retry_after_us=_RETRY_AFTER_US
             ) from error
         finally:
-            calls.ended(perf_counter() - began_s, failed)
+            self.tally.calls["read" if is_read else "write"].ended(perf_counter() - began_s, failed)
 
     async def _unheld(self, operation: str, request: Mapping[str, Any]) -> Any:
         """Make a request, again if a transaction held its item: then nothing was done."""
-        for attempt in range(1, _ATTEMPTS_MAX):
+        for attempt in range(_ATTEMPTS_MAX - 1):
             try:
                 return await getattr(self._client, operation)(**request)
             except ClientError as error:
@@ -454,15 +390,6 @@ class Driver:
                     raise
             await _pause(attempt)
         return await getattr(self._client, operation)(**request)
-
-
-#: What the callers of :meth:`Driver._call` handle.
-_HANDLED: Final = frozenset(
-    {
-        *("ConditionalCheckFailedException", "TransactionCanceledException"),
-        *("ResourceInUseException", "ValidationException"),
-    }
-)
 
 
 def _converted(error: ClientError) -> Exception:
@@ -484,63 +411,49 @@ def _throttled(why: str) -> OverloadedError:
 
 
 async def _pause(attempt: int) -> None:
-    await asyncio.sleep(random.uniform(0, _PAUSE_S * 2**attempt))  # noqa: S311
+    await asyncio.sleep(random.uniform(0, _PAUSE_S * 2 ** (attempt + 1)))  # noqa: S311
 
 
-async def _together(calls: Iterable[Any]) -> list[Any]:
-    """Return the results of *calls*, or raise the first error once all have ended."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for each in results:
-        if isinstance(each, BaseException):
-            raise each
-    return results
-
-
-async def each_of(calls: Iterable[Any]) -> list[Any]:
+async def each_of(calls: Iterable[Awaitable[_T]]) -> list[_T | UnavailableError]:
     """Return the results of *calls*, or the UnavailableError in place of one."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for each in results:
+    results: list[_T | UnavailableError] = []
+    for each in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(each, BaseException) and not isinstance(each, UnavailableError):
             raise each
+        results.append(each)
     return results
 
 
-together = _together
+def _parts(items: Sequence[_T], size: int) -> Iterable[Sequence[_T]]:
+    return (items[at : at + size] for at in range(0, len(items), size))
 
 
-def _request(write: Write | Check, **parameters: Any) -> dict[str, Any]:
-    request: dict[str, Any] = {"TableName": write.table, **parameters}
-    if write.condition:
-        request["ConditionExpression"] = write.condition
+def _write(action: str, table: str, condition: str, values: Item, **parameters: Any) -> Write:
+    request: dict[str, Any] = {"TableName": table, **parameters}
+    if condition:
+        request["ConditionExpression"] = condition
         request["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
-    if write.values:
-        request["ExpressionAttributeValues"] = _encoded(write.values)
-    return request
+    if values:
+        request["ExpressionAttributeValues"] = {f":{name}": _value(values[name]) for name in values}
+    return Write(action, request)
 
 
 def _key(key: Key) -> dict[str, Any]:
-    return {PARTITION: {"B": key[0]}, SORT: {"B": key[1]}}
+    return _encoded({"pk": key[0], "sk": key[1]})
 
 
 def _encoded(item: Item) -> dict[str, Any]:
     return {name: _value(value) for name, value in item.items()}
 
 
-def _value(value: Any) -> dict[str, Any]:
+def _value(value: bytes | str | bool | int) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {"B": value}
     if isinstance(value, str):
         return {"S": value}
-    if isinstance(value, bool):
-        return {"BOOL": value}
-    return {"N": str(value)}
+    return {"BOOL": value} if isinstance(value, bool) else {"N": str(value)}
 
 
-def _decoded(encoded: Mapping[str, Any] | None) -> Item | None:
-    if not encoded:
-        return None
-    item = {}
-    for name, typed in encoded.items():
-        ((kind, value),) = typed.items()
-        item[name] = int(value) if kind == "N" else value
-    return item
+def _decoded(encoded: Mapping[str, Any] | None) -> Item:
+    values = {name: next(iter(typed.items())) for name, typed in (encoded or {}).items()}
+    return {name: int(value) if kind == "N" else value for name, (kind, value) in values.items()}

@@ -7,39 +7,41 @@ conflict. A void event is an item without a payload, which the put of the event 
 from __future__ import annotations
 
 import os
+from asyncio import gather
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, cast
 
-from counter.errors import SliceMissingError, UnavailableError, invariant
+from counter.errors import UnavailableError
 from counter.folds import fold_events
 from counter.ports import Counted
 from counter.storage.dynamodb.driver import (
+    HIGH,
     Item,
-    Key,
     NoTableError,
-    Put,
+    Place,
     Refused,
+    Write,
     each_of,
-    together,
+    put,
 )
-from counter.storage.dynamodb.session import Session, spans_of
-from counter.storage.dynamodb.tables import (
-    LAST,
+from counter.storage.dynamodb.layout import (
     event_from,
     event_item,
     event_key,
     event_place,
     events_partition,
+    identity_place,
+    is_event,
 )
+from counter.storage.dynamodb.session import Session
 from counter.types import Event, Fold, Namespace, Slice, Written
 from counter.windows import window_of
 
-_NEW: Final = "attribute_not_exists(pk)"
 _ATTEMPTS_MAX: Final = 3
 _ATTEMPT_BYTES: Final = 8
-
-#: The table and the key of an event.
-_Place = tuple[str, Key]
+#: A slice, and the part of it from an instant to another.
+_Span = tuple[Slice, int, int]
 
 
 class DynamodbEvents:
@@ -54,7 +56,7 @@ class DynamodbEvents:
     ) -> Sequence[Written | UnavailableError]:
         self._session.check_exists(namespace)
         places = await self._places(namespace, events)
-        firsts: dict[_Place, int] = {}
+        firsts: dict[Place, int] = {}
         for at, place in enumerate(places):
             firsts.setdefault(place, at)
         found = await each_of(
@@ -62,34 +64,30 @@ class DynamodbEvents:
         )
         outcomes = dict(zip(firsts, found, strict=True))
         answers: list[Written | UnavailableError] = []
-        for at, (place, event) in enumerate(zip(places, events, strict=True)):
-            outcome = outcomes[place]
-            if firsts[place] != at and outcome in (Written.NEW, Written.REPLAYED):
-                outcome = _compared(event, events[firsts[place]])
+        for at, place in enumerate(places):
+            outcome, first = outcomes[place], firsts[place]
+            if first != at and outcome in (Written.NEW, Written.REPLAYED):
+                outcome = _compared(events[at], events[first])
             answers.append(outcome)
         return answers
 
-    async def _append(self, namespace: Namespace, place: _Place, event: Event) -> Written:
+    async def _append(self, namespace: Namespace, place: Place, event: Event) -> Written:
         attempt = os.urandom(_ATTEMPT_BYTES)
-        put = _put(place, event, attempt)
-        try:
-            refused = await self._driver.write(put, namespace.dataset.write_timeout_us)
-        except NoTableError as error:
-            raise await self._session.missing(namespace.dataset, error) from error
-        return _outcome(event, refused if isinstance(refused, Refused) else None, attempt)
+        write = _put(place, event, attempt)
+        async with self._session.of_slices(namespace.dataset):
+            answer = await self._driver.write(write, namespace.dataset.write_timeout_us)
+        return _outcome(event, answer, attempt) if isinstance(answer, Refused) else Written.NEW
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         self._session.check_exists(namespace)
         left = dict(zip(await self._places(namespace, events), events, strict=True))
-        attempt = os.urandom(_ATTEMPT_BYTES)
+        attempt, timeout_us = os.urandom(_ATTEMPT_BYTES), namespace.dataset.write_timeout_us
         # Without an own ClientRequestToken: under the same one a second attempt would be answered
         # as the first, and could not tell that it is a replay.
         while left:
             puts = [_put(place, event, attempt) for place, event in left.items()]
-            try:
-                refused = await self._driver.transact(puts, namespace.dataset.write_timeout_us)
-            except NoTableError as error:
-                raise await self._session.missing(namespace.dataset, error) from error
+            async with self._session.of_slices(namespace.dataset):
+                refused = await self._driver.transact(puts, timeout_us)
             if refused is None:
                 return Written.NEW
             stored = {
@@ -97,45 +95,30 @@ class DynamodbEvents:
                 for (place, event), each in zip(left.items(), refused, strict=True)
                 if each is not None
             }
-            for outcome in (Written.CONFLICT, Written.LATE):
+            for outcome in (Written.CONFLICT, Written.LATE, Written.NEW):
                 if outcome in stored.values():
                     return outcome
-            if Written.NEW in stored.values():
-                return Written.NEW
             # A worker may have completed a part of it.
             left = {place: event for place, event in left.items() if place not in stored}
         return Written.REPLAYED
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
         places = await self._places(namespace, events)
-        keys: dict[str, list[Key]] = {}
-        for table, key in places:
-            keys.setdefault(table, []).append(key)
-        found: dict[_Place, Item] = {}
-        for table, some in keys.items():
-            try:
-                items = await self._driver.get_many(table, some)
-            except NoTableError as error:
-                raise await self._session.missing(namespace.dataset, error) from error
-            found |= {(table, key): item for key, item in items.items()}
-        return [event_from(found.get(place, {})) for place in places]
+        async with self._session.of_slices(namespace.dataset):
+            found = await self._driver.get_many(places)
+        items = [found.get(place, {}) for place in places]
+        return [event_from(item) if is_event(item) else None for item in items]
 
     async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
         places = await self._places(namespace, events)
-        await together(
-            self._append(namespace, place, event)
-            for place, event in zip(places, events, strict=True)
-        )
+        pairs = zip(places, events, strict=True)
+        await gather(*(self._append(namespace, place, event) for place, event in pairs))
 
     async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
         places = await self._places(namespace, events)
-        try:
-            await together(
-                self._driver.write(Put(table, {"pk": key[0], "sk": key[1]}))
-                for table, key in places
-            )
-        except NoTableError as error:
-            raise await self._session.missing(namespace.dataset, error) from error
+        puts = (put(table, {"pk": key[0], "sk": key[1]}) for table, key in places)
+        async with self._session.of_slices(namespace.dataset):
+            await gather(*(self._driver.write(each) for each in puts))
 
     async def sums(
         self,
@@ -148,23 +131,17 @@ class DynamodbEvents:
         for _, start_us in windows:
             await self._session.slice_of(namespace.dataset, start_us)
             await self._session.slice_of(namespace.dataset, start_us + size_us - 1)
-        slices = self._session.state_of(namespace.dataset).slices
-        found = await together(
-            self._between(namespace, slices, counter, start_us, start_us + size_us)
-            for counter, start_us in windows
-        )
-        return [fold_events(events) for events in found]
+        spans = [(counter, start_us, start_us + size_us) for counter, start_us in windows]
+        return [fold_events(events) for events in await self._between(namespace, spans)]
 
     async def window_folds(
         self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
     ) -> Sequence[Mapping[int, Fold]]:
         state = await self._session.state_until(namespace.dataset, to_us)
-        _require_kept(from_us, state.dropped_us)
+        state.check_kept(from_us)
         size_us = namespace.settings.rollup_window_us
         answer: list[Mapping[int, Fold]] = []
-        for events in await together(
-            self._between(namespace, state.slices, counter, from_us, to_us) for counter in counters
-        ):
+        for events in await self._between(namespace, [(each, from_us, to_us) for each in counters]):
             windows: dict[int, list[Event]] = {}
             for event in events:
                 windows.setdefault(window_of(event.event_time_us, size_us), []).append(event)
@@ -180,15 +157,11 @@ class DynamodbEvents:
     ) -> Sequence[Fold]:
         state = await self._session.state_until(namespace.dataset, until_us)
         end_us = state.slices[-1].end_us if state.slices else 0
-        if until_us is not None:
-            end_us = min(end_us, until_us)
         for _, after_us in after:
-            _require_kept(after_us + 1, state.dropped_us)
-        found = await together(
-            self._between(namespace, state.slices, counter, after_us + 1, end_us)
-            for counter, after_us in after
-        )
-        return [fold_events(events) for events in found]
+            state.check_kept(after_us + 1)
+        end_us = end_us if until_us is None else min(end_us, until_us)
+        spans = [(counter, after_us + 1, end_us) for counter, after_us in after]
+        return [fold_events(events) for events in await self._between(namespace, spans)]
 
     async def scan(
         self,
@@ -205,114 +178,100 @@ class DynamodbEvents:
         reach_us = self._session.clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
         state = await self._session.state_until(dataset, min(to_us, reach_us))
         for _ in range(_ATTEMPTS_MAX):
-            events: list[Event] = []
+            spans = _spans(state.slices, from_us, to_us)
             try:
-                for each, low_us, high_us in reversed(spans_of(state.slices, from_us, to_us)):
-                    if len(events) < limit:
-                        events += await self._scan(
-                            namespace, counter, each, low_us, high_us, before, limit - len(events)
-                        )
+                return await self._scan(namespace, counter, spans, before, limit)
             except NoTableError:
                 # Dropped meanwhile: what is still there begins later.
-                state = await self._session.reload(dataset)
-            else:
-                return events
+                state = await self._session.reload_slices(dataset)
         raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
 
     async def _scan(
         self,
         namespace: Namespace,
         counter: str,
-        each: Slice,
-        low_us: int,
-        high_us: int,
+        spans: Sequence[_Span],
         before: Event | None,
         limit: int,
-    ) -> list[Event]:
-        """Return a slice's first *limit* events after *before*; void ones count as read."""
-        first = event_place(high_us - 1)
-        if before is not None:
-            # The item key that follows: it has four bytes, and its bound fits them.
-            place = event_key(namespace.id, each, before)[1]
-            first = max(first, place + b"\x00")
-        last = event_place(low_us) + LAST
-        table = self._session.events(namespace.dataset, each.start_us)
-        events: list[Event] = []
-        while len(events) < limit and first <= last:
-            pages = await together(
-                self._driver.query(
-                    table, events_partition(namespace.id, counter, bucket), first, last, limit=limit
-                )
-                for bucket in range(each.event_buckets)
-            )
-            # Nothing is missing up to the earliest end of a page that has more behind it.
-            ends = [page[-1]["sk"] for page in pages if len(page) == limit]
-            known = min(ends, default=last)
-            items = sorted(
-                (item for page in pages for item in page if item["sk"] <= known),
-                key=lambda item: item["sk"],
-            )
-            events += [event for item in items if (event := event_from(item)) is not None]
-            if not ends:
+    ) -> Sequence[Event]:
+        items: list[Item] = []
+        for each, low_us, high_us in reversed(spans):
+            first = event_place(high_us - 1)
+            if before is not None:
+                first = max(first, identity_place(before) + b"\x00")
+            last, left = event_place(low_us) + HIGH, limit - len(items)
+            found = await self._items(namespace, counter, each, first, last, left)
+            items += sorted(found, key=lambda item: cast(bytes, item["sk"]))[:left]
+            if len(items) == limit:
                 break
-            first = known + b"\x00"
-        return events[:limit]
+        return [event_from(item) for item in items]
 
     async def _between(
+        self, namespace: Namespace, spans: Sequence[tuple[str, int, int]]
+    ) -> list[list[Event]]:
+        """Return the events of each (counter, from, to), in the order of its buckets."""
+        slices = self._session.state_of(namespace.dataset).slices
+        async with self._session.of_slices(namespace.dataset):
+            return await gather(*(self._events(namespace, slices, *span) for span in spans))
+
+    async def _events(
         self, namespace: Namespace, slices: Sequence[Slice], counter: str, low_us: int, high_us: int
     ) -> list[Event]:
-        """Return a counter's events of ``[low_us, high_us)`` in the order of its buckets."""
-        try:
-            found: list[list[Item]] = await together(
-                self._driver.query(
-                    self._session.events(namespace.dataset, each.start_us),
-                    events_partition(namespace.id, counter, bucket),
-                    event_place(high - 1),
-                    event_place(low) + LAST,
+        found = await gather(
+            *(
+                self._items(
+                    namespace, counter, each, event_place(high - 1), event_place(low) + HIGH
                 )
-                for each, low, high in spans_of(slices, low_us, high_us)
-                for bucket in range(each.event_buckets)
+                for each, low, high in _spans(slices, low_us, high_us)
             )
-        except NoTableError as error:
-            raise await self._session.missing(namespace.dataset, error) from error
-        events = (event_from(item) for items in found for item in items)
-        return [event for event in events if event is not None]
+        )
+        return [event_from(item) for items in found for item in items]
 
-    async def _places(self, namespace: Namespace, events: Sequence[Event]) -> list[_Place]:
+    async def _items(
+        self,
+        namespace: Namespace,
+        counter: str,
+        each: Slice,
+        first: bytes,
+        last: bytes,
+        limit: int | None = None,
+    ) -> list[Item]:
+        """Return the events of a part of a slice: of each bucket the first *limit*."""
+        table = self._session.events(namespace.dataset, each.start_us)
+        partitions = (
+            events_partition(namespace, counter, bucket) for bucket in range(each.event_buckets)
+        )
+        query = partial(self._driver.query, limit=limit, keep=is_event)
+        found = await gather(*(query(table, partition, first, last) for partition in partitions))
+        return [item for items in found for item in items]
+
+    async def _places(self, namespace: Namespace, events: Sequence[Event]) -> list[Place]:
         """Return the place of each event. Raises SliceMissingError."""
         places = []
         for event in events:
             each = await self._session.slice_of(namespace.dataset, event.event_time_us)
             table = self._session.events(namespace.dataset, each.start_us)
-            places.append((table, event_key(namespace.id, each, event)))
+            places.append((table, event_key(namespace, each, event)))
         return places
 
 
-def _put(place: _Place, event: Event, attempt: bytes) -> Put:
-    table, key = place
-    return Put(table, event_item(key, event, attempt), _NEW)
+def _spans(slices: Sequence[Slice], low_us: int, high_us: int) -> list[_Span]:
+    """Return the parts of ``[low_us, high_us)`` by slice, earliest first."""
+    parts = ((each, max(low_us, each.start_us), min(high_us, each.end_us)) for each in slices)
+    return [part for part in parts if part[1] < part[2]]
 
 
-def _outcome(event: Event, refused: Refused | None, attempt: bytes) -> Written:
+def _put(place: Place, event: Event, attempt: bytes) -> Write:
+    return put(place[0], event_item(place[1], event, attempt), "attribute_not_exists(pk)")
+
+
+def _outcome(event: Event, refused: Refused, attempt: bytes) -> Written:
     """Return the outcome of a put. A proxy may have sent the *attempt* twice: what it finds then is
     its own."""
-    if refused is None or (refused.item or {}).get("o") == attempt:
+    if refused.item.get("o") == attempt:
         return Written.NEW
-    return _compared(event, event_from(refused.item or {}))
+    return _compared(event, event_from(refused.item)) if is_event(refused.item) else Written.LATE
 
 
-def _compared(event: Event, stored: Event | None) -> Written:
-    """Return the outcome for *event* where *stored* is already; None if that is void."""
-    if stored is None:
-        return Written.LATE
+def _compared(event: Event, stored: Event) -> Written:
     return Written.REPLAYED if stored.same_payload(event) else Written.CONFLICT
-
-
-def _require_kept(from_us: int, dropped_us: int) -> None:
-    if from_us < dropped_us:
-        raise SliceMissingError(
-            f"events from {from_us} µs on were asked for; those before {dropped_us} µs are dropped"
-        )
-
-
-invariant(len(LAST) <= 1_024, "a sort key of DynamoDB has at most 1,024 bytes")

@@ -7,6 +7,7 @@ they refuse is left out, and the rest is tried again.
 from __future__ import annotations
 
 import json
+from asyncio import gather
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -14,35 +15,36 @@ from typing import Final
 from counter.errors import UnavailableError
 from counter.partitions import shard_of
 from counter.storage.dynamodb.driver import (
+    LOW,
     TRANSACTION_ITEMS_MAX,
-    Delete,
     Item,
-    Key,
-    Put,
     Refused,
-    Update,
     Write,
+    delete,
     each_of,
-    together,
+    put,
+    update,
 )
-from counter.storage.dynamodb.session import Session, unknown
-from counter.storage.dynamodb.tables import (
+from counter.storage.dynamodb.layout import (
+    ATOMIC,
+    COUNTS,
     HEAD,
+    MARKS,
+    NAMES,
     PENDING,
-    atomic_partition,
+    WATERMARKS,
     checkpoint_from,
-    counts_partition,
     mark_place,
-    marks_partition,
-    name_key,
     number,
     packed,
+    partition,
     pending_from,
     pending_place,
     row_from,
     row_place,
-    watermarks_partition,
 )
+from counter.storage.dynamodb.session import Session
+from counter.storage.shared.directory import unknown
 from counter.types import (
     AtomicMark,
     Checkpoint,
@@ -78,53 +80,55 @@ class DynamodbRollups:
         self._session.check_exists(namespace)
         for window_us in {mark.window_us for mark in marks if mark.recount_us == 0}:
             await self._session.slice_of(namespace.dataset, window_us)
-        items: dict[Key, tuple[Mark, Item]] = {}
-        for each in marks:
-            shard = shard_of(each.counter, namespace.settings.shards)
-            key = marks_partition(namespace, shard), mark_place(each)
-            cells = {"c": each.counter, "w": each.window_us, "r": each.recount_us}
-            items[key] = each, {"pk": key[0], "sk": key[1], **cells}
+        unique, shards = list(dict.fromkeys(marks)), namespace.settings.shards
+        items: list[Item] = [
+            {
+                "pk": partition(namespace, MARKS, shard_of(each.counter, shards)),
+                "sk": mark_place(each),
+                "c": each.counter,
+                "w": each.window_us,
+                "r": each.recount_us,
+            }
+            for each in unique
+        ]
         self._driver.tally.mark(each.recount_us for each in marks)
         # What is counted again is listed already, or deleted.
         times = {each.counter: each.window_us for each in marks if not each.recount_us}
-        written, unlisted = await self._write_listed(
-            namespace, [item for _, item in items.values()], times
-        )
-        errors = dict(zip((each for each, _ in items.values()), written, strict=True))
-        return {
-            each: error
-            for each in marks
-            if (error := errors[each] or unlisted.get(each.counter)) is not None
+        errors, unlisted = await self._write_listed(namespace, items, times)
+        found = {
+            each: error or unlisted.get(each.counter)
+            for each, error in zip(unique, errors, strict=True)
         }
+        return {each: error for each, error in found.items() if error is not None}
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
         self._session.check_exists(namespace)
         for time_us in {event.event_time_us for event in mark.events}:
             await self._session.slice_of(namespace.dataset, time_us)
-        first = mark.events[0]
-        place = number(mark.window_us) + number(first.event_time_us) + first.event_id
+        first, shards = mark.events[0], namespace.settings.shards
+        place, atom = number(mark.window_us) + number(first.event_time_us), first.atom or b""
         cells = {
+            "sk": place + first.event_id + atom,
             "w": mark.window_us,
             "t": first.event_time_us,
             "e": first.event_id,
-            "a": first.atom or b"",
-            "i": _items_text(mark.events),
+            "a": atom,
+            "i": json.dumps([[e.counter, e.item_key, e.delta, e.clear] for e in mark.events]),
         }
-        shards = {shard_of(event.counter, namespace.settings.shards) for event in mark.events}
         items = [
-            {"pk": atomic_partition(namespace, shard), "sk": place + (first.atom or b""), **cells}
-            for shard in shards
+            {"pk": partition(namespace, ATOMIC, shard), **cells}
+            for shard in {shard_of(event.counter, shards) for event in mark.events}
         ]
         self._driver.tally.marks["atomic"] += len(items)
         times = {event.counter: event.event_time_us for event in mark.events}
-        written, unlisted = await self._write_listed(namespace, items, times)
-        for error in (*written, *unlisted.values()):
+        errors, unlisted = await self._write_listed(namespace, items, times)
+        for error in (*errors, *unlisted.values()):
             if error is not None:
                 raise error
 
     async def _write_listed(
         self, namespace: Namespace, items: Sequence[Item], counters: Mapping[str, int]
-    ) -> tuple[list[UnavailableError | None], Mapping[str, UnavailableError]]:
+    ) -> tuple[list[UnavailableError | None], Mapping[str, UnavailableError | None]]:
         """Put *items*, and the names of those *counters* that may not be listed yet. Return the
         error of each item, and those of names.
 
@@ -132,42 +136,32 @@ class DynamodbRollups:
         before it.
         """
         new = [name for name in counters if (namespace.id, name) not in self._listed]
-        timeout_us, table = (
-            namespace.dataset.write_timeout_us,
-            self._session.data(namespace.dataset),
-        )
+        timeout_us = namespace.dataset.write_timeout_us
+        table = self._session.data(namespace.dataset)
         # Each by itself: DynamoDB may do a part of a batch, and would not say which.
-        written = await each_of(
-            [
-                *(self._driver.write(Put(table, item), timeout_us) for item in items),
-                *(self._name(namespace, name, counters[name], listed=True) for name in new),
-            ]
-        )
+        writes = [put(table, item) for item in items]
+        writes += [self._name(namespace, name, counters[name], listed=True) for name in new]
+        written = await each_of(self._driver.write(each, timeout_us) for each in writes)
         errors = [each if isinstance(each, UnavailableError) else None for each in written]
-        unlisted: dict[str, UnavailableError] = {}
-        for name, error in zip(new, errors[len(items) :], strict=True):
+        unlisted = dict(zip(new, errors[len(items) :], strict=True))
+        for name, error in unlisted.items():
             if error is None:
                 self._listed[namespace.id, name] = None
-            else:
-                unlisted[name] = error
         while len(self._listed) > _NAMES_MAX:
             self._listed.popitem(last=False)
         return errors[: len(items)], unlisted
 
-    async def _name(
-        self, namespace: Namespace, counter: str, time_us: int, *, listed: bool
-    ) -> None:
-        """List a name, or take it off the list; the later of the two counts, and of the same
-        instant the delete."""
-        await self._driver.write(
-            Update(
-                self._session.data(namespace.dataset),
-                name_key(namespace, counter),
-                "SET t = :t, l = :l",
-                f"attribute_not_exists(pk) OR t {'<' if listed else '<='} :t",
-                {":t": time_us, ":l": listed},
-            ),
-            namespace.dataset.write_timeout_us,
+    def _name(self, namespace: Namespace, counter: str, time_us: int, *, listed: bool) -> Write:
+        """Return the write that lists a name, or takes it off the list: the later of the two
+        counts, and of the same instant the delete."""
+        bucket = shard_of(counter, namespace.settings.shards)
+        return update(
+            self._session.data(namespace.dataset),
+            (partition(namespace, NAMES, bucket), counter.encode()),
+            "SET t = :t, l = :l",
+            f"attribute_not_exists(pk) OR t {'<' if listed else '<='} :t",
+            t=time_us,
+            l=listed,
         )
 
     async def fence(self) -> int:
@@ -175,41 +169,30 @@ class DynamodbRollups:
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
         table = self._session.data(namespace.dataset)
-        items = await self._driver.query(table, watermarks_partition(namespace))
+        items = await self._driver.query(table, partition(namespace, WATERMARKS))
         if len(items) < namespace.settings.shards:
             raise unknown(namespace)
         return [item["t"] for item in items]
 
     async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
+        table, pk = self._session.data(namespace.dataset), partition(namespace, WATERMARKS)
         # Those of a deleted namespace do not come back.
-        await together(
-            self._driver.write(
-                Update(
-                    self._session.data(namespace.dataset),
-                    (watermarks_partition(namespace), number(shard)),
-                    "SET t = :t",
-                    "t < :t",
-                    {":t": through_us},
-                )
-            )
+        writes = (
+            update(table, (pk, number(shard)), "SET t = :t", "t < :t", t=through_us)
             for shard in shards
         )
+        await gather(*(self._driver.write(each) for each in writes))
 
     async def marked(
         self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
     ) -> Collection[int]:
-        table, span = self._session.data(namespace.dataset), _span(after_us, through_us)
-        partitions = (marks_partition, atomic_partition)
-        found = await together(
-            self._driver.query(table, partition(namespace, shard), *span, limit=1)
-            for shard in shards
-            for partition in partitions
-        )
-        return [
-            shard
-            for at, shard in enumerate(shards)
-            if any(found[len(partitions) * at : len(partitions) * (at + 1)])
-        ]
+        async def is_marked(shard: int) -> bool:
+            kinds = (MARKS, ATOMIC)
+            found = (self._marks(namespace, kind, shard, after_us, through_us, 1) for kind in kinds)
+            return any(await gather(*found))
+
+        answers = await gather(*(is_marked(shard) for shard in shards))
+        return [shard for shard, answer in zip(shards, answers, strict=True) if answer]
 
     async def dirty(
         self,
@@ -221,56 +204,60 @@ class DynamodbRollups:
         start: Mark | None,
         limit: int,
     ) -> Sequence[Mark]:
-        low, high = _span(after_us, through_us)
-        if start is not None:
-            low = max(low, mark_place(start) + b"\x00")
-        items = await self._driver.query(
-            self._session.data(namespace.dataset),
-            marks_partition(namespace, shard),
-            low,
-            high,
-            limit=limit,
-        )
+        low = LOW if start is None else mark_place(start) + b"\x00"
+        items = await self._marks(namespace, MARKS, shard, after_us, through_us, limit, low)
         return [Mark(item["w"], item["c"], item["r"]) for item in items]
 
     async def dirty_atomic(
         self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
     ) -> Sequence[AtomicMark]:
-        items = await self._driver.query(
-            self._session.data(namespace.dataset),
-            atomic_partition(namespace, shard),
-            *_span(after_us, through_us),
-        )
-        return [AtomicMark(item["w"], _items_from(item)) for item in items]
+        items = await self._marks(namespace, ATOMIC, shard, after_us, through_us)
+        return [_atomic_from(item) for item in items]
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
         table = self._session.data(namespace.dataset)
-        for partition in (marks_partition, atomic_partition):
-            items = await self._driver.query(
-                table,
-                partition(namespace, shard),
-                b"\x00",
-                _span(0, through_us)[1],
-                limit=_DROPPED_MAX,
-            )
-            await self._driver.write_many(
-                table, deletes=[(item["pk"], item["sk"]) for item in items]
-            )
+        for kind in (MARKS, ATOMIC):
+            items = await self._marks(namespace, kind, shard, -1, through_us, _DROPPED_MAX)
+            await self._driver.write_many(table, deletes=_keys(items))
+
+    async def _marks(
+        self,
+        namespace: Namespace,
+        kind: bytes,
+        shard: int,
+        after_us: int,
+        through_us: int,
+        limit: int | None = None,
+        low: bytes = LOW,
+    ) -> list[Item]:
+        """Return marks of windows that start in ``(after_us, through_us]``, from *low* on."""
+        low, high = max(low, number(after_us + 1)), number(through_us + 1)
+        table = self._session.data(namespace.dataset)
+        return await self._driver.query(
+            table, partition(namespace, kind, shard), low, high, limit=limit
+        )
 
     async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+        async def head(counter: str) -> Head | None:
+            pk = partition(namespace, COUNTS, counter)
+            items = await self._driver.query(table, pk, PENDING, HEAD)
+            stored: Item = items.pop() if items and items[-1]["sk"] == HEAD else {}
+            if not items and not stored:
+                return None
+            pending = tuple(pending_from(item["sk"]) for item in items)
+            return Head(checkpoint_from(stored, "c"), checkpoint_from(stored, "s"), pending)
+
         table, unique = self._session.data(namespace.dataset), list(dict.fromkeys(counters))
-        found = await together(
-            self._driver.query(table, counts_partition(namespace, each), PENDING, HEAD)
-            for each in unique
-        )
-        heads = {each: _head(items) for each, items in zip(unique, found, strict=True)}
+        heads = dict(zip(unique, await gather(*map(head, unique)), strict=True))
         return [heads[each] for each in counters]
 
     async def rows(
         self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
     ) -> Sequence[Sequence[WindowRow]]:
         unique = list(dict.fromkeys(counters))
-        found = await together(self._rows(namespace, each, after_us, through_us) for each in unique)
+        found = await gather(
+            *(self._rows(namespace, each, after_us, through_us) for each in unique)
+        )
         rows = dict(zip(unique, found, strict=True))
         return [rows[each] for each in counters]
 
@@ -279,160 +266,113 @@ class DynamodbRollups:
     ) -> Sequence[WindowRow]:
         """Return rows that were all there at one moment: a query reads item by item, and rows go
         when they are settled."""
-        table, partition = (
-            self._session.data(namespace.dataset),
-            counts_partition(namespace, counter),
-        )
-        before = await self._settled(table, partition)
+        table, pk = self._session.data(namespace.dataset), partition(namespace, COUNTS, counter)
+
+        async def settled() -> Checkpoint:
+            return checkpoint_from(await self._driver.get(table, (pk, HEAD)), "s")
+
+        before = await settled()
         for _ in range(_ATTEMPTS_MAX):
             low = row_place(max(after_us, before.time_us) + 1)
-            items = await self._driver.query(table, partition, low, row_place(through_us))
-            now = await self._settled(table, partition)
+            items = await self._driver.query(table, pk, low, row_place(through_us))
+            now = await settled()
             if now == before:
                 return [row_from(item) for item in items]
             before = now
         raise UnavailableError("rows are settled again and again", retry_after_us=100_000)
 
-    async def _settled(self, table: str, partition: bytes) -> Checkpoint:
-        return checkpoint_from(await self._driver.get(table, (partition, HEAD)), "s")
-
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
-        await together(self._apply(namespace, each, through_us) for each in updates)
+        await gather(*(self._apply(namespace, each, through_us) for each in updates))
 
-    async def _apply(self, namespace: Namespace, update: CounterUpdate, through_us: int) -> None:
+    async def _apply(self, namespace: Namespace, change: CounterUpdate, through_us: int) -> None:
         # First, because a delete that is removed is not found again.
-        for pending in update.pending_done:
-            if pending.is_delete:
-                await self._name(namespace, update.counter, pending.window_us + 1, listed=True)
+        for each in change.pending_done:
+            if each.is_delete:
+                name = self._name(namespace, change.counter, each.window_us + 1, listed=True)
+                await self._driver.write(name)
         table = self._session.data(namespace.dataset)
-        partition = counts_partition(namespace, update.counter)
-        settled_us = -1 if update.settled is None else update.settled.time_us
-        rows: list[Write] = [
-            _row_put(table, partition, row, through_us)
-            for row in update.rows
-            if row.window_us > settled_us
+        pk = partition(namespace, COUNTS, change.counter)
+        settled_us = -1 if change.settled is None else change.settled.time_us
+        rows = [
+            _row(table, pk, row, through_us) for row in change.rows if row.window_us > settled_us
         ]
         # Rows that do not fit go first, and recounts that do not fit are removed last: a worker
         # that stops in between does the same again.
         while len(rows) > _BESIDE_HEAD:
-            await self._transact([], rows[:TRANSACTION_ITEMS_MAX])
+            await self._transact(table, pk, {}, rows[:TRANSACTION_ITEMS_MAX])
             rows = rows[TRANSACTION_ITEMS_MAX:]
-        done = [(partition, pending_place(each)) for each in update.pending_done]
+        done = [(pk, pending_place(each)) for each in change.pending_done]
         room = _BESIDE_HEAD - len(rows)
-        rows += (Delete(table, key) for key in done[:room])
-        heads = [_head_update(table, partition, "c", update.checkpoint)]
-        if update.settled is not None:
-            heads.append(_head_update(table, partition, "s", update.settled))
-        await self._transact(heads, rows)
+        rows += (delete(table, key) for key in done[:room])
+        settled = {} if change.settled is None else {"s": change.settled}
+        await self._transact(table, pk, {"c": change.checkpoint, **settled}, rows)
         await self._driver.write_many(table, deletes=done[room:])
-        if update.settled is not None:
-            items = await self._driver.query(
-                table, partition, row_place(0), row_place(update.settled.time_us)
-            )
-            await self._driver.write_many(
-                table, deletes=[(partition, item["sk"]) for item in items]
-            )
+        if settled:
+            items = await self._driver.query(table, pk, row_place(0), row_place(settled_us))
+            await self._driver.write_many(table, deletes=_keys(items))
 
-    async def _transact(self, heads: Sequence[Update], rows: Sequence[Write]) -> None:
+    async def _transact(
+        self, table: str, pk: bytes, heads: Mapping[str, Checkpoint], rows: Sequence[Write]
+    ) -> None:
         """Do it all at once, without what is refused because a later one is there."""
         for _ in range(_ATTEMPTS_MAX):
-            whole: list[Write] = [*([_together(heads)] if heads else []), *rows]
-            refused = await self._driver.transact(whole) if whole else None
+            writes = [*([_head(table, pk, heads)] if heads else []), *rows]
+            refused = await self._driver.transact(writes) if writes else None
             if refused is None:
                 return
-            if heads and isinstance(refused[0], Refused):
-                heads = [each for each in heads if _is_later(each, refused[0].item)]
-            answers = refused[1:] if len(whole) > len(rows) else refused
-            rows = [each for each, answer in zip(rows, answers, strict=True) if answer is None]
+            stored = refused[0].item if heads and isinstance(refused[0], Refused) else {}
+            refused = refused[len(writes) - len(rows) :]
+            heads = {
+                name: each
+                for name, each in heads.items()
+                if checkpoint_from(stored, name).time_us <= each.time_us
+            }
+            rows = [each for each, answer in zip(rows, refused, strict=True) if answer is None]
         raise UnavailableError("counts change again and again", retry_after_us=100_000)
 
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
     ) -> None:
-        await self._driver.write_many(
-            self._session.data(namespace.dataset),
-            puts={
-                (counter, pending): {
-                    "pk": counts_partition(namespace, counter),
-                    "sk": pending_place(pending),
-                }
-                for counter, pending in recounts
-            }.values(),
-        )
+        keys = {
+            (partition(namespace, COUNTS, counter), pending_place(pending))
+            for counter, pending in recounts
+        }
+        table = self._session.data(namespace.dataset)
+        await self._driver.write_many(table, puts=({"pk": pk, "sk": sk} for pk, sk in keys))
 
     async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
         self._listed.pop((namespace.id, counter), None)
-        await self._name(namespace, counter, deleted_us, listed=False)
+        name = self._name(namespace, counter, deleted_us, listed=False)
+        await self._driver.write(name, namespace.dataset.write_timeout_us)
 
 
-def _span(after_us: int, through_us: int) -> tuple[bytes, bytes]:
-    """Return the sort keys of marks of windows that start in ``(after_us, through_us]``."""
-    return number(after_us + 1), number(through_us + 1)
+def _keys(items: Sequence[Item]) -> list[tuple[bytes, bytes]]:
+    return [(item["pk"], item["sk"]) for item in items]
 
 
-def _head(items: Sequence[Item]) -> Head | None:
-    if not items:
-        return None
-    found = [pending_from(item["sk"]) for item in items]
-    head = items[-1] if items[-1]["sk"] == HEAD else None
-    pending = tuple(each for each in found if each is not None)
-    return Head(checkpoint_from(head, "c"), checkpoint_from(head, "s"), pending)
-
-
-def _row_put(table: str, partition: bytes, row: WindowRow, through_us: int) -> Put:
-    """Return the put of a row, which does not replace one of a batch up to a later instant."""
-    return Put(
-        table,
-        {
-            "pk": partition,
-            "sk": row_place(row.window_us),
-            "c": row.cleared,
-            "n": packed(row.total),
-            "u": through_us,
-        },
-        "attribute_not_exists(pk) OR u <= :u",
-        {":u": through_us},
-    )
-
-
-def _head_update(table: str, partition: bytes, name: str, checkpoint: Checkpoint) -> Update:
-    """Return the update of one of the head's checkpoints, which does not replace a later one."""
-    time, count = f"{name}t", f"{name}n"
-    return Update(
-        table,
-        (partition, HEAD),
-        f"{time} = :{time}, {count} = :{count}",
-        f"(attribute_not_exists({time}) OR {time} <= :{time})",
-        {f":{time}": checkpoint.time_us, f":{count}": packed(checkpoint.count)},
-    )
-
-
-def _together(heads: Sequence[Update]) -> Update:
-    """Return one update of a head."""
-    first = heads[0]
-    return Update(
-        first.table,
-        first.key,
-        "SET " + ", ".join(each.change for each in heads),
-        " AND ".join(each.condition for each in heads),
-        {name: value for each in heads for name, value in each.values.items()},
-    )
-
-
-def _is_later(update: Update, stored: Item | None) -> bool:
-    """Return whether the checkpoint of *update* may replace the *stored* one."""
-    name = next(each for each in update.values if each.endswith("t"))
-    return bool((stored or {}).get(name[1:], update.values[name]) <= update.values[name])
-
-
-def _items_text(events: Sequence[Event]) -> str:
-    return json.dumps([[each.counter, each.item_key, each.delta, each.clear] for each in events])
-
-
-def _items_from(item: Item) -> tuple[Event, ...]:
-    return tuple(
-        Event(counter, item["t"], item["e"], key, delta, clear=clear, atom=item["a"] or None)
+def _atomic_from(item: Item) -> AtomicMark:
+    time_us, nonce, atom = item["t"], item["e"], item["a"] or None
+    events = (
+        Event(counter, time_us, nonce, key, delta, clear=clear, atom=atom)
         for counter, key, delta, clear in json.loads(item["i"])
     )
+    return AtomicMark(item["w"], tuple(events))
+
+
+def _row(table: str, pk: bytes, row: WindowRow, through_us: int) -> Write:
+    """Return the put of a row, which does not replace one of a batch up to a later instant."""
+    cells = {"c": row.cleared, "n": packed(row.total), "u": through_us}
+    item = {"pk": pk, "sk": row_place(row.window_us), **cells}
+    return put(table, item, "attribute_not_exists(pk) OR u <= :u", u=through_us)
+
+
+def _head(table: str, pk: bytes, heads: Mapping[str, Checkpoint]) -> Write:
+    """Return the update of a head's checkpoints, which replaces none that is later."""
+    values: dict[str, int | bytes] = {f"{name}t": each.time_us for name, each in heads.items()}
+    values |= {f"{name}n": packed(each.count) for name, each in heads.items()}
+    change = "SET " + ", ".join(f"{name} = :{name}" for name in values)
+    times = [f"{name}t" for name in heads]
+    conditions = (f"(attribute_not_exists({each}) OR {each} <= :{each})" for each in times)
+    return update(table, (pk, HEAD), change, " AND ".join(conditions), **values)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from counter.storage.dynamodb.control import first_items
-from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Put, Refused
-from counter.storage.dynamodb.tables import EXPIRES, control_table, data_table
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Refused, put
+from counter.storage.dynamodb.layout import EXPIRES
+from counter.storage.dynamodb.session import control_table, data_table
 from counter.types import Dataset
 
 if TYPE_CHECKING:
@@ -40,18 +41,15 @@ async def apply_for(settings: Settings) -> Sequence[str]:
 
 async def apply_schema(driver: Driver, datasets: Sequence[Dataset]) -> Sequence[str]:
     """Make the tables that are missing, and the *datasets*; return what was done."""
-    options, did = driver.options, []
-    known = set(await driver.tables())
-    for table in (
-        control_table(options.prefix),
-        *(data_table(options.prefix, each) for each in datasets),
-    ):
+    prefix, known, did = driver.options.prefix, await driver.tables(), []
+    control = control_table(prefix)
+    for table in (control, *(data_table(prefix, each) for each in datasets)):
         # What expires is not read any more, so it does not matter when DynamoDB deletes it.
         await driver.create_table(table, EXPIRES)
         if table not in known:
             did.append(f"made table {table}")
     for item in first_items(datasets):
-        put = Put(control_table(options.prefix), item, "attribute_not_exists(pk)")
-        if not isinstance(await driver.write(put), Refused) and "document" in item:
+        answer = await driver.write(put(control, item, "attribute_not_exists(pk)"))
+        if not isinstance(answer, Refused) and "document" in item:
             did.append(f"made dataset {item['sk'].decode()}")
-    return did or [f"the tables {options.prefix}_* are up to date"]
+    return did or [f"the tables {prefix}_* are up to date"]

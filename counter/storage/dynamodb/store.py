@@ -8,11 +8,11 @@ from counter.errors import StartupError
 from counter.ports import Capabilities, Clock
 from counter.storage.dynamodb.control import DynamodbControl
 from counter.storage.dynamodb.decisions import DynamodbDecisions, DynamodbKeys, DynamodbLeases
-from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Put
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions, put
 from counter.storage.dynamodb.events import DynamodbEvents
+from counter.storage.dynamodb.layout import ALONE
 from counter.storage.dynamodb.rollups import DynamodbRollups
 from counter.storage.dynamodb.session import Session
-from counter.storage.dynamodb.tables import ALONE
 
 
 class DynamodbStore:
@@ -49,7 +49,7 @@ class DynamodbStore:
 
     async def ping(self) -> None:
         """Write an item that means nothing. Raises StoreUnavailableError if that fails."""
-        await self.driver.write(Put(self.session.control, {"pk": b"ping", "sk": ALONE}))
+        await self.driver.write(put(self.session.control, {"pk": b"ping", "sk": ALONE}))
 
     def queues(self) -> Mapping[str, int]:
         """Return how many calls wait because too many are under way."""
