@@ -50,7 +50,7 @@ _GROUPS: Final[Mapping[str, str]] = {
     "namespace": "Create, show, change and delete namespaces.",
     "token": "Make tokens, and find out what became of one.",
     "key": "Create, list, rotate and revoke API keys.",
-    "plan": "Plan capacity: tokens, events, a server, a cluster.",
+    "plan": "Plan capacity: tokens, events, a server, units, a cluster.",
     "context": "Keep services by name, with their API keys.",
     "schema": "Create or update the tables in PostgreSQL or Cassandra.",
     "config": "Print the effective settings.",
@@ -413,6 +413,12 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "plan:postgresql": """
         Plan one PostgreSQL server: its disk and connections.
           counter plan postgresql --adds 2000/s --counters 1e6
+        {planned}
+        """,
+        "plan:dynamodb": """
+        Plan DynamoDB's units: what a load costs, and its limits.
+          counter plan dynamodb --adds 1000/s --counters 100000
+          counter plan dynamodb --adds 1000/s --counters 1e5 --write-price 0.5
         {planned}
         """,
         "plan:cluster": """

@@ -219,15 +219,15 @@ def plan_cluster(need: ClusterNeed, rates: Rates = MEASURED) -> ClusterPlan:
     counter with adds costs one batch per window, however many adds it has. The rest is division.
     """
     _check(need)
-    api = _Sum("API processes", need.load, PROCESSES_MIN)
+    api = PartSum("API processes", need.load, PROCESSES_MIN)
     api.add("adds", need.adds_per_s, rates.api_adds.per_s)
     api.add("gets", need.gets_per_s, rates.api_gets.per_s)
-    workers = _Sum("worker processes", need.load, PROCESSES_MIN)
+    workers = PartSum("worker processes", need.load, PROCESSES_MIN)
     rollups_per_s = _rollups(need, workers)
     workers.add("rollups", rollups_per_s, rates.worker_rollups.per_s)
-    nodes = _Sum("Cassandra nodes", need.load, need.replication)
+    nodes = PartSum("Cassandra nodes", need.load, need.replication)
     _nodes(need, rates, rollups_per_s, nodes)
-    cache = _Sum("memcached servers", need.load, 1)
+    cache = PartSum("memcached servers", need.load, 1)
     _cache(need, rates, rollups_per_s, cache)
     api_processes, worker_processes = api.whole(), workers.whole()
     cassandra_nodes, memcached_servers = nodes.whole(), cache.whole()
@@ -244,7 +244,7 @@ def plan_cluster(need: ClusterNeed, rates: Rates = MEASURED) -> ClusterPlan:
     )
 
 
-class _Sum:
+class PartSum:
     """The number of parts of one kind, and the steps of its computation."""
 
     def __init__(self, name: str, load: Fraction, least: int) -> None:
@@ -291,7 +291,7 @@ class _Sum:
         return needed
 
 
-def _rollups(need: ClusterNeed, shown: _Sum) -> Fraction:
+def _rollups(need: ClusterNeed, shown: PartSum) -> Fraction:
     """Return the largest number of counters to roll up per second."""
     window = format_duration(need.settings.rollup_window_us)
     if need.settings.counter_type is CounterType.BEST_EFFORT:
@@ -309,7 +309,7 @@ def _rollups(need: ClusterNeed, shown: _Sum) -> Fraction:
     return per_s
 
 
-def _nodes(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, nodes: _Sum) -> None:
+def _nodes(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, nodes: PartSum) -> None:
     """Add the steps for Cassandra's writes and disk."""
     if need.settings.counter_type is CounterType.BEST_EFFORT:
         nodes.show("adds", "BEST_EFFORT counts in memcached", "0/s")
@@ -348,7 +348,7 @@ def _nodes(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, nodes: _Sum
     )
 
 
-def _cache(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, cache: _Sum) -> None:
+def _cache(need: ClusterNeed, rates: Rates, rollups_per_s: Fraction, cache: PartSum) -> None:
     """Add the steps for memcached's requests and memory."""
     counts, tokens = Fraction(need.counters), Fraction(0)
     if need.settings.counter_type is CounterType.BEST_EFFORT:
@@ -411,23 +411,28 @@ def _check(need: ClusterNeed) -> None:
     hold_number("gets", need.gets_per_s, 0, RATE_MAX_PER_S, "/s")
     hold_number("counters", need.counters, 1, NUMBER_MAX)
     hold_number("replication", need.replication, 1, REPLICATION_MAX)
-    dataset, longest_us = need.dataset, limits.RETENTION_MAX_US
+    check_storage(need.dataset, need.settings)
+    for name in ("event", "row", "disk", "memory"):
+        hold_number(f"{name}_size", getattr(need, f"{name}_bytes"), 1, _BYTES_MAX, " B")
+    check_shares(need.load, need.disk_use)
+
+
+def check_storage(dataset: Dataset, settings: NamespaceSettings) -> None:
+    """Raise PlanError unless the settings of the dataset and the namespace are within bounds."""
+    longest_us = limits.RETENTION_MAX_US
     hold_duration("retention", dataset.retention_us, limits.RETENTION_MIN_US, longest_us)
     hold_duration("slice", dataset.slice_us, limits.MINUTE, longest_us)
     hold_duration("time_bucket", dataset.time_bucket_us, limits.SECOND, longest_us)
     hold_number("event_buckets", dataset.event_buckets, 1, EVENT_BUCKETS_MAX)
     hold_duration("write_timeout", dataset.write_timeout_us, limits.MILLISECOND, limits.MINUTE)
     hold_duration("clock_skew_max", dataset.clock_skew_max_us, 0, limits.MINUTE)
-    window_us = need.settings.rollup_window_us
     low_us, high_us = limits.ROLLUP_WINDOW_MIN_US, limits.ROLLUP_WINDOW_MAX_US
-    hold_duration("rollup_window", window_us, low_us, high_us)
-    hold_number("shards", need.settings.shards, 1, limits.SHARDS_MAX)
-    for name in ("event", "row", "disk", "memory"):
-        hold_number(f"{name}_size", getattr(need, f"{name}_bytes"), 1, _BYTES_MAX, " B")
-    _check_shares(need.load, need.disk_use)
+    hold_duration("rollup_window", settings.rollup_window_us, low_us, high_us)
+    hold_number("shards", settings.shards, 1, limits.SHARDS_MAX)
 
 
-def _check_shares(load: Fraction, disk_use: Fraction) -> None:
+def check_shares(load: Fraction, disk_use: Fraction = Fraction(1)) -> None:
+    """Raise PlanError unless both are shares above 0."""
     for name, share in (("load", load), ("disk_use", disk_use)):
         if not 0 < share <= 1:
             raise PlanError(
@@ -483,11 +488,11 @@ def plan_postgresql(need: ServerNeed, rates: Rates = MEASURED) -> ServerPlan:
     Raises PlanError past a bound. ``servers`` above 1 means that one is not enough.
     """
     _check_server(need)
-    api = _Sum("API processes", need.load, PROCESSES_MIN)
+    api = PartSum("API processes", need.load, PROCESSES_MIN)
     api.add("adds", need.adds_per_s, rates.api_adds.per_s)
     api.add("gets", need.gets_per_s, rates.api_gets.per_s)
     processes = api.whole()
-    server = _Sum("PostgreSQL servers", need.load, 1)
+    server = PartSum("PostgreSQL servers", need.load, 1)
     server.add("adds", need.adds_per_s, need.server_per_s)
     window_s = Fraction(need.rollup_window_us, limits.SECOND)
     rows_per_s = min(need.adds_per_s, need.counters / window_s)
@@ -557,7 +562,7 @@ def _check_server(need: ServerNeed) -> None:
     hold_duration("rollup_window", need.rollup_window_us, low_us, high_us)
     for name in ("event", "row", "disk"):
         hold_number(f"{name}_size", getattr(need, f"{name}_bytes"), 1, _BYTES_MAX, " B")
-    _check_shares(need.load, need.disk_use)
+    check_shares(need.load, need.disk_use)
 
 
 def cluster_warnings(
@@ -585,23 +590,24 @@ def _plan_problems(need: ClusterNeed, plan: ClusterPlan) -> Iterator[str]:
             f" {workers} shards"
         )
     if workers > limits.LEASE_SLOTS:
+        fewer = fewer_rollups(need.adds_per_s, need.counters, need.settings)
         yield (
             f"{workers} workers are needed and {limits.LEASE_SLOTS} at most share the work:"
-            f" {_fewer_rollups(need)}, or divide the counters among"
+            f" {fewer}, or divide the counters among"
             f" {plural(plan.deployments, 'deployment')}, each with a cluster of its own"
         )
 
 
-def _fewer_rollups(need: ClusterNeed) -> str:
+def fewer_rollups(adds_per_s: Fraction, counters: int, settings: NamespaceSettings) -> str:
     """Return how a counter is rolled up less often."""
-    window_us = need.settings.rollup_window_us
-    if need.adds_per_s * window_us >= need.counters * limits.SECOND:
+    window_us = settings.rollup_window_us
+    if adds_per_s * window_us >= counters * limits.SECOND:
         return "lengthen rollup_window"
     # As long as each add in a window is to another counter, a longer one saves nothing.
     longest_us = limits.ROLLUP_WINDOW_MAX_US
-    if need.adds_per_s * longest_us <= need.counters * limits.SECOND:
+    if adds_per_s * longest_us <= counters * limits.SECOND:
         return "no rollup_window helps, because each add in it is to another counter"
-    least_us = ceil(need.counters * limits.SECOND / need.adds_per_s)
+    least_us = ceil(counters * limits.SECOND / adds_per_s)
     return f"make rollup_window longer than {format_duration(least_us)}"
 
 

@@ -38,7 +38,7 @@ def run(words: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize("command", ["dedup", "storage", "postgresql", "cluster"])
+@pytest.mark.parametrize("command", ["dedup", "storage", "postgresql", "dynamodb", "cluster"])
 def test_each_says_what_it_does_and_ends_with(command: str, capsys: Captured) -> None:
     assert run(f"{command} --help") == 0
     help_text = capsys.readouterr().out
@@ -129,6 +129,22 @@ def test_one_postgresql_server_may_not_be_enough(capsys: Captured) -> None:
     assert "such servers, and only one writes" in told
     assert "counter plan cluster" in told
     assert "connections are more than PostgreSQL's default of 100" in told
+
+
+def test_units_of_dynamodb_are_planned_with_their_arithmetic(capsys: Captured) -> None:
+    """Each add is alone in its window: 8 writes, of which it is one."""
+    need = "--adds 1000/s --counters 1e6 --dirty 1e6 --processes 2 --write-price 0.5"
+    assert run(f"dynamodb {need} --hottest 10/s") == 0
+    out, err = capsys.readouterr()
+    assert "rollups: head and row                       1,000/s * 4" in out
+    assert "million * 0.5" in out
+    assert "an event takes 8.8" in err
+    assert run(f"dynamodb {need} --json") == 0
+    out, err = capsys.readouterr()
+    plan = json.loads(out)
+    assert plan["api_processes"] == 2
+    assert plan["write_units"]["events"] == 1_000
+    assert err.splitlines() == [f"counter: warning: {each}" for each in plan["warnings"]]
 
 
 def test_measured_rates_are_taken_from_a_file(capsys: Captured) -> None:

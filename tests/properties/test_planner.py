@@ -13,6 +13,7 @@ from counter import limits
 from counter.durations import parse_duration, parse_iso_duration, spell_duration
 from counter.ops import planner
 from counter.ops.cluster_planner import ClusterNeed, ClusterPlan, Step, plan_cluster
+from counter.ops.dynamodb_planner import DynamodbNeed, DynamodbPlan, plan_dynamodb
 from counter.ops.planner import DedupNeed, DedupPlan, StorageNeed, StoragePlan
 from counter.quantities import (
     format_share,
@@ -23,6 +24,7 @@ from counter.quantities import (
     parse_size,
 )
 from tests.unit.test_planner_cluster import cluster
+from tests.unit.test_planner_dynamodb import load
 
 spans = st.integers(0, 400 * limits.DAY)
 rates = st.fractions(0, 10**6, max_denominator=1_000)
@@ -57,6 +59,19 @@ clusters = st.builds(
     gets_per_s=rates,
     counters=st.integers(1, 10**9),
     replication=st.integers(1, 5),
+)
+loads = st.builds(
+    load,
+    adds_per_s=rates,
+    uncached_per_s=rates,
+    accurate_per_s=rates,
+    atomic_adds_per_s=rates,
+    atomic_items=st.integers(1, 100),
+    counters=st.integers(1, 10**9),
+    dirty=st.none() | st.integers(1, 10**9),
+    name_bytes=st.integers(1, 1_024),
+    processes=st.none() | st.integers(1, 100),
+    write_price=st.none() | rates,
 )
 
 
@@ -163,6 +178,31 @@ def test_a_cluster_plan_is_the_same_after_json(need: ClusterNeed) -> None:
     plan = plan_cluster(need)
     body = json.loads(json.dumps(asdict(plan)))
     assert ClusterPlan(**(body | {"steps": tuple(Step(**each) for each in body["steps"])})) == plan
+
+
+@given(loads, rates, st.integers(0, 10**9))
+def test_more_load_never_takes_fewer_units(
+    need: DynamodbNeed, rate: Fraction, counters: int
+) -> None:
+    first = plan_dynamodb(need)
+    wanted = {name: getattr(need, name) for name in need.__dataclass_fields__}
+    for name in ("adds", "uncached", "accurate", "atomic_adds"):
+        per_s = f"{name}_per_s"
+        plan = plan_dynamodb(DynamodbNeed(**(wanted | {per_s: wanted[per_s] + rate})))
+        assert plan.write_units_per_s >= first.write_units_per_s
+        assert plan.read_units_per_s >= first.read_units_per_s
+        assert plan.stored_bytes >= first.stored_bytes
+    more = plan_dynamodb(DynamodbNeed(**(wanted | {"counters": need.counters + counters})))
+    assert more.stored_bytes >= first.stored_bytes
+
+
+@given(loads)
+def test_a_plan_of_units_is_the_same_after_json(need: DynamodbNeed) -> None:
+    plan = plan_dynamodb(need)
+    body = json.loads(json.dumps(asdict(plan)))
+    steps = tuple(Step(**each) for each in body["steps"])
+    read = DynamodbPlan(**(body | {"steps": steps, "warnings": tuple(body["warnings"])}))
+    assert read == plan
 
 
 @given(st.integers(0, 10**18))

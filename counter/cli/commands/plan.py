@@ -35,11 +35,13 @@ from counter.ops.cluster_planner import (
     postgresql_warnings,
     read_rates,
 )
+from counter.ops.dynamodb_planner import DynamodbNeed, plan_dynamodb
 from counter.quantities import (
     format_bytes,
     format_number,
     format_share,
     parse_count,
+    parse_number,
     parse_rate,
     parse_share,
     parse_size,
@@ -78,6 +80,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "SIZE": _Kind(parse_size, "_bytes"),
     "SHARE": _Kind(parse_share),
     "NUMBER": _Kind(parse_count),
+    "PRICE": _Kind(parse_number),
     "EVENTS": _Kind(lambda text: Fraction(parse_count(text))),
     "TYPE": _Kind(_one_of(CounterType)),
     "off|guard|strict": _Kind(_one_of(PayloadCheck)),
@@ -217,6 +220,52 @@ class PostgresqlFlags:
     json: Json = False
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class DynamodbFlags:
+    """The load; the settings of its namespaces; prices, which differ by region."""
+
+    adds: Annotated[str, flag("The rate of single adds: 1000/s", "RATE")]
+    counters: Annotated[str, flag("Counters in use: 1e6", "NUMBER")]
+    dirty: Annotated[
+        str | None, flag("Counters with adds in one window [as many as there can be]", "NUMBER")
+    ] = None
+    hottest: Annotated[
+        str | None, flag("Adds of the busiest counter: 100/s [all are alike]", "RATE")
+    ] = None
+    gets: Annotated[str, flag("Gets of cached counts", "RATE")] = "0/s"
+    uncached: Annotated[str, flag("Gets of counts that are not cached", "RATE")] = "0/s"
+    accurate: Annotated[str, flag("Accurate gets", "RATE")] = "0/s"
+    atomic_adds: Annotated[str, flag("Atomic adds", "RATE")] = "0/s"
+    atomic_items: Annotated[str, flag("Counters of an atomic add", "NUMBER")] = "2"
+    name_size: Annotated[str, flag("The size of a counter's name", "SIZE")] = "16B"
+
+    retention: Annotated[str, flag("How long events are kept", "DURATION")] = "7d"
+    slice: Annotated[str | None, flag("The span of one event table [by retention]", "DURATION")] = (
+        None
+    )
+    event_buckets: Annotated[str, flag("Partitions of a counter's events", "NUMBER")] = "4"
+    write_timeout: Annotated[str, flag("How long a write may take", "DURATION")] = "2s"
+    clock_skew_max: Annotated[str, flag("How far a process's clock may be off", "DURATION")] = (
+        "1500ms"
+    )
+    rollup_window: Annotated[str, flag("The length of a rollup window", "DURATION")] = "10s"
+    accept_limit: Annotated[
+        str, flag("How old a token may be before it is resolved", "DURATION")
+    ] = "5s"
+    shards: Annotated[str, flag("Shards that rollup workers share", "NUMBER")] = "16"
+
+    processes: Annotated[str | None, flag("API processes [by their rates]", "NUMBER")] = None
+    rates: Annotated[str | None, flag("A file of measured rates [a small machine's]", "FILE")] = (
+        None
+    )
+    load: Annotated[str, flag("The share of its rate at which a process is used", "SHARE")] = "70%"
+    write_price: Annotated[str | None, flag("Price of a million write units", "PRICE")] = None
+    read_price: Annotated[str | None, flag("Price of a million read units", "PRICE")] = None
+    storage_price: Annotated[str | None, flag("Price of a GB for a month", "PRICE")] = None
+    json: Json = False
+
+
 def dedup(flags: DedupFlags) -> None:
     """Print how many tokens must be kept, for how long, and their size."""
     with exit_on_error():
@@ -274,8 +323,29 @@ def postgresql(flags: PostgresqlFlags) -> None:
         _show(text, {**asdict(plan), "warnings": warnings}, warnings, json=flags.json)
 
 
+def dynamodb(flags: DynamodbFlags) -> None:
+    """Print the write and read units that DynamoDB takes, by what causes them, and which of its
+    limits breaks first."""
+    with exit_on_error():
+        values = _values(flags)
+        # What DynamoDB's units do not depend on.
+        others = {"time_bucket_us": None, "future_limit_us": None, "key_ttl_us": None}
+        dataset = _dataset(values | others)
+        settings = _settings(
+            values
+            | others
+            | {"counter_type": CounterType.EVENTUAL, "payload_check": PayloadCheck.OFF},
+            dataset,
+        )
+        known = DynamodbNeed.__dataclass_fields__
+        own = {name: value for name, value in values.items() if name in known}
+        need = DynamodbNeed(**own, dataset=dataset, settings=settings)
+        plan = plan_dynamodb(need, MEASURED if flags.rates is None else _rates(flags.rates))
+        _show("\n\n".join(_sections(plan.steps)), asdict(plan), plan.warnings, json=flags.json)
+
+
 def _values(
-    flags: DedupFlags | StorageFlags | ClusterFlags | PostgresqlFlags,
+    flags: DedupFlags | StorageFlags | ClusterFlags | PostgresqlFlags | DynamodbFlags,
 ) -> dict[str, Any]:
     """Return the values of *flags* by name and unit, such as ``caller_us``.
 
