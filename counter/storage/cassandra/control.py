@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from counter.consistency import strict_gap_of
-from counter.errors import InvalidBodyError, InvalidParameterError, UnavailableError
-from counter.limits import COUNTER_NAME_CHARS_MAX, SECOND
+from counter.errors import InvalidBodyError
+from counter.limits import COUNTER_NAME_CHARS_MAX
 from counter.storage.cassandra.control_keyspace import (
     DATASETS,
     NAMESPACES,
@@ -132,7 +132,8 @@ class CassandraControl:
     async def create_namespace(
         self, name: str, settings: NamespaceSettings, now_us: int
     ) -> Namespace | None:
-        dataset = await self._dataset_named(settings.dataset)
+        await self._session.load_datasets()
+        dataset = self._session.dataset_named(settings.dataset)
         self._check_strict(dataset, settings)
         row = await self._session.control.settled(_ROW, name)
         if row is not None and not is_deleted(row[2]):
@@ -188,9 +189,7 @@ class CassandraControl:
         applied, row = await self._replace_row(namespace, namespace.version + 1, text)
         if not applied and row is not None and row[0] == namespace.id and not is_deleted(row[2]):
             return False
-        self._session.known.discard(namespace.id)
-        self._session.gone.add(namespace.id)
-        self._session.settles_in(namespace.id, namespace.dataset)
+        self._session.note_deleted(namespace)
         await self._purge.take_watermarks_away(namespace.dataset, namespace.id)
         return True
 
@@ -198,13 +197,7 @@ class CassandraControl:
         """Let nothing use the deleted namespace *number* any more. Raises UnavailableError while
         adds to it may be acknowledged."""
         dataset = await self._purge.dataset_in(text)
-        left_us = self._session.settles_in(number, dataset)
-        if left_us > 0:
-            raise UnavailableError(
-                f"namespace {name!r} was deleted just now, and other servers may still take adds"
-                f" for the deleted one; create it again in {left_us / SECOND:.1f} s",
-                retry_after_us=left_us,
-            )
+        self._session.check_settled(name, number, dataset)
         # What deleted it may have stopped before it did so. A process with an old copy of the
         # directory would read old counts under the name.
         await self._purge.take_watermarks_away(dataset, number)
@@ -266,14 +259,6 @@ class CassandraControl:
             if not future.done():
                 future.set_result(TokenBlock(block.issuer, first, block.time_us))
             first += count
-
-    async def _dataset_named(self, name: str) -> Dataset:
-        known = await self.datasets()
-        for each in known:
-            if each.name == name:
-                return each
-        names = ", ".join(each.name for each in known)
-        raise InvalidParameterError(f"no dataset is named {name!r}; there are: {names}")
 
     async def _lay_watermarks(self, namespace: Namespace) -> None:
         """Watermarks, one per shard. The time is the write timestamp, so they only move forward."""

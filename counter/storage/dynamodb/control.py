@@ -18,9 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from counter.errors import (
-    InvalidParameterError,
     StoreUnavailableError,
-    UnavailableError,
     invariant,
 )
 from counter.limits import MINUTE, SECOND
@@ -112,13 +110,17 @@ class DynamodbControl:
     async def create_namespace(
         self, name: str, settings: NamespaceSettings, now_us: int
     ) -> Namespace | None:
-        dataset = await self._dataset_named(settings.dataset)
+        await self._session.load()
+        dataset = self._session.dataset_named(settings.dataset)
         stored = await self._driver.get(self._table, (_NAMESPACES, name.encode()))
         condition, values = "attribute_not_exists(pk)", {}
         if stored:
             if "gone" not in stored:
                 return None
-            await self._settle(await self._namespace_of(stored))
+            deleted = await self._namespace_of(stored)
+            self._session.check_settled(name, deleted.id, deleted.dataset)
+            # What deleted it may have stopped before it did so.
+            await self._delete_watermarks(deleted)
             condition, values = _IS, {"i": stored["i"], "v": stored["v"]}
         number_of = await self._take(_IDS, 1)
         eras = (Era(0, settings.accept_limit_us),)
@@ -165,24 +167,9 @@ class DynamodbControl:
         )
         if refused is not None:
             return False
-        self._session.known.discard(namespace.id)
-        self._session.gone.add(namespace.id)
-        self._session.settles_in(namespace.id, namespace.dataset)
+        self._session.note_deleted(namespace)
         await self._delete_watermarks(namespace)
         return True
-
-    async def _settle(self, namespace: Namespace) -> None:
-        """Let nothing use a deleted namespace any more. Raises UnavailableError while adds to it
-        may be acknowledged."""
-        left_us = self._session.settles_in(namespace.id, namespace.dataset)
-        if left_us > 0:
-            raise UnavailableError(
-                f"namespace {namespace.name!r} was deleted just now, and other servers may still"
-                f" take adds for the deleted one; create it again in {left_us / SECOND:.1f} s",
-                retry_after_us=left_us,
-            )
-        # What deleted it may have stopped before it did so.
-        await self._delete_watermarks(namespace)
 
     async def _delete_watermarks(self, namespace: Namespace) -> None:
         """Make the namespace one without watermarks, which counts as deleted."""
@@ -351,13 +338,6 @@ class DynamodbControl:
             *(item["i"], item["name"], settings, eras, dataset, created_at_us, item["v"]),
             announced_eras=announced,
         )
-
-    async def _dataset_named(self, name: str) -> Dataset:
-        known = {each.name: each for each in await self.datasets()}
-        if name not in known:
-            names = ", ".join(known)
-            raise InvalidParameterError(f"no dataset is named {name!r}; there are: {names}")
-        return known[name]
 
 
 def first_items(datasets: Sequence[Dataset]) -> list[Item]:

@@ -139,8 +139,12 @@ class Driver:
         self._client: Any = None
         self._open = AsyncExitStack()
         self._slots = asyncio.Semaphore(options.connections_max)
-        #: The number of calls that wait for others to end.
-        self.waiting = 0
+        self._calls = 0
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait for others to end."""
+        return max(0, self._calls - self.options.connections_max)
 
     async def open(self) -> None:
         """Make the client; it connects at its first call. Raises StartupError."""
@@ -349,19 +353,12 @@ class Driver:
                 retry_after_us=_RETRY_AFTER_US,
             )
         is_read = operation in ("get_item", "batch_get_item", "query", "list_tables")
+        self._calls += 1
         began_s, failed = perf_counter(), 1
         timeout_us = min(timeout_us or self.options.timeout_us, self.options.timeout_us)
         try:
-            async with asyncio.timeout(timeout_us / SECOND):
-                self.waiting += 1
-                try:
-                    await self._slots.acquire()
-                finally:
-                    self.waiting -= 1
-                try:
-                    answer = await self._unheld(operation, request)
-                finally:
-                    self._slots.release()
+            async with asyncio.timeout(timeout_us / SECOND), self._slots:
+                answer = await self._unheld(operation, request)
             failed = 0
             return answer
         except TimeoutError as error:
@@ -378,6 +375,7 @@ class Driver:
                 f"DynamoDB: {error}", retry_after_us=_RETRY_AFTER_US
             ) from error
         finally:
+            self._calls -= 1
             self.tally.calls["read" if is_read else "write"].ended(perf_counter() - began_s, failed)
 
     async def _unheld(self, operation: str, request: Mapping[str, Any]) -> Any:

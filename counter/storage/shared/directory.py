@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from counter.background import retrieve
-from counter.errors import NamespaceUnknownError, SliceMissingError, StoreUnavailableError
+from counter.errors import (
+    InvalidParameterError,
+    NamespaceUnknownError,
+    SliceMissingError,
+    StoreUnavailableError,
+    UnavailableError,
+)
+from counter.limits import SECOND
 from counter.partitions import slice_of
 from counter.ports import Clock
 from counter.types import Dataset, Namespace, Slice
@@ -101,6 +108,14 @@ class Directory(Generic[_State]):
             )
         return state
 
+    def dataset_named(self, name: str) -> Dataset:
+        """Return the dataset of that name. Raises InvalidParameterError."""
+        known = {state.dataset.name: state.dataset for _, state in sorted(self.states.items())}
+        if name not in known:
+            names = ", ".join(known)
+            raise InvalidParameterError(f"no dataset is named {name!r}; there are: {names}")
+        return known[name]
+
     async def slice_of(self, dataset: Dataset, time_us: int) -> Slice:
         """Return the slice that contains *time_us*, read again if it is unknown. Raises
         SliceMissingError."""
@@ -148,6 +163,22 @@ class Directory(Generic[_State]):
         """Return how long ago this process first saw that a namespace is deleted."""
         now_us = self.clock.boottime_us()
         return now_us - self._seen_gone_us.setdefault(namespace_id, now_us)
+
+    def note_deleted(self, namespace: Namespace) -> None:
+        """Remember that this process deleted *namespace* just now."""
+        self.known.discard(namespace.id)
+        self.gone.add(namespace.id)
+        self.gone_for(namespace.id)
+
+    def check_settled(self, name: str, namespace_id: int, dataset: Dataset) -> None:
+        """Raise UnavailableError while adds to a deleted namespace may be acknowledged."""
+        left_us = self.settles_in(namespace_id, dataset)
+        if left_us > 0:
+            raise UnavailableError(
+                f"namespace {name!r} was deleted just now, and other servers may still take adds"
+                f" for the deleted one; create it again in {left_us / SECOND:.1f} s",
+                retry_after_us=left_us,
+            )
 
     def check_exists(self, namespace: Namespace) -> None:
         """Raise NamespaceUnknownError if this process knows that *namespace* is deleted.
