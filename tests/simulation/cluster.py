@@ -104,6 +104,8 @@ class Cluster:
         #: Whether a left-over one gets the timestamp of the ballot that completes it, as with Paxos
         #: v1; with v2 it keeps its own.
         self.stamps_anew = False
+        #: What runs ask DynamoDB for.
+        self.page = 0
         #: Whether reads repair; a planted bug has them repair nothing.
         self.repairs = True
         #: Called with each of the situations that seeds must reach.
@@ -122,6 +124,11 @@ class Cluster:
         self.schemas.pop(name, None)
         for node in self.nodes:
             node.tables.pop(name, None)
+
+    def calm(self) -> None:
+        """Have every node up."""
+        for node in self.nodes:
+            node.up = True
 
     def compact(self) -> None:
         """Drop, on one node, what is deleted or expired, and tombstones whose time is over."""

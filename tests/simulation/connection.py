@@ -94,11 +94,13 @@ class _Response:
             run_in(self._context, self._succeed, result, *self._succeed_args)
 
 
-def table_of(statement: Any) -> str:
-    """The table of a bound statement, or of the first one of a batch."""
+def _about(statement: Any) -> tuple[str, bool]:
+    """The table of a bound statement, or of the first one of a batch; whether it updates rows."""
     if isinstance(statement, BatchStatement):
-        return str(statement._statements_and_parameters[0][1].table)
-    return str(statement.prepared_statement.query_id.table)
+        first = statement._statements_and_parameters[0][1]
+    else:
+        first = statement.prepared_statement.query_id
+    return first.table, first.verb == "update"
 
 
 class _Direct(Bridge):
@@ -116,8 +118,8 @@ class SimulatedConnection(Connection):
         self._simulated = cluster
         #: The number of the data center that the process is in.
         self._home = CENTERS.index(options.local_datacenter or CENTERS[0])
-        #: Called with each statement before it is sent.
-        self.meet: Callable[[Any], Met] = lambda _: UNMET
+        #: Called before a statement is sent, with its table, and whether it updates rows.
+        self.meet: Callable[[str, bool], Met] = lambda *_: UNMET
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -143,7 +145,7 @@ class SimulatedConnection(Connection):
         if isinstance(statement, SimpleStatement):
             self._loop.call_soon(lambda: response.finish(self._system(statement)))
         else:
-            met = self.meet(statement)
+            met = self.meet(*_about(statement))
             if not met.vanishes:
                 timeout_us = timeout_us or self._options.read_timeout_us
                 self._simulated.execute(

@@ -34,10 +34,12 @@ _CROWDS = 400_000
 _DOUBT_US = 8 * MILLISECOND
 
 
-def draw(seed: int, crowds: int = 0) -> Plan:
+def draw(seed: int, crowds: int = 0, store: str = "cassandra") -> Plan:
     """The plan of *seed*, with so many crowds of clients more, each with counters of its own."""
     random = Random(f"plan {seed}")
     plan = Plan(_config(seed, random))
+    if store == "dynamodb":
+        plan.config = _with_coarse_clocks(plan.config, Random(f"clocks {seed}"))
     Drawing(plan, random).draw()
     for crowd in range(crowds):
         first = _CROWDS + 1_000 * crowd
@@ -46,6 +48,8 @@ def draw(seed: int, crowds: int = 0) -> Plan:
     # With a source of its own: what else a seed draws does not depend on it.
     plan.steps += _rebirths(plan.config, Random(f"rebirth {seed}"))
     reach(plan)
+    if store == "dynamodb":
+        _have_partitions_fail(plan, Random(f"partitions {seed}"))
     plan.steps.sort(key=lambda step: step.at_us)
     return plan
 
@@ -93,6 +97,32 @@ def _config(seed: int, random: Random) -> Config:
         workers=workers,
         end_us=end_us,
     )
+
+
+def _with_coarse_clocks(config: Config, random: Random) -> Config:
+    """The clocks of processes that know the time to a second."""
+    skew_us = random.choice([1_100, 1_200, 1_500]) * MILLISECOND
+    before_us, far_us = config.skew_us - _DOUBT_US, skew_us - SECOND - 10 * _DOUBT_US
+    offsets_us = tuple(each * far_us // before_us for each in config.offsets_us)
+    return replace(config, skew_us=skew_us, offsets_us=offsets_us, store="dynamodb")
+
+
+def _have_partitions_fail(plan: Plan, random: Random) -> None:
+    """Have no nodes and data centers: what would strike them strikes partitions."""
+    plan.config = replace(
+        plan.config, nodes_us=(0, 0, 0), levels=None, homes=(), event_buckets_max=0
+    )
+    more = [
+        Fault(
+            int(random.random() * plan.config.end_us), "node", 0, int(random.random() * 3 * SECOND)
+        )
+        for _ in range(random.choice([0, 0, 1, 2]))
+    ]
+    for place, step in enumerate(steps := [*plan.steps, *more]):
+        if isinstance(step, Fault) and step.what in ("node", "cut"):
+            what, how_much = random.choice(["hot", "split"]), random.random()
+            steps[place] = replace(step, what=what, how_much=how_much)
+    plan.steps = steps
 
 
 def _draw_wrong_clocks(plan: Plan, random: Random) -> None:

@@ -83,6 +83,8 @@ class Config:
     cache_servers: int = 1
     #: How much each of them holds; 0 for everything.
     cache_items: int = 0
+    #: What the servers are of, `cassandra` or `dynamodb`.
+    store: str = "cassandra"
 
     @property
     def is_split(self) -> bool:

@@ -318,7 +318,7 @@ def _keys(plan: Plan, random: Random) -> None:
         after_us = key_ttl_us + random.choice(
             [
                 random.randint(-2 * config.skew_us, 2 * config.skew_us),
-                random.randint(2 * config.skew_us, SECOND),
+                random.randint(2 * config.skew_us, max(SECOND, 3 * config.skew_us)),
                 random.randint(-2, 2),
                 clear_us,
                 -random.randrange(key_ttl_us),

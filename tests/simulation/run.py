@@ -73,10 +73,13 @@ class Result:
 
 
 def run_seed(
-    seed: int, bug: Callable[[], AbstractContextManager[object]] = nullcontext, crowds: int = 0
+    seed: int,
+    bug: Callable[[], AbstractContextManager[object]] = nullcontext,
+    crowds: int = 0,
+    store: str = "cassandra",
 ) -> Result:
     """The run of *seed*, with *bug* planted and so many crowds of clients more."""
-    return run_plan(draw(seed, crowds), bug)
+    return run_plan(draw(seed, crowds, store), bug)
 
 
 def run_plan(plan: Plan, bug: Callable[[], AbstractContextManager[object]] = nullcontext) -> Result:
@@ -300,6 +303,18 @@ class _Run:
 
         self._loop.at(fault.for_us, mend)
 
+    def _fault_hot(self, fault: Fault) -> None:
+        """DynamoDB takes only a few writes a second of each partition."""
+        cluster = self.world.cluster
+        cluster.writes_max = int(fault.how_much * 8)
+        self._loop.at(fault.for_us, cluster.calm)
+
+    def _fault_split(self, fault: Fault) -> None:
+        """DynamoDB splits some partitions, and throttles them meanwhile."""
+        cluster = self.world.cluster
+        cluster.splitting = int(fault.how_much * 3)
+        self._loop.at(fault.for_us, cluster.calm)
+
     def _fault_wipe(self, _: Fault) -> None:
         self.world.wipe_cache()
 
@@ -413,8 +428,7 @@ class _Run:
         for server in world.cache_servers:
             server.calm()
             server.start()
-        for node in world.cluster.nodes:
-            node.up = True
+        world.cluster.calm()
         for member in world.members:
             member.disarm()
             member.skew(0)
@@ -460,6 +474,8 @@ class _Run:
 
     def _compare(self) -> list[str]:
         """Compare what was observed of each add with the model; what it does not allow."""
+        if self._plan.config.store != "cassandra":
+            return []
         serving = [each.application for each in self.world.members if each.application is not None]
         namespaces = serving[0].service.namespaces.all()
         observed = Observed(

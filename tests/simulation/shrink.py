@@ -49,6 +49,8 @@ def report(result: Result, name: str | None = None, crowds: int = 0) -> str:
     """What failed, how it came to it, and how to have it again."""
     seed = result.plan.config.seed
     again = f"./scripts/simulate --start {seed} --seeds 1"
+    if result.plan.config.store != "cassandra":
+        again += f" --store {result.plan.config.store}"
     if crowds:
         again += f" --crowds {crowds}"
     lines = [f"seed {seed} fails:", *(f"  {each}" for each in result.problems[:10])]

@@ -10,6 +10,9 @@ from counter.types import ClockReading, Dataset, Placement
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import SimulatedConnection
 
+#: What simulates the servers of a run.
+Servers = Cluster
+
 
 def options_for(*datasets: Dataset, placement: Placement | None = None) -> CassandraOptions:
     """Options that name *datasets*."""
@@ -19,7 +22,7 @@ def options_for(*datasets: Dataset, placement: Placement | None = None) -> Cassa
     )
 
 
-async def have_schema(cluster: Cluster, options: CassandraOptions) -> None:
+async def have_schema(cluster: Cluster, options: CassandraOptions, *_: Dataset) -> None:
     """Apply the schema as ``counter schema apply`` does."""
     connection = SimulatedConnection(options, cluster)
     await connection.open()

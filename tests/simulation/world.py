@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -25,15 +26,18 @@ from rollup.leases import MAINTENANCE, Leases
 from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from tests.simulation.caches import CacheServer, cache_over
-from tests.simulation.cluster import Cluster
-from tests.simulation.connection import CENTERS, UNMET, Met, table_of
+from tests.simulation.connection import CENTERS, UNMET, Met
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.observed import Recorder
 from tests.simulation.plan import BRIEF, DIRECTORY, ROUGH, Config, Trap
 from tests.simulation.requests import START_US, Requests
 from tests.simulation.situations import Watch
-from tests.simulation.store import SimulatedStore, have_schema, options_for
 
+#: What simulates a store: the module has its options, its servers and its adapter.
+_STORES = {
+    "cassandra": "tests.simulation.store",
+    "dynamodb": "tests.simulation.dynamodb_store",
+}
 _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
 _PAUSE_US = 150 * MILLISECOND
@@ -138,12 +142,12 @@ class Member:
             self.world.reach("clock-back")
         self.offset_us = self.clock.offset_us = offset_us
 
-    def _store(self) -> SimulatedStore:
+    def _store(self) -> Any:
         world, options = self.world, self.world.options
         if world.config.homes:
             center = CENTERS[world.config.homes[self.number]]
             options = replace(options, local_datacenter=center)
-        store = SimulatedStore(options, self.clock, world.cluster)
+        store = world.stores.SimulatedStore(options, self.clock, world.cluster)
         store.simulated.meet = self._meet
         self.world.watch.watch(store)
         self.world.recorder.watch(store)
@@ -153,14 +157,11 @@ class Member:
         """Have a statement from now on meet *trap*."""
         self._traps.append([trap.nth, trap])
 
-    def _meet(self, statement: Any) -> Met:
-        """What a *statement* that is about to be sent meets."""
-        if not self._traps:
-            return UNMET
-        table = table_of(statement)
+    def _meet(self, table: str, updates: bool) -> Met:
+        """What a statement on *table* that is about to be sent meets."""
         for each in self._traps:
             trap: Trap = each[1]
-            if not _is_meant(trap, statement, table):
+            if not _is_meant(trap, table, updates):
                 continue
             each[0] -= 1
             if each[0] == 0:
@@ -227,20 +228,23 @@ class World(Requests):
     def __init__(self, config: Config, loop: SimulatedLoop) -> None:
         super().__init__(config, loop)
         centers = (0, 0, 1) if config.levels else (0, 0, 0)
-        self.cluster = Cluster(loop.at, lambda: START_US + loop.now_us, self.weather, centers)
+        self.stores: Any = import_module(_STORES[config.store])
+        clock = lambda: START_US + loop.now_us  # noqa: E731
+        self.cluster: Any = self.stores.Servers(loop.at, clock, self.weather, centers)
         #: When the cache lost entries.
         self.losses_us: list[int] = []
         #: Whether faults are over.
         self.healed = False
         self.watch = Watch(config, lambda: START_US + loop.now_us)
         self.cluster.reach = self.reach
+        self.cluster.page = config.page
         self.cluster.stamps_anew = config.paxos_stamps_anew
-        for node, offset_us in zip(self.cluster.nodes, config.nodes_us, strict=True):
-            node.offset_us = offset_us
+        for node in self.cluster.nodes:
+            node.offset_us = config.nodes_us[node.number]
         self.recorder = Recorder(self.cluster)
         self._cache = MemoryCache(SimulatedClock(loop, 0))
         self.cache_servers = [self._cache_server(number) for number in range(config.cache_servers)]
-        dataset = Dataset(
+        self.dataset = Dataset(
             1,
             "default",
             config.retention_us,
@@ -257,8 +261,8 @@ class World(Requests):
             placement = Placement(
                 (("", 1),), *config.levels, "" if any(config.homes) else CENTERS[0]
             )
-        self.options = options_for(dataset, placement=placement)
-        self.settings = _settings(config.skew_us // MILLISECOND)
+        self.options = self.stores.options_for(self.dataset, placement=placement)
+        self.settings = _settings(config.store, config.skew_us // MILLISECOND)
 
     def asked(self, api: int) -> Member:
         return self.members[api]
@@ -301,7 +305,7 @@ class World(Requests):
 
     async def start(self) -> None:
         """Apply the schema, start every process, create the namespaces."""
-        await have_schema(self.cluster, self.options)
+        await self.stores.have_schema(self.cluster, self.options, self.dataset)
         config = self.config
         self.members = [Member(self, n) for n in range(config.apis + config.workers)]
         for each in self.members[: config.apis]:
@@ -316,20 +320,19 @@ class World(Requests):
         await asyncio.sleep(0.1)
 
 
-def _is_meant(trap: Trap, statement: Any, table: str) -> bool:
-    """Whether *trap* is for a *statement* on *table*."""
+def _is_meant(trap: Trap, table: str, updates: bool) -> bool:
+    """Whether *trap* is for a statement on *table*, which *updates* rows or does not."""
     if trap.table == DIRECTORY:
-        is_directory = table == f"counter.{DIRECTORY}"
-        return is_directory and statement.prepared_statement.query_id.verb == "update"
+        return updates and table == f"counter.{DIRECTORY}"
     return table.startswith(_DATA + trap.table)
 
 
 @lru_cache
-def _settings(skew_ms: int) -> Settings:
+def _settings(store: str, skew_ms: int) -> Settings:
     return Settings.model_validate(
         {
-            "store": "cassandra",
-            "contact_points": "simulated:9042",
+            "store": store,
+            **({"contact_points": "simulated:9042"} if store == "cassandra" else {}),
             "clock_skew_max": f"{skew_ms}ms",
             # A tenth of the shortest retention of a run.
             "accept_limit": "2s",
@@ -392,6 +395,7 @@ def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[s
             patch.object(RequestLog.__init__, "__defaults__", (now_s,)),
             patch.object(Gate.__init__, "__defaults__", (None, now_s)),
             patch("counter.storage.cassandra.connection.random", Random(f"pauses {seed}")),
+            patch("counter.storage.dynamodb.driver.random", Random(f"dynamodb {seed}")),
             patch("counter.storage.cassandra.rollups.random", Random(f"stamps {seed}")),
             patch("counter.storage.cassandra.control_keyspace.random", Random(f"turns {seed}")),
             patch("rollup.leases.random", Random(f"leases {seed}")),
