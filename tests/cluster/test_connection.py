@@ -16,7 +16,7 @@ from counter.errors import (
     StoreUnavailableError,
     WriteTimeoutError,
 )
-from counter.limits import MILLISECOND
+from counter.limits import MILLISECOND, SECOND
 from counter.storage.cassandra.connection import IN_FLIGHT_MAX, Connection
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import at, connected, options_for
@@ -157,7 +157,8 @@ async def relay(cassandra: Cluster) -> AsyncIterator[Relay]:
 @pytest.fixture
 async def far(cassandra: Cluster, relay: Relay) -> AsyncIterator[Connection]:
     """A connection through the bad network, which waits for no answer long."""
-    options = replace(at(options_for(cassandra), relay.address), read_timeout_us=400 * MILLISECOND)
+    # Long enough for a busy node: what is not answered in time is settled once more.
+    options = replace(at(options_for(cassandra), relay.address), read_timeout_us=SECOND)
     async with connected(options) as connection:
         yield connection
 

@@ -21,8 +21,9 @@ from tests.support.problems import assert_problem
 from tests.support.rest import Rest, derive, fresh, item
 from tests.support.times import DAY, HOUR, MINUTE, SECOND
 
-#: Duplicates at once. Fewer over the other stores: the queue before them is the same.
-STORM = {"sqlite": 10_000, "memory": 1_000, "postgresql": 1_000, "dynamodb": 1_000}
+#: Duplicates at once. Fewer over the other stores: the queue before them is the same. The local
+#: engine of DynamoDB takes one call after the other.
+STORM = {"sqlite": 10_000, "memory": 1_000, "postgresql": 1_000, "dynamodb": 200}
 KEYS = 1_200
 #: Less than the retention of 7 days, its last slice and the margin of a recount.
 DAYS = (1, 3, 6)
@@ -50,11 +51,14 @@ async def test_a_retry_storm_counts_once(storage: str, rest: Rest, app: App) -> 
     assert await rest.count("c", "1h") == 7
 
 
-async def test_a_storm_of_late_duplicates_gets_one_answer(rest: Rest, app: App) -> None:
+async def test_a_storm_of_late_duplicates_gets_one_answer(
+    storage: str, rest: Rest, app: App
+) -> None:
     """Nothing of it was ever written: all of them are told so, and none slips in."""
     token = fresh(app.clock.now_us())
     app.clock.advance(MINUTE)
-    answers = await asyncio.gather(*(rest.add("c", 7, token) for _ in range(1_000)))
+    number = min(STORM[storage], 1_000)
+    answers = await asyncio.gather(*(rest.add("c", 7, token) for _ in range(number)))
     assert {(each.status_code, each.json()["applied"]) for each in answers} == {(410, False)}
     assert await rest.count("c") == 0
 

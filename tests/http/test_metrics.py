@@ -127,7 +127,7 @@ async def test_it_says_what_is_missing_and_since_when(rest: Rest, app: App) -> N
     await rest.http.get("/readyz")
     app.clock.advance(SECOND)
     seen = rfc3339(app.clock.now_us())
-    down = AsyncMock(return_value=[CacheUnavailableError("planted")])
+    down = AsyncMock(side_effect=CacheUnavailableError("planted"))
     cache = {"part": "cache", "detail": "planted", "since": seen, "last_worked": began}
     with patch.object(app.application.cache, "ping", down):
         for _ in range(2):
