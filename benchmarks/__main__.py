@@ -31,6 +31,7 @@ from benchmarks import (
     cluster_rollups,
     cluster_workers,
     comparison,
+    dynamodb,
     gets,
     growth_adds,
     growth_large,
@@ -82,6 +83,7 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "postgresql-half-load": postgresql.half,
     "postgresql-workers": postgresql.workers,
     "postgresql-fence": postgresql.fence,
+    "dynamodb-adds": dynamodb.run,
     "cluster-adds": cluster_adds.run,
     "cluster-quorum": cluster_quorum.run,
     "cluster-gets": cluster_gets.run,
@@ -131,7 +133,7 @@ def main(
     ----------
     subjects
         Which ones, by their names in benchmarks/README.md; if none is named, all but growth-large.
-        Those of the cluster need Java, Maven and memcached.
+        Those of the cluster need Java, Maven and memcached, dynamodb-adds the first two.
     quick
         One short round on little data: checks every count, and its figures mean nothing.
     rounds
@@ -205,12 +207,13 @@ def _ending_in_order() -> Iterator[None]:
 
 
 def _that_can_run(console: Console, *, quick: bool) -> list[str]:
-    """All subjects, but the large ones unless *quick*; those of the cluster are left out, with a
-    word, where it cannot be started."""
+    """All subjects, but the large ones unless *quick*; those of the cluster and of DynamoDB are
+    left out, with a word, where it cannot be started."""
     names = [name for name in SUBJECTS if quick or name not in _WHEN_NAMED]
-    if problem := cluster.missing():
-        console.print(f"no cluster- subjects: {problem}", markup=False, soft_wrap=True)
-        return [name for name in names if not name.startswith("cluster-")]
+    for kind, problem in (("cluster-", cluster.missing()), ("dynamodb-", dynamodb.missing())):
+        if problem:
+            console.print(f"no {kind} subjects: {problem}", markup=False, soft_wrap=True)
+            names = [name for name in names if not name.startswith(kind)]
     return names
 
 
