@@ -372,13 +372,13 @@ class SqliteEvents:
             return known
         missing = [name for name in names if name not in known]
         # Most of them exist and are only not cached: one look-up avoids a write.
-        found = counter_ids(connection, namespace.id, missing)
+        found, deletes = _ids_and_deletes(connection, namespace.id, missing)
         if len(found) < len(missing):
             new = [name for name in missing if name not in found]
             begin(connection)
             make_counters(connection, namespace.id, new)
             found |= counter_ids(connection, namespace.id, new)
-        unlisted = _list_again(connection, found, events)
+        unlisted = _list_again(connection, deletes, events)
         for name, counter_id in found.items():
             if name not in unlisted:
                 self._db.ids.learn(namespace.id, name, counter_id)
@@ -455,22 +455,27 @@ def make_counters(connection: sqlite3.Connection, namespace_id: int, names: Sequ
     )
 
 
-def _list_again(
-    connection: sqlite3.Connection, ids: Mapping[str, int], events: Sequence[Event]
-) -> Collection[str]:
-    """List those deleted counters of *ids* that have a later event among *events*; return the
-    others that are deleted: the next event of one must look again."""
+def _ids_and_deletes(
+    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str]
+) -> tuple[dict[str, int], list[tuple[str, int, int]]]:
+    """Return ids of the counters of *names* that exist; and (name, id, instant) of their pending
+    deletes."""
     sql = (
-        "SELECT json_group_array(json_array(p.counter, p.start)) FROM json_each(?) j"
-        f" CROSS JOIN pending p ON p.counter = j.value AND p.recount = {DELETED}"
+        "SELECT json_group_array(json_array(c.name, c.id, p.start))"
+        f" {_COUNTERS_OF} LEFT JOIN pending p ON p.counter = c.id AND p.recount = {DELETED}"
     )
-    deletes = one_json(connection, sql, (to_json(ids.values()),))
-    if not deletes:
-        return ()
-    names = {counter_id: name for name, counter_id in ids.items()}
+    rows = one_json(connection, sql, (to_json(names), namespace_id))
+    deletes = [(name, counter_id, at_us) for name, counter_id, at_us in rows if at_us is not None]
+    return {name: counter_id for name, counter_id, _ in rows}, deletes
+
+
+def _list_again(
+    connection: sqlite3.Connection, deletes: Sequence[tuple[str, int, int]], events: Sequence[Event]
+) -> Collection[str]:
+    """List those deleted counters that have a later event among *events*; return the others that
+    are deleted: the next event of one must look again."""
     unlisted: set[str] = set()
-    for counter_id, deleted_us in deletes:
-        name = names[counter_id]
+    for name, counter_id, deleted_us in deletes:
         if any(event[0] == name and event[1] > deleted_us for event in events):
             begin(connection)
             connection.execute(
