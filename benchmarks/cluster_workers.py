@@ -23,6 +23,8 @@ _WORKERS: Final = (1, 2)
 #: room that they ask for on two cores.
 _SHARE: Final = 0.25
 _TARGET: Final = 1.7
+#: The cores are full with one worker already: two shall not be slower.
+_NOT_HELD_TARGET: Final = 1.0
 
 _GETS: Final = "gets from the cache"
 _ADDS: Final = "adds"
@@ -162,7 +164,7 @@ def _figures(loads: dict[_Variant, list[Load]]) -> Iterator[Figure]:
             yield ratio(
                 f"{what} a second with --workers 2, of --workers 1; {how}",
                 by_clock(two, one),
-                at_least=_TARGET if held else None,
+                at_least=_TARGET if held else _NOT_HELD_TARGET,
                 note=f"{_rates(two)} against {_rates(one)}",
             )
             if not held:
