@@ -220,7 +220,11 @@ def sums_of(ledger: str) -> str:
 
 
 def _planter(bug: str | None) -> Callable[[], AbstractContextManager[None]]:
-    return all_bugs()[bug].plant if bug is not None else nullcontext
+    if bug is None:
+        return nullcontext
+    from tests.simulation.bugs_dynamodb import BUGS
+
+    return {**all_bugs(), **{each.name: each for each in BUGS}}[bug].plant
 
 
 def _catch_all(seeds: int, start: int, crowds: int, *, table: bool) -> int:

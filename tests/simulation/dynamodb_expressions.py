@@ -3,15 +3,15 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from operator import eq, ge, gt, le, lt, ne
+from operator import eq, ge, gt, le, lt
 from typing import Any, Final
 
 #: An item as the API has it: values by attribute, each under the letter of its type.
 Encoded = Mapping[str, Mapping[str, Any]]
 Condition = Callable[[Encoded, Encoded], bool]
 
-_TOKEN: Final = re.compile(r"\s*(:?\w+|<=|>=|<>|[=<>(),])")
-_COMPARES: Final = {"=": eq, "<>": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+_TOKEN: Final = re.compile(r"\s*(:?\w+|<=|>=|[=<>(),])")
+_COMPARES: Final = {"=": eq, "<": lt, "<=": le, ">": gt, ">=": ge}
 
 
 class InvalidError(Exception):

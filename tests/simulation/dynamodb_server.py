@@ -353,9 +353,9 @@ class Server:
                 write(place, item)
             end()
             return
-        delay_us = 0
+        delay_us, times = 0, self.random.choice((1, 1, 30))
         for place, item in self.random.sample(planned, len(planned)):
-            delay_us += weather.delay()
+            delay_us += weather.delay() * times
             self.at(delay_us, write, place, item)
         self.at(delay_us + weather.delay(), end)
 
