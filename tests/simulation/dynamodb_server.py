@@ -131,6 +131,8 @@ class Server:
         self.statements = 0
         #: Called with each of the situations that seeds must reach.
         self.reach: Callable[[str], object] = lambda _: None
+        #: Called with the table, the key and the item of each write; None: it is deleted.
+        self.wrote: Callable[[str, Key, Encoded | None], object] = lambda *_: None
         # What runs ask Cassandra's servers for.
         self.nodes: Sequence[Node] = ()
         self.stamps_anew = False
@@ -237,8 +239,12 @@ class Server:
         if self._is_held((request["TableName"], key)):
             raise _RefusedError("TransactionConflictException")
         (name, key), _, item = self._planned(action, request)
-        self.tables[name].put(key, item, self.now_us())
+        self._put(name, key, item)
         return {"Attributes": item} if request.get("ReturnValues") == "ALL_NEW" else {}
+
+    def _put(self, name: str, key: Key, item: Encoded | None) -> None:
+        self.tables[name].put(key, item, self.now_us())
+        self.wrote(name, key, item)
 
     def _put_item(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._write("Put", request)
@@ -256,7 +262,7 @@ class Server:
                 left.setdefault(name, []).append(action)
                 continue
             item = action["PutRequest"]["Item"] if "PutRequest" in action else None
-            self.tables[name].put(key, item, self.now_us())
+            self._put(name, key, item)
         if left == request["RequestItems"]:
             raise _RefusedError(_THROTTLED[0])
         if left:
@@ -340,7 +346,7 @@ class Server:
         def write(place: _Place, item: Encoded | None) -> None:
             name, key = place
             if name in self.tables:
-                self.tables[name].put(key, item, self.now_us())
+                self._put(name, key, item)
 
         def end() -> None:
             self._held -= places

@@ -474,8 +474,6 @@ class _Run:
 
     def _compare(self) -> list[str]:
         """Compare what was observed of each add with the model; what it does not allow."""
-        if self._plan.config.store != "cassandra":
-            return []
         serving = [each.application for each in self.world.members if each.application is not None]
         namespaces = serving[0].service.namespaces.all()
         observed = Observed(

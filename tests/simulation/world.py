@@ -242,6 +242,8 @@ class World(Requests):
         for node in self.cluster.nodes:
             node.offset_us = config.nodes_us[node.number]
         self.recorder = Recorder(self.cluster)
+        if config.store == "dynamodb":
+            import_module("tests.simulation.dynamodb_observed").observe(self.cluster, self.recorder)
         self._cache = MemoryCache(SimulatedClock(loop, 0))
         self.cache_servers = [self._cache_server(number) for number in range(config.cache_servers)]
         self.dataset = Dataset(

@@ -1,0 +1,92 @@
+"""Writes of items in the simulated DynamoDB, as what the observer of the model knows: rows of
+Cassandra, which all three replicas get at once."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from tests.simulation.cells import NEVER, Cell, Deletion, Key, Partition, Row
+from tests.simulation.dynamodb_expressions import Encoded, of_type
+from tests.simulation.dynamodb_server import Server
+from tests.simulation.observed import Recorder
+
+#: The timestamp of a void: no write is later.
+_LAST: Final = 2**62
+_PENDING: Final = 1
+_Found = Iterator[tuple[str, Key, Key, Row]]
+
+
+def observe(server: Server, recorder: Recorder) -> None:
+    """Record what is written from now on."""
+
+    def wrote(name: str, key: tuple[bytes, bytes], item: Encoded | None) -> None:
+        now_us = server.now_us()
+        values = {each: of_type(value)[1] for each, value in (item or {}).items()}
+        for table, partition, place, row in _read(name, *key, values, now_us):
+            write = (f"counter.{table}", partition, Partition({place: row}))
+            recorder.log.extend((now_us, node, write) for node in range(3))
+
+    server.wrote = wrote
+
+
+def _number(text: bytes) -> int:
+    return int.from_bytes(text, "big") - 2**63
+
+
+def _read(name: str, pk: bytes, sk: bytes, item: dict[str, Any], now_us: int) -> _Found:
+    """Yield what a write is, if the model knows it; *item* is empty if it is a deletion."""
+    _, _, kind = name.partition("_default_")
+    if kind.startswith("events_") and item:
+        cells = {"delta": Cell(now_us, False, None)} if item.keys() & {"c", "d"} else {}
+        place = -1 - _number(sk[:8]), sk[8:24], int.from_bytes(sk[24:], "big")
+        # A deletion alone hides nothing that lands later.
+        row = Row(cells, deleted=Deletion(NEVER if cells else _LAST, now_us))
+        yield "events_", (_number(pk[:8]), pk[10:].decode()), place, row
+    elif kind == "data" and (read := _KINDS.get(pk[:1])) is not None:
+        yield from read(pk, sk, item, now_us)
+
+
+def _shard(pk: bytes) -> tuple[int, int]:
+    return _number(pk[1:9]), int.from_bytes(pk[9:], "big")
+
+
+def _mark(pk: bytes, _: bytes, item: dict[str, Any], now_us: int) -> _Found:
+    if item:
+        row = Row({}, Cell(now_us, False, None))
+        yield "dirty", (*_shard(pk), item["w"]), (item["c"], item["r"]), row
+
+
+def _atomic_mark(pk: bytes, _: bytes, item: dict[str, Any], __: int) -> _Found:
+    if item:
+        yield "atomic_marks", (*_shard(pk), item["w"]), (item["t"], item["e"], b""), Row({})
+
+
+def _watermark(pk: bytes, sk: bytes, item: dict[str, Any], now_us: int) -> _Found:
+    if item:
+        row = Row({"through": Cell(now_us, False, item["t"])})
+        yield "watermarks", (_number(pk[1:]),), (_number(sk),), row
+
+
+def _pending(pk: bytes, sk: bytes, item: dict[str, Any], now_us: int) -> _Found:
+    if sk.startswith(b"p"):
+        place = _PENDING, _number(sk[1:9]), _number(sk[9:])
+        yield (
+            "counts",
+            (_number(pk[1:9]), pk[9:].decode()),
+            place,
+            Row({}, Cell(now_us, False, None) if item else None),
+        )
+
+
+def _decision(pk: bytes, _: bytes, item: dict[str, Any], now_us: int) -> _Found:
+    if item:
+        key = _number(pk[1:9]), pk[33:].decode(), _number(pk[9:17]), pk[17:33]
+        yield "resolutions", key, (), Row({"outcome": Cell(now_us, False, item["o"])})
+
+
+_KINDS: Final[dict[bytes, Callable[[bytes, bytes, dict[str, Any], int], _Found]]] = {
+    b"m": _mark,
+    b"a": _atomic_mark,
+    b"w": _watermark,
+    b"c": _pending,
+    b"d": _decision,
+}
