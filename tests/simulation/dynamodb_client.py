@@ -10,13 +10,9 @@ from typing import Any, Final
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError, WaiterError
 
 from tests.simulation.connection import UNMET, Met
-from tests.simulation.dynamodb_server import READS, Done, Server, error_of
+from tests.simulation.dynamodb_server import OPERATIONS, Done, Server, error_of
 from tests.simulation.loop import run_in
 
-_OPERATIONS: Final = READS | {
-    *("put_item", "update_item", "delete_item", "transact_write_items", "batch_write_item"),
-    *("create_table", "delete_table", "update_time_to_live", "update_continuous_backups"),
-}
 _URL: Final = "https://dynamodb.simulated"
 Meeting = Callable[[str, Mapping[str, Any]], Met]
 
@@ -28,7 +24,7 @@ class Client:
         self._server, self._timeout_us, self._meet = server, timeout_us, meet
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        if name not in _OPERATIONS:
+        if name not in OPERATIONS:
             raise AttributeError(name)
         return partial(self._send, name)
 

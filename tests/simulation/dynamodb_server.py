@@ -42,47 +42,37 @@ _AT_ONCE: Final = 0.5
 _SPLITS: Final = 3
 _THROTTLED: Final = ("ProvisionedThroughputExceededException", "ThrottlingException")
 _THROTTLED_REASONS: Final = ("ProvisionedThroughputExceeded", "ThrottlingError")
-_COMMON: Final = frozenset(
-    {
-        *("TableName", "ConditionExpression", "ReturnValuesOnConditionCheckFailure"),
-        *("ExpressionAttributeValues",),
-    }
+_COMMON: Final = (
+    "TableName ConditionExpression ExpressionAttributeValues ReturnValuesOnConditionCheckFailure "
 )
-#: The parameters of each write, also within a transaction.
-_WRITES: Final[Mapping[str, frozenset[str]]] = {
-    "Put": _COMMON | {"Item"},
-    "Update": _COMMON | {"Key", "UpdateExpression", "ReturnValues"},
-    "Delete": _COMMON | {"Key"},
-    "ConditionCheck": _COMMON | {"Key"},
+#: The parameters of each write, also within a transaction, and of each operation.
+_WRITES: Final[Mapping[str, str]] = {
+    "Put": f"{_COMMON} Item",
+    "Update": f"{_COMMON} Key UpdateExpression ReturnValues",
+    "Delete": f"{_COMMON} Key",
+    "ConditionCheck": f"{_COMMON} Key",
 }
-_PARAMETERS: Final[Mapping[str, frozenset[str]]] = {
+_PARAMETERS: Final[Mapping[str, str]] = {
     "put_item": _WRITES["Put"],
     "update_item": _WRITES["Update"],
     "delete_item": _WRITES["Delete"],
-    "get_item": frozenset({"TableName", "Key", "ConsistentRead"}),
-    "query": frozenset(
-        {
-            *("TableName", "KeyConditionExpression", "ExpressionAttributeValues"),
-            *("ConsistentRead", "ExclusiveStartKey", "Limit"),
-        }
+    "get_item": "TableName Key ConsistentRead",
+    "query": (
+        "TableName KeyConditionExpression ExpressionAttributeValues ConsistentRead"
+        " ExclusiveStartKey Limit"
     ),
-    "transact_write_items": frozenset({"TransactItems", "ClientRequestToken"}),
-    "batch_get_item": frozenset({"RequestItems"}),
-    "batch_write_item": frozenset({"RequestItems"}),
-    "list_tables": frozenset({"ExclusiveStartTableName", "Limit"}),
-    "create_table": frozenset(
-        {
-            *("TableName", "AttributeDefinitions", "KeySchema", "BillingMode"),
-            *("ProvisionedThroughput",),
-        }
-    ),
-    "delete_table": frozenset({"TableName"}),
-    "describe_table": frozenset({"TableName"}),
-    "update_time_to_live": frozenset({"TableName", "TimeToLiveSpecification"}),
-    "update_continuous_backups": frozenset({"TableName", "PointInTimeRecoverySpecification"}),
+    "transact_write_items": "TransactItems ClientRequestToken",
+    "batch_get_item": "RequestItems",
+    "batch_write_item": "RequestItems",
+    "list_tables": "ExclusiveStartTableName",
+    "create_table": "TableName AttributeDefinitions KeySchema BillingMode ProvisionedThroughput",
+    "delete_table": "TableName",
+    "describe_table": "TableName",
+    "update_time_to_live": "TableName TimeToLiveSpecification",
+    "update_continuous_backups": "TableName PointInTimeRecoverySpecification",
 }
-#: Operations whose outcome is not known from an error of the server.
-READS: Final = frozenset({"get_item", "query", "batch_get_item", "list_tables", "describe_table"})
+OPERATIONS: Final = frozenset(_PARAMETERS)
+_ACTIONS: Final = {"put_item": "Put", "update_item": "Update", "delete_item": "Delete"}
 
 Done = Callable[[Any], None]
 #: A table, and a key in it.
@@ -143,6 +133,7 @@ class Server:
         for table in self.tables.values():
             for key in list(table.expired(now_us // SECOND)):
                 if self.random.random() < 0.5:
+                    self.reach("expired")
                     table.put(key, None, now_us)
 
     def calm(self) -> None:
@@ -152,13 +143,16 @@ class Server:
     def execute(self, operation: str, request: Mapping[str, Any], done: Done) -> None:
         """Do a request; *done* gets the answer, or an error."""
         try:
-            unknown = request.keys() - _PARAMETERS[operation]
-            if unknown:
+            if unknown := request.keys() - _PARAMETERS[operation].split():
                 raise NotImplementedError(f"{operation} with {unknown}")
             if operation == "transact_write_items":
                 self._transact(request, done)
                 return
-            result: Any = getattr(self, f"_{operation}")(request)
+            action = _ACTIONS.get(operation)
+            if action is not None:
+                result: Any = self._write(action, request)
+            else:
+                result = getattr(self, f"_{operation}")(request)
         except InvalidError as error:
             result = error_of(operation, "ValidationException", str(error))
         except _RefusedError as error:
@@ -204,12 +198,10 @@ class Server:
 
     # Writes.
 
-    def _planned(
-        self, action: str, request: Mapping[str, Any]
-    ) -> tuple[_Place, Encoded | None, Encoded | None]:
-        """Return where an action writes, what is there, and what it writes; None: nothing is.
-        Raises what refuses it."""
-        if unknown := request.keys() - _WRITES[action]:
+    def _planned(self, action: str, request: Mapping[str, Any]) -> tuple[_Place, Encoded | None]:
+        """Return where an action writes, and what; None: nothing is left. Raises what refuses
+        it."""
+        if unknown := request.keys() - _WRITES[action].split():
             raise NotImplementedError(f"{action} with {unknown}")
         name, values = request["TableName"], request.get("ExpressionAttributeValues", {})
         table = self._table(name)
@@ -230,7 +222,7 @@ class Server:
             item = None if action == "Delete" else standing
         if item is not None:
             check_size(item)
-        return (name, key), standing, item
+        return (name, key), item
 
     def _write(self, action: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         key = key_of(request["Item" if action == "Put" else "Key"], alone=action != "Put")
@@ -238,22 +230,13 @@ class Server:
         self._check_throttling(request["TableName"], key[0], writes=True)
         if self._is_held((request["TableName"], key)):
             raise _RefusedError("TransactionConflictException")
-        (name, key), _, item = self._planned(action, request)
+        (name, key), item = self._planned(action, request)
         self._put(name, key, item)
         return {"Attributes": item} if request.get("ReturnValues") == "ALL_NEW" else {}
 
     def _put(self, name: str, key: Key, item: Encoded | None) -> None:
         self.tables[name].put(key, item, self.now_us())
         self.wrote(name, key, item)
-
-    def _put_item(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._write("Put", request)
-
-    def _update_item(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._write("Update", request)
-
-    def _delete_item(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._write("Delete", request)
 
     def _batch_write_item(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         left: dict[str, list[Any]] = {}
@@ -321,7 +304,7 @@ class Server:
     ) -> Mapping[str, Any]:
         """Return why one item of a transaction is refused, or add to *planned* what is written."""
         try:
-            at, _, item = self._planned(action, each)
+            planned_write = self._planned(action, each)
         except _RefusedError as error:
             if error.code != "ConditionalCheckFailedException":
                 raise
@@ -331,7 +314,7 @@ class Server:
         if self._is_throttled(place[0], place[1][0], writes=True):
             return {"Code": self.random.choice(_THROTTLED_REASONS)}
         if action != "ConditionCheck":
-            planned.append((at, item))
+            planned.append(planned_write)
         return {"Code": "None"}
 
     def _commit(
@@ -361,7 +344,7 @@ class Server:
             return
         delay_us, times = 0, self.random.choice((1, 1, 30))
         for place, item in self.random.sample(planned, len(planned)):
-            delay_us += weather.delay() * times
+            delay_us += min(weather.delay() * times, SECOND)
             self.at(delay_us, write, place, item)
         self.at(delay_us + weather.delay(), end)
 
@@ -444,8 +427,15 @@ class Server:
 
     # Tables.
 
+    def _check_rate(self) -> None:
+        """Refuse to make or delete too many tables at once."""
+        if self.weather.happens(self.weather.missed):
+            self.reach("too-many-tables")
+            raise _RefusedError("LimitExceededException")
+
     def _create_table(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         name, random = request["TableName"], self.random
+        self._check_rate()
         if name in self.tables:
             raise _RefusedError("ResourceInUseException")
         table = self.tables[name] = Table(self.now_us())
@@ -463,6 +453,7 @@ class Server:
     def _delete_table(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         name = request["TableName"]
         table = self.tables.get(name)
+        self._check_rate()
         if table is None:
             raise _RefusedError("ResourceNotFoundException")
         if table.status == "CREATING":

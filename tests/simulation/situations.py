@@ -58,6 +58,16 @@ SITUATIONS: Final = {
     "retention": "a slice with an acknowledged event was dropped",
     "retention-retry": "a token was sent again after its slice was dropped",
 }
+#: The same, of DynamoDB alone.
+OF_DYNAMODB: Final = {
+    "hot-partition": "a partition was throttled because it had too many writes a second",
+    "split": "a partition was throttled while it was split",
+    "unprocessed": "a part of a batch was left over",
+    "transaction-conflict": "a write met an item that a transaction held",
+    "sent-twice": "a request was delivered twice",
+    "too-many-tables": "a table was not made or deleted, because too many were",
+    "expired": "an item was deleted because its time to live was over",
+}
 #: A run of so many seeds is judged by what it reached.
 MANY: Final = 1_000
 #: Of 1,000 seeds, at least so many reach each, and of these at least so many.

@@ -13,7 +13,7 @@ from tests.simulation.shrink import report, shrink
 from tests.support.clock import FakeClock
 
 #: How many seeds each run of the tests tries.
-SEEDS = 8
+SEEDS = 6
 
 
 class OnSimulation:
