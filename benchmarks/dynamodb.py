@@ -95,7 +95,9 @@ class _Site:
         check(done.returncode == 0, f"the schema cannot be applied: {done.stdout}{done.stderr}")
         log = self._bench.fresh_folder("serve.log")
         with serving(["counter", "serve", "--port", "0", *flags], log) as server:
-            send = partial(load, server, "adds.lua", BASE, counters, connections=connections)
+            # An add that waits too long may fail: it is no part of the rate.
+            send = partial(load, server, "adds.lua", BASE, counters, may_fail=True)
+            send = partial(send, connections=connections)
             warm = send(seconds=warm_s)
             before_s = self._cpu_s()
             measured = send(seconds=seconds)
@@ -238,11 +240,13 @@ def _figures(
 
 def _rates(taken: list[_Taken]) -> str:
     loads = [each.load for each in taken]
+    failed = sum(each.failed for each in loads)
     return (
         f"{median([x.per_s for x in loads]):,.0f}/s (p99"
         f" {median([x.p99_ms for x in loads]):.0f} ms;"
         f" {median([x.cpu_s / x.seconds for x in loads]):.2f} of a core, the engine"
-        f" {median([x.engine_cpu_s / x.load.seconds for x in taken]):.2f})"
+        f" {median([x.engine_cpu_s / x.load.seconds for x in taken]):.2f}"
+        + (f"; {failed:,} failed)" if failed else ")")
     )
 
 
@@ -262,4 +266,6 @@ def _site(bench: Bench) -> Iterator[_Site]:
                 site.driver(max(_CONNECTIONS), warm_s=0.0, seconds=_WARM_S)
         yield site
     finally:
+        # It is no child of this process, and no other program.
+        bench.cluster_cpu_s += cpu_s_of(pid) if (pid := engine.pid()) else 0
         engine.stop()
