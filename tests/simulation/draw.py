@@ -108,21 +108,26 @@ def _with_coarse_clocks(config: Config, random: Random) -> Config:
 
 
 def _have_partitions_fail(plan: Plan, random: Random) -> None:
-    """Have no nodes and data centers: what would strike them strikes partitions."""
+    """Have no nodes and data centers: what would strike them strikes partitions. And have faults
+    and reads go on until windows close, which is later where clocks are coarse."""
+    config, late_us = plan.config, plan.config.lag_us + 2 * plan.config.window_us
     plan.config = replace(
-        plan.config, nodes_us=(0, 0, 0), levels=None, homes=(), event_buckets_max=0
-    )
-    more = [
-        Fault(
-            int(random.random() * plan.config.end_us), "node", 0, int(random.random() * 3 * SECOND)
-        )
-        for _ in range(random.choice([0, 0, 1, 2]))
-    ]
-    for place, step in enumerate(steps := [*plan.steps, *more]):
+        config, end_us=config.end_us + late_us, nodes_us=(0, 0, 0), levels=None, homes=(),
+        event_buckets_max=0,
+    )  # fmt: skip
+    steps, drawing = plan.steps, Drawing(plan, random)
+    for draw_step, numbers in (
+        (drawing.read, (4, 8, 16)),
+        (drawing.fault, (0, 1, 2, 4)),
+        (drawing.trap, (0, 2, 6)),
+    ):
+        for _ in range(random.choice(numbers)):
+            at_us = config.end_us + int(random.random() * late_us)
+            steps.append(replace(draw_step(), at_us=at_us))
+    for place, step in enumerate(steps):
         if isinstance(step, Fault) and step.what in ("node", "cut"):
             what, how_much = random.choice(["hot", "split"]), random.random()
             steps[place] = replace(step, what=what, how_much=how_much)
-    plan.steps = steps
 
 
 def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
@@ -225,9 +230,9 @@ class Drawing:
             steps += Ambush(self, random, self._config).draw()
         self.draw_clients()
         for _ in range(random.choice([0, 1, 3, 7])):
-            steps.append(self._fault())
+            steps.append(self.fault())
         for _ in range(random.choice([0, 3, 8, 16])):
-            steps.append(self._trap())
+            steps.append(self.trap())
 
     def draw_clients(self) -> None:
         """What clients do, and nothing that goes wrong."""
@@ -238,9 +243,10 @@ class Drawing:
                 steps.append(change)
                 self._changes.append(change)
         for _ in range(random.randint(2, 12)):
-            steps.append(self._read())
+            steps.append(self.read())
 
-    def _trap(self) -> Trap:
+    def trap(self) -> Trap:
+        """A trap."""
         random, config = self._random, self._config
         table = random.choices(_TRAPPED, [5, 3, 3, 2, 2, 2, 1])[0]
         action = random.choices(_ACTIONS, [6, 2, 3, 2, 2, 1, 1])[0]
@@ -357,7 +363,8 @@ class Drawing:
             attempts.append(Attempt(after_us, random.randrange(config.apis), is_retry))
         return tuple(attempts)
 
-    def _read(self) -> Read:
+    def read(self) -> Read:
+        """A read."""
         random, config = self._random, self._config
         namespace = random.choice(config.namespaces)[0]
         staleness_us = random.choice([None, None, 0, 0, 2 * SECOND, 10 * SECOND])
@@ -366,7 +373,8 @@ class Drawing:
             counters = (random.choice(self.counters),)
         return Read(self._at(), namespace, counters, staleness_us, random.randrange(config.apis))
 
-    def _fault(self) -> Fault:
+    def fault(self) -> Fault:
+        """A fault."""
         random, config = self._random, self._config
         what = random.choices(
             [
