@@ -87,7 +87,9 @@ async def _void_by_deletion(
 def _removed(delete_namespace: _Method) -> _Method:
     async def deleted(self: DynamodbControl, namespace: Namespace) -> Any:
         done = await delete_namespace(self, namespace)
-        await self._driver.write(delete(self._table, (b"namespaces", namespace.name.encode())))
+        for partition in (b"namespaces", b"gone namespaces"):
+            key = partition, namespace.name.encode()
+            await self._driver.write(delete(self._table, key))
         return done
 
     return deleted
