@@ -103,7 +103,7 @@ class _Site:
             measured = send(seconds=seconds)
             engine_cpu_s = self._cpu_s() - before_s
             server.settled_tally()
-            found = self._sums(f"{prefix}_default_events_", _EVENT_NAME_AT)
+            found = self._sums(f"{prefix}.default.events.", _EVENT_NAME_AT)
             _check((warm, measured), sum(found.values()))
             names = sample(counter_names(counters), min(counters, _SAMPLED))
             read = server.counts(BASE, names, "0s")

@@ -275,8 +275,8 @@ class EventStore(Protocol):
 class RollupStore(Protocol):
     """Marks, watermarks and the ``counts`` partitions.
 
-    Each counter's update is atomic. Watermarks only move forward. All but the watermarks, the
-    marks after them and the recounts can be rebuilt from the events while these are kept."""
+    Watermarks only move forward. All but the watermarks, the marks after them and the recounts can
+    be rebuilt from the events while these are kept."""
 
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
@@ -345,7 +345,8 @@ class RollupStore(Protocol):
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
-        """Write each counter's update as one atomic batch up to *through_us*.
+        """Write each counter's update up to *through_us*: as one atomic batch, or its rows first,
+        then its checkpoints at once, and at last remove what is pending.
 
         A checkpoint or settled fold does not replace a later one, and a row does not replace one
         from a batch up to a later instant. Rows that start at or before ``settled`` are deleted,

@@ -311,7 +311,7 @@ def _writes(need: DynamodbNeed, work: _Work, processes: int) -> _Units:
     units.add("their deletion", (need.atomic_adds_per_s, shards * atomic_mark))
     units.add("marks", (work.marks, mark))
     units.add("deletion of marks", (work.rollups, mark))
-    units.add("rollups: head and row", (work.rollups, _TRANSACTED * (head + row)))
+    units.add("rollups: head and row", (work.rollups, head + row))
     units.add("deletion of rows", (work.rollups, row))
     units.add("names, again", (work.names, _units(NAME_BYTES + name)))
     units.add("watermarks", (work.shards, 1))

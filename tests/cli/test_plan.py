@@ -132,13 +132,13 @@ def test_one_postgresql_server_may_not_be_enough(capsys: Captured) -> None:
 
 
 def test_units_of_dynamodb_are_planned_with_their_arithmetic(capsys: Captured) -> None:
-    """Each add is alone in its window: 8 writes, of which it is one."""
+    """Each add is alone in its window: 6 writes, of which it is one."""
     need = "--adds 1000/s --counters 1e6 --dirty 1e6 --processes 2 --write-price 0.5"
     assert run(f"dynamodb {need} --hottest 10/s") == 0
     out, err = capsys.readouterr()
-    assert "rollups: head and row                       1,000/s * 4" in out
+    assert "rollups: head and row                       1,000/s * 2" in out
     assert "million * 0.5" in out
-    assert "an event takes 8.8" in err
+    assert "an event takes 6.8" in err
     assert run(f"dynamodb {need} --json") == 0
     out, err = capsys.readouterr()
     plan = json.loads(out)

@@ -13,7 +13,6 @@ from counter.errors import (
 )
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.dynamodb import DynamodbOptions, DynamodbStore
-from counter.storage.dynamodb.driver import Refused, put
 from counter.types import Namespace, Written
 from tests.contracts.cases import (
     DATASET,
@@ -165,23 +164,3 @@ async def test_an_add_that_lands_late_stays_void(
     assert list(await store.events.find(namespace, [add()])) == [None]
     assert await appended(store, namespace) is Written.LATE
     assert await tail(store, namespace) == (False, 0)
-
-
-async def test_a_creation_that_lands_after_the_deletion_makes_no_namespace(
-    store: DynamodbStore, namespace: Namespace, relay: Relay
-) -> None:
-    """The item of the deleted one is there for ever."""
-    made = await store.control.create_namespace("again", SETTINGS, NOW)
-    assert made is not None
-    assert await store.control.delete_namespace(made)
-    while await store.control.purge(NOW):
-        pass
-    [item] = [
-        each
-        for each in await store.driver.query(store.session.control, b"namespaces")
-        if each["name"] == "again"
-    ]
-    late = {**item, "v": 1}
-    answer = await store.driver.write(put(store.session.control, late, "attribute_not_exists(pk)"))
-    assert isinstance(answer, Refused)
-    assert [each.name for each in await store.control.namespaces()] == [namespace.name]

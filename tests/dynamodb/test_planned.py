@@ -317,7 +317,7 @@ async def sizes(site: Site) -> AsyncIterator[tuple[str, int]]:
         answer = await site.store.driver._client.scan(TableName=table)
         for item in answer["Items"]:
             kind, place = (item[each]["B"][:1].decode("latin-1") for each in ("pk", "sk"))
-            if "_events_" in table:
+            if ".events." in table:
                 kind = "event"
             elif kind == "c":
                 kind += place

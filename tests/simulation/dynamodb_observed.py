@@ -34,8 +34,8 @@ def _number(text: bytes) -> int:
 
 def _read(name: str, pk: bytes, sk: bytes, item: dict[str, Any], now_us: int) -> _Found:
     """Yield what a write is, if the model knows it; *item* is empty if it is a deletion."""
-    _, _, kind = name.partition("_default_")
-    if kind.startswith("events_") and item:
+    _, _, kind = name.partition(".default.")
+    if kind.startswith("events.") and item:
         cells = {"delta": Cell(now_us, False, None)} if item.keys() & {"c", "d"} else {}
         place = -1 - _number(sk[:8]), sk[8:24], int.from_bytes(sk[24:], "big")
         # A deletion alone hides nothing that lands later.

@@ -45,9 +45,9 @@ class SimulatedDriver(Driver):
 
     def _met(self, operation: str, request: Mapping[str, Any]) -> Met:
         name, pk = _first(request)
-        _, _, kind = name.partition("_default_")
-        if kind.startswith("events_"):
-            return self.meet(f"counter_default.{kind}", False)
+        _, _, kind = name.partition(".default.")
+        if kind.startswith("events."):
+            return self.meet(f"counter_default.{kind.replace('.', '_')}", False)
         if kind == "data" and pk:
             return self.meet(f"counter_default.{_KINDS[pk[0]]}", False)
         changes = operation == "put_item" and ":v" in request.get("ExpressionAttributeValues", {})

@@ -173,7 +173,6 @@ async def test_a_throttled_add_is_refused_and_not_written(lab: Lab, kind: str) -
     assert await appended(store, namespace) is Written.NEW
 
 
-@pytest.mark.xfail(strict=False, reason="recounts are removed in the transaction of their result")
 async def test_a_recount_is_pending_until_its_result_is_seen() -> None:
     """A query that meets a transaction may see a part of its writes."""
     for seed in range(16):

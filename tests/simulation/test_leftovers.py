@@ -90,6 +90,19 @@ async def test_a_table_that_is_missing_has_the_slices_read_again(processes: Proc
     assert state.dropped_before_us == FIRST_SLICE + SLICE
 
 
+async def test_a_window_of_a_dropped_slice_is_not_0_beside_one_of_a_new_slice(
+    processes: Processes,
+) -> None:
+    """The new one has the slices read again, and the dropped one is not among them any more."""
+    one, other = await processes.another(), await processes.another()
+    namespace = await make_namespace(one)
+    await other.control.drop_slice(namespace.dataset, FIRST_SLICE)
+    state = one.session.state_of(namespace.dataset)
+    state.slices, state.dropped_before_us = [slice_at(FIRST_SLICE)], 0
+    with pytest.raises(SliceMissingError):
+        await one.events.sums(namespace, [("c", FIRST_SLICE), ("c", FIRST_SLICE + SLICE)])
+
+
 async def test_a_slice_that_was_dropped_leaves_no_row(processes: Processes) -> None:
     store = await processes.another()
     namespace = await make_namespace(store)

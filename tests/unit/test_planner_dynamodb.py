@@ -38,8 +38,8 @@ def warned(plan: DynamodbPlan, text: str) -> bool:
     return any(text in each for each in plan.warnings)
 
 
-def test_an_add_alone_in_its_window_takes_eight_writes() -> None:
-    """The event; the mark and its deletion; head and row, twice in a transaction; the row's end."""
+def test_an_add_alone_in_its_window_takes_six_writes() -> None:
+    """The event; the mark and its deletion; the row, the head, and the row's end."""
     units = dict(plan_dynamodb(load()).write_units)
     assert units.pop("watermarks") == pytest.approx(1.6)
     assert units.pop("leases") == 4
@@ -47,7 +47,7 @@ def test_an_add_alone_in_its_window_takes_eight_writes() -> None:
         "events": 1_000,
         "marks": 1_000,
         "deletion of marks": 1_000,
-        "rollups: head and row": 4_000,
+        "rollups: head and row": 2_000,
         "deletion of rows": 1_000,
     }
 
@@ -56,21 +56,21 @@ def test_many_adds_of_a_window_share_all_but_the_event() -> None:
     """100 counters in windows of 10 s: each process leaves its own marks."""
     units = plan_dynamodb(load(counters=100)).write_units
     assert (units["events"], units["marks"], units["deletion of marks"]) == (1_000, 20, 10)
-    assert units["rollups: head and row"] == 40
+    assert units["rollups: head and row"] == 20
 
 
 def test_fewer_counters_in_a_window_can_be_given() -> None:
-    assert plan_dynamodb(load(dirty=100)).write_units["rollups: head and row"] == 40
+    assert plan_dynamodb(load(dirty=100)).write_units["rollups: head and row"] == 20
 
 
 def test_a_longer_window_has_fewer_rollups() -> None:
     plan = plan_dynamodb(within(load(counters=1_000), rollup_window_us=100 * SECOND))
-    assert plan.write_units["rollups: head and row"] == 40
+    assert plan.write_units["rollups: head and row"] == 20
 
 
 def test_long_names_take_more_units() -> None:
     units = plan_dynamodb(load(name_bytes=1_024)).write_units
-    assert (units["events"], units["rollups: head and row"]) == (2_000, 8_000)
+    assert (units["events"], units["rollups: head and row"]) == (2_000, 4_000)
 
 
 def test_an_atomic_add_takes_twice_as_much_and_marks() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folds import fold_events
+from counter.partitions import slice_of
 from counter.ports import Counted
 from counter.storage.cassandra.session import Session
 from counter.storage.cassandra.tables import PARTITION_IS, event_of
@@ -305,10 +306,12 @@ class EventFolds:
         for low_us, high_us in spans:
             await self._session.slice_of(namespace.dataset, low_us)
             await self._session.slice_of(namespace.dataset, high_us - 1)
+        slices = self._session.state_of(namespace.dataset).slices
+        for low_us, high_us in spans:
+            # They may have been read again for another window, and one is dropped now.
+            slice_of(slices, low_us), slice_of(slices, high_us - 1)
         held: dict[_Key, int] = {}
-        folds = await self._fold(
-            namespace, self._session.state_of(namespace.dataset).slices, spans, held
-        )
+        folds = await self._fold(namespace, slices, spans, held)
         keys = [(counter, (start_us, start_us + size_us)) for counter, start_us in windows]
         if counted is not None:
             for key in keys:

@@ -7,11 +7,9 @@ inserted if they do not exist, and concurrent changes are read at SERIAL.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from counter.consistency import gap_of, stray_of
-from counter.durations import format_duration
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError, UnavailableError
 from counter.limits import START_TIMEOUT_US
 from counter.storage.cassandra.connection import Connection
@@ -37,6 +35,7 @@ from counter.storage.cassandra.tables import (
     is_keyspace,
     keyspace_of,
 )
+from counter.storage.shared.dataset_changes import change_of, changed_dataset
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset, Placement
 
@@ -65,9 +64,6 @@ _NOTHING_DROPPED: Final = (
 _DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices WHERE dataset = ?"
 
 #: Writers and workers must agree on these as long as the dataset's events are kept.
-_FIXED: Final = ("retention_us", "slice_us", "write_timeout_us", "clock_skew_max_us")
-#: A slice keeps the values that it was made with; the next one gets these.
-_OF_NEW_SLICES: Final = ("time_bucket_us", "event_buckets", "event_buckets_max")
 
 
 async def apply_schema(settings: Settings) -> list[str]:
@@ -256,15 +252,8 @@ class _Applying:
     async def _change_dataset(self, row: Row, asked: Dataset, placement: Placement) -> None:
         number, text, _ = row
         existing, placed = dataset_of(asked.name, number, text)
-        for name in _FIXED:
-            old, new = getattr(existing, name), getattr(asked, name)
-            if old != new:
-                self._report.append(
-                    f"dataset {asked.name}: {name.removesuffix('_us')} stays"
-                    f" {format_duration(old)} as it was first set, and does not become"
-                    f" {format_duration(new)}"
-                )
-        changed = replace(existing, **{name: getattr(asked, name) for name in _OF_NEW_SLICES})
+        changed, stays = changed_dataset(existing, asked)
+        self._report += stays
         if (changed, placement) == (existing, placed):
             return
         applied, _ = await self._control.compare(
@@ -276,10 +265,7 @@ class _Applying:
             self._report.append(f"dataset {asked.name} was changed by another process meanwhile")
             return
         if changed != existing:
-            self._report.append(
-                f"dataset {asked.name}: time_bucket, event_buckets_max and event_buckets hold from"
-                " the next slice that is made; restart the processes that roll up"
-            )
+            self._report.append(change_of(asked))
         for name in ("write_consistency", "read_consistency", "datacenter"):
             old, new = (getattr(each, name) or "any" for each in (placed, placement))
             if old != new:

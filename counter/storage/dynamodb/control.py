@@ -1,9 +1,9 @@
 """Namespaces, datasets, slices and numbers: one table that all processes agree on.
 
 A namespace is one item under its name; what must agree changes by one conditional write of its
-version. The item of a deleted one stays for ever, so that a creation from before, which lands late,
-finds it and is refused. Until no process can acknowledge an add to it any more, no namespace of its
-name is created.
+version. What was deleted leaves another item, for ever, so that a creation from before, which lands
+late, is refused. Until no process can acknowledge an add to it any more, no namespace of its name
+is created.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 from counter.errors import (
@@ -25,25 +26,29 @@ from counter.limits import MINUTE, SECOND
 from counter.storage.dynamodb.driver import (
     LOW,
     SORT_KEY_BYTES_MAX,
+    Driver,
     Item,
     Key,
     Refused,
     check,
+    delete,
     put,
     update,
 )
 from counter.storage.dynamodb.layout import (
     ALONE,
+    ATOMIC,
     COUNTS,
-    DATASETS,
     DROPPED,
+    MARKS,
     NAMES,
     WATERMARKS,
     number,
     partition,
     slices_partition,
+    to_text,
 )
-from counter.storage.dynamodb.session import Session
+from counter.storage.dynamodb.session import Session, control_table
 from counter.storage.shared.directory import DatasetState
 from counter.types import (
     ClockReading,
@@ -56,11 +61,15 @@ from counter.types import (
 )
 from counter.windows import first_watermark
 
+_NEW: Final = "attribute_not_exists(pk)"
 _NAMESPACES: Final = b"namespaces"
+#: The latest deleted namespace of each name, for ever.
+_GONE: Final = b"gone namespaces"
 #: Deleted namespaces whose data is not deleted yet, by id.
 _DEPARTED: Final = b"departed"
 _TOKENS: Final = b"tokens"
 _IDS: Final = b"namespace ids"
+DATASET_IDS: Final = b"dataset ids"
 _IS: Final = "i = :i AND v = :v"
 #: How long after it read the slices a process creates a table. If it were longer than retention,
 #: another process could have made the slice and dropped it meanwhile.
@@ -97,13 +106,9 @@ class DynamodbControl:
     # Namespaces.
 
     async def namespaces(self) -> Sequence[Namespace]:
-        before, found = set(self._session.known), []
-        for item in await self._driver.query(self._table, _NAMESPACES):
-            namespace = await self._namespace_of(item)
-            if "gone" in item:
-                self._session.settles_in(namespace.id, namespace.dataset)
-            else:
-                found.append(namespace)
+        before = set(self._session.known)
+        items = await self._driver.query(self._table, _NAMESPACES)
+        found = [await self._namespace_of(item) for item in items]
         self._session.note_namespaces(before, [each.id for each in found])
         return sorted(found, key=lambda each: each.name)
 
@@ -112,57 +117,54 @@ class DynamodbControl:
     ) -> Namespace | None:
         await self._session.load()
         dataset = self._session.dataset_named(settings.dataset)
-        stored = await self._driver.get(self._table, (_NAMESPACES, name.encode()))
-        condition, values = "attribute_not_exists(pk)", {}
-        if stored:
-            if "gone" not in stored:
-                return None
-            deleted = await self._namespace_of(stored)
+        key, gone_key = (_NAMESPACES, name.encode()), (_GONE, name.encode())
+        if await self._driver.get(self._table, key):
+            return None
+        gone, unchanged = await self._driver.get(self._table, gone_key), _NEW
+        if gone:
+            deleted, unchanged = await self._namespace_of(gone), "i = :i"
             self._session.check_settled(name, deleted.id, deleted.dataset)
             # What deleted it may have stopped before it did so.
             await self._delete_watermarks(deleted)
-            condition, values = _IS, {"i": stored["i"], "v": stored["v"]}
-        number_of = await self._take(_IDS, 1)
+        block = await take(self._driver, _IDS, 1)
         eras = (Era(0, settings.accept_limit_us),)
-        namespace = Namespace(number_of.first, name, settings, eras, dataset, now_us, version=1)
+        namespace = Namespace(block.first, name, settings, eras, dataset, now_us, version=1)
         # Before any process can know the namespace: one without watermarks counts as deleted.
         table, pk = self._session.data(dataset), partition(namespace, WATERMARKS)
         through_us = first_watermark(dataset, settings, now_us)
         shards = range(settings.shards)
         puts = ({"pk": pk, "sk": number(shard), "t": through_us} for shard in shards)
         await self._driver.write_many(table, puts)
-        write = put(self._table, _namespace_item(namespace), condition, **values)
-        answer = await self._driver.write(write)
-        # A proxy may have sent it twice: then the stored one is this one.
-        if isinstance(answer, Refused) and answer.item.get("i") != namespace.id:
+        # One from before a deletion, which lands late, finds that the deleted one is another.
+        values = {"i": gone["i"]} if gone else {}
+        refused = await self._driver.transact(
+            [
+                put(self._table, _namespace_item(namespace, _NAMESPACES), _NEW),
+                check(self._table, gone_key, unchanged, **values),
+            ]
+        )
+        if refused is not None:
             await self._driver.write_many(table, deletes=[(pk, number(shard)) for shard in shards])
             return None
         self._session.known.add(namespace.id)
         return namespace
 
     async def update_namespace(self, namespace: Namespace, updated: Namespace) -> bool:
-        item = _namespace_item(updated)
-        answer = await self._driver.write(
-            put(
-                *(self._table, item, f"{_IS} AND attribute_not_exists(gone)"),
-                i=namespace.id,
-                v=namespace.version,
-            )
-        )
+        item = _namespace_item(updated, _NAMESPACES)
+        write = put(self._table, item, _IS, i=namespace.id, v=namespace.version)
+        answer = await self._driver.write(write)
+        # A proxy may have sent it twice.
         return not isinstance(answer, Refused) or answer.item == item
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
-        item = _namespace_item(namespace)
-        gone = {**item, "v": namespace.version + 1, "gone": True}
+        key = _NAMESPACES, namespace.name.encode()
+        departed = {**_namespace_item(namespace, _DEPARTED), "sk": number(namespace.id)}
         refused = await self._driver.transact(
             [
-                put(
-                    *(self._table, gone, f"{_IS} AND attribute_not_exists(gone)"),
-                    i=namespace.id,
-                    v=namespace.version,
-                ),
+                delete(self._table, key, _IS, i=namespace.id, v=namespace.version),
+                put(self._table, _namespace_item(namespace, _GONE)),
                 # Its data is deleted by and by.
-                put(self._table, {**item, "pk": _DEPARTED, "sk": number(namespace.id)}),
+                put(self._table, departed),
             ]
         )
         if refused is not None:
@@ -224,7 +226,7 @@ class DynamodbControl:
     async def _record_slice(self, dataset: Dataset, each: Slice, table: str) -> None:
         """Record a slice whose table is made, unless another process has dropped it meanwhile."""
         pk = slices_partition(dataset)
-        item = {"pk": pk, "sk": number(each.start_us), "document": json.dumps(asdict(each))}
+        item = {"pk": pk, "sk": number(each.start_us), "document": to_text(asdict(each))}
         refused = await self._driver.transact(
             [
                 check(self._table, (pk, DROPPED), "t < :e", e=each.end_us),
@@ -239,7 +241,7 @@ class DynamodbControl:
         stored = await self._driver.get(self._table, key)
         if not stored or _slice_from(stored).retired_at_us is not None:
             return
-        text = json.dumps(asdict(replace(_slice_from(stored), retired_at_us=now_us)))
+        text = to_text(asdict(replace(_slice_from(stored), retired_at_us=now_us)))
         change, condition = "SET document = :d", "document = :o"
         # If it is refused, another process was first.
         await self._driver.write(
@@ -266,7 +268,7 @@ class DynamodbControl:
         first = self._session.events(dataset, 0)[:-1]
         for table in await self._driver.tables():
             start = table.removeprefix(first)
-            if start != table and int(start) + dataset.slice_us <= dropped_us:
+            if start.isdecimal() and int(start) + dataset.slice_us <= dropped_us:
                 await self._driver.drop_table(table)
         pk = slices_partition(dataset)
         items = await self._driver.query(self._table, pk, DROPPED + b"\x00")
@@ -280,46 +282,31 @@ class DynamodbControl:
     # Numbers, and what is left to delete.
 
     async def lease_tokens(self, count: int, now_us: int) -> TokenBlock:
-        return await self._take(_TOKENS, count, now_us)
+        return await take(self._driver, _TOKENS, count, now_us)
 
     async def begin_new_life(self, now_us: int) -> None:
         """After a restore, skip the numbers that were issued after the backup, and token times
         before *now_us*."""
-        await self._take(_TOKENS, _TOKENS_JUMP, now_us)
-        await self._take(_IDS, _IDS_JUMP)
-
-    async def _take(self, name: bytes, count: int, now_us: int = 0) -> TokenBlock:
-        """Take *count* numbers; return the first, and *now_us* or the latest time taken if that is
-        later. Numbers whose answer is lost are never used."""
-        key = name, ALONE
-        later = update(self._table, key, "SET t = :t ADD n :n", "t <= :t", n=count, t=now_us)
-        answer = await self._driver.write(later)
-        if isinstance(answer, Refused):
-            more = update(self._table, key, "ADD n :n", "attribute_exists(pk)", n=count)
-            answer = await self._driver.write(more)
-        if isinstance(answer, Refused):
-            raise StoreUnavailableError(
-                "DynamoDB: the schema is made by half: run `counter schema apply`"
-            )
-        return TokenBlock(answer["o"], answer["n"] - count, answer["t"])
+        await take(self._driver, _TOKENS, _TOKENS_JUMP, now_us)
+        for name in (_IDS, DATASET_IDS):
+            await take(self._driver, name, _IDS_JUMP)
 
     async def purge(self, now_us: int) -> bool:
-        """Delete the data of deleted namespaces. Marks, decisions and keys expire by themselves,
-        and events go with their slices."""
+        """Delete the data of deleted namespaces. Decisions and keys expire by themselves, and
+        events go with their slices."""
         for item in await self._driver.query(self._table, _DEPARTED):
             namespace = await self._namespace_of(item)
             if self._session.settles_in(namespace.id, namespace.dataset) > 0:
                 continue
             await self._delete_watermarks(namespace)
             table = self._session.data(namespace.dataset)
-            for bucket in range(namespace.settings.shards):
-                pk = partition(namespace, NAMES, bucket)
-                names = await self._driver.query(table, pk, limit=_PURGED_MAX)
-                for name in names:
-                    counts = partition(namespace, COUNTS, name["sk"])
-                    await self._delete_partition(namespace, counts)
-                await self._driver.write_many(table, deletes=[(pk, name["sk"]) for name in names])
-                if names:
+            for bucket, kind in product(range(namespace.settings.shards), (NAMES, MARKS, ATOMIC)):
+                pk = partition(namespace, kind, bucket)
+                items = await self._driver.query(table, pk, limit=_PURGED_MAX)
+                for name in (each["sk"] for each in items if kind == NAMES):
+                    await self._delete_partition(namespace, partition(namespace, COUNTS, name))
+                await self._driver.write_many(table, deletes=[(pk, each["sk"]) for each in items])
+                if items:
                     return True
             await self._driver.write_many(self._table, deletes=[(_DEPARTED, item["sk"])])
             return True
@@ -340,30 +327,41 @@ class DynamodbControl:
         )
 
 
-def first_items(datasets: Sequence[Dataset]) -> list[Item]:
-    """Return what the control table holds at first."""
-    issuer = os.urandom(8)
-    items: list[Item] = [
-        {"pk": name, "sk": ALONE, "n": 1, "t": 0, "o": issuer} for name in (_TOKENS, _IDS)
-    ]
-    for each in datasets:
-        document = json.dumps(asdict(each))
-        items.append({"pk": DATASETS, "sk": each.name.encode(), "document": document})
-        items.append({"pk": slices_partition(each), "sk": DROPPED, "t": 0})
-    return items
+async def begin_numbers(driver: Driver) -> None:
+    """Let all numbers begin at 1, unless they have begun."""
+    issuer, table = os.urandom(8), control_table(driver.options.prefix)
+    for name in (_TOKENS, _IDS, DATASET_IDS):
+        item = {"pk": name, "sk": ALONE, "n": 1, "t": 0, "o": issuer}
+        await driver.write(put(table, item, _NEW))
 
 
-def _namespace_item(namespace: Namespace) -> Item:
+async def take(driver: Driver, name: bytes, count: int, now_us: int = 0) -> TokenBlock:
+    """Take *count* numbers; return the first, and *now_us* or the latest time taken if that is
+    later. Numbers whose answer is lost are never used."""
+    table, key = control_table(driver.options.prefix), (name, ALONE)
+    later = update(table, key, "SET t = :t ADD n :n", "t <= :t", n=count, t=now_us)
+    answer = await driver.write(later)
+    if isinstance(answer, Refused):
+        more = update(table, key, "ADD n :n", "attribute_exists(pk)", n=count)
+        answer = await driver.write(more)
+    if isinstance(answer, Refused):
+        raise StoreUnavailableError(
+            "DynamoDB: the schema is made by half: run `counter schema apply`"
+        )
+    return TokenBlock(answer["o"], answer["n"] - count, answer["t"])
+
+
+def _namespace_item(namespace: Namespace, pk: bytes) -> Item:
     created_at_us = namespace.created_at_us
     document = namespace.document() | {"eras": namespace.eras, "created_at_us": created_at_us}
     return {
-        "pk": _NAMESPACES,
+        "pk": pk,
         "sk": namespace.name.encode(),
         "name": namespace.name,
         "i": namespace.id,
         "v": namespace.version,
         "s": namespace.dataset.id,
-        "document": json.dumps(document),
+        "document": to_text(document),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from counter.limits import HOUR, SECOND
+from counter.limits import DAY, HOUR, SECOND
 from counter.storage.dynamodb.driver import Item, Key, Refused, delete, put, update
 from counter.storage.dynamodb.layout import ALONE, DECISION, EXPIRES, RESERVED, number, partition
 from counter.storage.dynamodb.session import Session
@@ -117,19 +117,23 @@ class DynamodbLeases:
 
 
 _KEYS: Final = b"api keys"
+_GONE_FOR_S: Final = 30 * DAY // SECOND
 
 
 class DynamodbKeys:
     """:class:`counter.ports.KeyStore`."""
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         self._driver, self._table = session.driver, session.control
         self._reader = KeyReader()
 
     async def api_keys(self) -> Sequence[ApiKey]:
         items = await self._driver.query(self._table, _KEYS)
         return self._reader.keys(
-            (item["sk"].decode(), item["document"], item.get("u")) for item in items
+            (item["sk"].decode(), item["document"], item.get("u"))
+            for item in items
+            if "document" in item
         )
 
     async def create_api_key(self, key: ApiKey) -> bool:
@@ -150,12 +154,14 @@ class DynamodbKeys:
         stored = await self._stored(key)
         if stored is None:
             return False
-        write = delete(self._table, _key_of(key), "document = :o", o=stored)
-        answer = await self._driver.write(write)
-        return not isinstance(answer, Refused) or not answer.item
+        # What is left of it refuses a creation from before that lands late.
+        until_s = self._session.clock.now_us() // SECOND + _GONE_FOR_S
+        gone = {"pk": _KEYS, "sk": key.id.encode(), EXPIRES: until_s}
+        answer = await self._driver.write(put(self._table, gone, "document = :o", o=stored))
+        return not isinstance(answer, Refused) or "document" not in answer.item
 
     async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
-        is_later = "attribute_exists(pk) AND (attribute_not_exists(u) OR u < :u)"
+        is_later = "attribute_exists(document) AND (attribute_not_exists(u) OR u < :u)"
         for key_id, used_us in uses:
             key = _KEYS, key_id.encode()
             await self._driver.write(update(self._table, key, "SET u = :u", is_later, u=used_us))
@@ -163,7 +169,7 @@ class DynamodbKeys:
     async def _stored(self, key: ApiKey) -> str | None:
         """Return the stored text of *key*; None if it is not as *key* says."""
         item = await self._driver.get(self._table, _key_of(key))
-        if not item or key_from(key.id, item["document"], key.last_used_us) != key:
+        if "document" not in item or key_from(key.id, item["document"], key.last_used_us) != key:
             return None
         return str(item["document"])
 

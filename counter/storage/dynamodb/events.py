@@ -14,6 +14,8 @@ from typing import Final, cast
 
 from counter.errors import UnavailableError
 from counter.folds import fold_events
+from counter.limits import TIME_MAX_US
+from counter.partitions import slice_of
 from counter.ports import Counted
 from counter.storage.dynamodb.driver import (
     HIGH,
@@ -40,6 +42,8 @@ from counter.windows import window_of
 
 _ATTEMPTS_MAX: Final = 3
 _ATTEMPT_BYTES: Final = 8
+#: Counters whose events are read at once for one request.
+_READ_AT_ONCE: Final = 16
 #: A slice, and the part of it from an instant to another.
 _Span = tuple[Slice, int, int]
 
@@ -68,13 +72,16 @@ class DynamodbEvents:
             outcome, first = outcomes[place], firsts[place]
             if first != at and outcome in (Written.NEW, Written.REPLAYED):
                 outcome = _compared(events[at], events[first])
+            elif first != at and outcome is Written.CONFLICT:
+                # The stored one may be as this one.
+                [outcome] = await each_of([self._append(namespace, place, events[at])])
             answers.append(outcome)
         return answers
 
     async def _append(self, namespace: Namespace, place: Place, event: Event) -> Written:
         attempt = os.urandom(_ATTEMPT_BYTES)
         write = _put(place, event, attempt)
-        async with self._session.of_slices(namespace.dataset):
+        async with self._session.of_slices(namespace.dataset, event.event_time_us):
             answer = await self._driver.write(write, namespace.dataset.write_timeout_us)
         return _outcome(event, answer, attempt) if isinstance(answer, Refused) else Written.NEW
 
@@ -86,7 +93,7 @@ class DynamodbEvents:
         # as the first, and could not tell that it is a replay.
         while left:
             puts = [_put(place, event, attempt) for place, event in left.items()]
-            async with self._session.of_slices(namespace.dataset):
+            async with self._session.of_slices(namespace.dataset, events[0].event_time_us):
                 refused = await self._driver.transact(puts, timeout_us)
             if refused is None:
                 return Written.NEW
@@ -104,7 +111,7 @@ class DynamodbEvents:
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
         places = await self._places(namespace, events)
-        async with self._session.of_slices(namespace.dataset):
+        async with self._session.of_slices(namespace.dataset, _earliest(events)):
             found = await self._driver.get_many(places)
         items = [found.get(place, {}) for place in places]
         return [event_from(item) if is_event(item) else None for item in items]
@@ -117,7 +124,7 @@ class DynamodbEvents:
     async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
         places = await self._places(namespace, events)
         puts = (put(table, {"pk": key[0], "sk": key[1]}) for table, key in places)
-        async with self._session.of_slices(namespace.dataset):
+        async with self._session.of_slices(namespace.dataset, _earliest(events)):
             await gather(*(self._driver.write(each) for each in puts))
 
     async def sums(
@@ -131,6 +138,10 @@ class DynamodbEvents:
         for _, start_us in windows:
             await self._session.slice_of(namespace.dataset, start_us)
             await self._session.slice_of(namespace.dataset, start_us + size_us - 1)
+        slices = self._session.state_of(namespace.dataset).slices
+        for _, start_us in windows:
+            # They may have been read again for another window, and one is dropped now.
+            slice_of(slices, start_us), slice_of(slices, start_us + size_us - 1)
         spans = [(counter, start_us, start_us + size_us) for counter, start_us in windows]
         return [fold_events(events) for events in await self._between(namespace, spans)]
 
@@ -210,9 +221,16 @@ class DynamodbEvents:
         self, namespace: Namespace, spans: Sequence[tuple[str, int, int]]
     ) -> list[list[Event]]:
         """Return the events of each (counter, from, to), in the order of its buckets."""
-        slices = self._session.state_of(namespace.dataset).slices
-        async with self._session.of_slices(namespace.dataset):
-            return await gather(*(self._events(namespace, slices, *span) for span in spans))
+        if not spans:
+            return []
+        slices, found = self._session.state_of(namespace.dataset).slices, []
+        async with self._session.of_slices(namespace.dataset, min(each[1] for each in spans)):
+            # Some at a time, so that adds do not wait behind all of them.
+            for at in range(0, len(spans), _READ_AT_ONCE):
+                some = spans[at : at + _READ_AT_ONCE]
+                reads = (self._events(namespace, slices, *span) for span in some)
+                found += await gather(*reads)
+        return found
 
     async def _events(
         self, namespace: Namespace, slices: Sequence[Slice], counter: str, low_us: int, high_us: int
@@ -259,6 +277,10 @@ def _spans(slices: Sequence[Slice], low_us: int, high_us: int) -> list[_Span]:
     """Return the parts of ``[low_us, high_us)`` by slice, earliest first."""
     parts = ((each, max(low_us, each.start_us), min(high_us, each.end_us)) for each in slices)
     return [part for part in parts if part[1] < part[2]]
+
+
+def _earliest(events: Sequence[Event]) -> int:
+    return min((event.event_time_us for event in events), default=TIME_MAX_US)
 
 
 def _put(place: Place, event: Event, attempt: bytes) -> Write:

@@ -6,6 +6,7 @@ Every table has a partition key and a sort key.
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Final
 
 from counter.partitions import event_bucket_of
@@ -37,6 +38,11 @@ RESERVED: Final = b"k"
 PENDING: Final = b"p"
 HEAD: Final = b"q"
 ROW: Final = b"r"
+
+
+def to_text(document: object) -> str:
+    """Return *document* as JSON: an item is bounded in bytes, and escapes take many."""
+    return json.dumps(document, ensure_ascii=False)
 
 
 def number(value: int) -> bytes:

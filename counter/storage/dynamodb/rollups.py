@@ -1,7 +1,7 @@
 """Marks, watermarks and counts: pending work of the rollup, its progress, and its results.
 
-A counter's update is one transaction. Its conditions keep what another worker wrote later; what
-they refuse is left out, and the rest is tried again.
+A counter's update is written item by item, in an order in which each part may be the last one. Its
+conditions keep what another worker wrote later.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from counter.errors import UnavailableError
 from counter.partitions import shard_of
 from counter.storage.dynamodb.driver import (
     LOW,
-    TRANSACTION_ITEMS_MAX,
     Item,
     Refused,
     Write,
-    delete,
     each_of,
     put,
     update,
@@ -42,6 +40,7 @@ from counter.storage.dynamodb.layout import (
     pending_place,
     row_from,
     row_place,
+    to_text,
 )
 from counter.storage.dynamodb.session import Session
 from counter.storage.shared.directory import unknown
@@ -60,10 +59,8 @@ from counter.types import (
 #: The maximum of remembered counters whose names are listed; forgetting one is safe.
 _NAMES_MAX: Final = 200_000
 _ATTEMPTS_MAX: Final = 5
-#: Items that one call deletes of those that a watermark has passed.
-_DROPPED_MAX: Final = 10_000
-#: What a transaction may hold besides a head.
-_BESIDE_HEAD: Final = TRANSACTION_ITEMS_MAX - 1
+#: Items that are deleted at a time of those that a watermark has passed.
+_DROPPED_MAX: Final = 1_000
 
 
 class DynamodbRollups:
@@ -113,7 +110,7 @@ class DynamodbRollups:
             "t": first.event_time_us,
             "e": first.event_id,
             "a": atom,
-            "i": json.dumps([[e.counter, e.item_key, e.delta, e.clear] for e in mark.events]),
+            "i": to_text([[e.counter, e.item_key, e.delta, e.clear] for e in mark.events]),
         }
         items = [
             {"pk": partition(namespace, ATOMIC, shard), **cells}
@@ -138,18 +135,19 @@ class DynamodbRollups:
         new = [name for name in counters if (namespace.id, name) not in self._listed]
         timeout_us = namespace.dataset.write_timeout_us
         table = self._session.data(namespace.dataset)
-        # Each by itself: DynamoDB may do a part of a batch, and would not say which.
-        writes = [put(table, item) for item in items]
-        writes += [self._name(namespace, name, counters[name], listed=True) for name in new]
-        written = await each_of(self._driver.write(each, timeout_us) for each in writes)
-        errors = [each if isinstance(each, UnavailableError) else None for each in written]
-        unlisted = dict(zip(new, errors[len(items) :], strict=True))
+        names = (self._name(namespace, name, counters[name], listed=True) for name in new)
+        errors, written = await gather(
+            self._driver.put_each(table, items, timeout_us),
+            each_of(self._driver.write(each, timeout_us) for each in names),
+        )
+        failed = (each if isinstance(each, UnavailableError) else None for each in written)
+        unlisted = dict(zip(new, failed, strict=True))
         for name, error in unlisted.items():
             if error is None:
                 self._listed[namespace.id, name] = None
         while len(self._listed) > _NAMES_MAX:
             self._listed.popitem(last=False)
-        return errors[: len(items)], unlisted
+        return errors, unlisted
 
     def _name(self, namespace: Namespace, counter: str, time_us: int, *, listed: bool) -> Write:
         """Return the write that lists a name, or takes it off the list: the later of the two
@@ -217,8 +215,11 @@ class DynamodbRollups:
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
         table = self._session.data(namespace.dataset)
         for kind in (MARKS, ATOMIC):
-            items = await self._marks(namespace, kind, shard, -1, through_us, _DROPPED_MAX)
-            await self._driver.write_many(table, deletes=_keys(items))
+            is_more = True
+            while is_more:
+                items = await self._marks(namespace, kind, shard, -1, through_us, _DROPPED_MAX)
+                await self._driver.write_many(table, deletes=_keys(items))
+                is_more = len(items) == _DROPPED_MAX
 
     async def _marks(
         self,
@@ -298,39 +299,29 @@ class DynamodbRollups:
         rows = [
             _row(table, pk, row, through_us) for row in change.rows if row.window_us > settled_us
         ]
-        # Rows that do not fit go first, and recounts that do not fit are removed last: a worker
-        # that stops in between does the same again.
-        while len(rows) > _BESIDE_HEAD:
-            await self._transact(table, pk, {}, rows[:TRANSACTION_ITEMS_MAX])
-            rows = rows[TRANSACTION_ITEMS_MAX:]
-        done = [(pk, pending_place(each)) for each in change.pending_done]
-        room = _BESIDE_HEAD - len(rows)
-        rows += (delete(table, key) for key in done[:room])
+        # The rows go first, and recounts are removed last: a worker that stops in between does the
+        # same again, and no query sees a head without its rows, or without what is pending. A row
+        # or a head that is refused has a later one in its place.
+        await gather(*(self._driver.write(each) for each in rows))
         settled = {} if change.settled is None else {"s": change.settled}
-        await self._transact(table, pk, {"c": change.checkpoint, **settled}, rows)
-        await self._driver.write_many(table, deletes=done[room:])
+        await self._write_head(table, pk, {"c": change.checkpoint, **settled})
+        done = [(pk, pending_place(each)) for each in change.pending_done]
+        await self._driver.write_many(table, deletes=done)
         if settled:
             items = await self._driver.query(table, pk, row_place(0), row_place(settled_us))
             await self._driver.write_many(table, deletes=_keys(items))
 
-    async def _transact(
-        self, table: str, pk: bytes, heads: Mapping[str, Checkpoint], rows: Sequence[Write]
-    ) -> None:
-        """Do it all at once, without what is refused because a later one is there."""
-        for _ in range(_ATTEMPTS_MAX):
-            writes = [*([_head(table, pk, heads)] if heads else []), *rows]
-            refused = await self._driver.transact(writes) if writes else None
-            if refused is None:
+    async def _write_head(self, table: str, pk: bytes, heads: Mapping[str, Checkpoint]) -> None:
+        """Write the checkpoints that are not earlier than the stored ones, at once."""
+        while heads:
+            answer = await self._driver.write(_head(table, pk, heads))
+            if not isinstance(answer, Refused):
                 return
-            stored = refused[0].item if heads and isinstance(refused[0], Refused) else {}
-            refused = refused[len(writes) - len(rows) :]
             heads = {
                 name: each
                 for name, each in heads.items()
-                if checkpoint_from(stored, name).time_us <= each.time_us
+                if checkpoint_from(answer.item, name).time_us <= each.time_us
             }
-            rows = [each for each, answer in zip(rows, refused, strict=True) if answer is None]
-        raise UnavailableError("counts change again and again", retry_after_us=100_000)
 
     async def leave_pending(
         self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]

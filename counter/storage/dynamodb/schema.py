@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from counter.storage.dynamodb.control import first_items
-from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Refused, put
-from counter.storage.dynamodb.layout import EXPIRES
+from counter.storage.dynamodb.control import DATASET_IDS, begin_numbers, take
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Refused, put, update
+from counter.storage.dynamodb.layout import DATASETS, DROPPED, EXPIRES, slices_partition, to_text
 from counter.storage.dynamodb.session import control_table, data_table
+from counter.storage.shared.dataset_changes import change_of, changed_dataset
 from counter.types import Dataset
 
 if TYPE_CHECKING:
@@ -48,8 +51,35 @@ async def apply_schema(driver: Driver, datasets: Sequence[Dataset]) -> Sequence[
         await driver.create_table(table, EXPIRES)
         if table not in known:
             did.append(f"made table {table}")
-    for item in first_items(datasets):
-        answer = await driver.write(put(control, item, "attribute_not_exists(pk)"))
-        if not isinstance(answer, Refused) and "document" in item:
-            did.append(f"made dataset {item['sk'].decode()}")
-    return did or [f"the tables {prefix}_* are up to date"]
+    await begin_numbers(driver)
+    for each in datasets:
+        did += await _have_dataset(driver, control, each)
+    return did or [f"the tables {prefix}.* are up to date"]
+
+
+async def _have_dataset(driver: Driver, control: str, asked: Dataset) -> Sequence[str]:
+    """Make a dataset under an id of its own, or change what may be changed of it."""
+    key = DATASETS, asked.name.encode()
+    stored = await driver.get(control, key)
+    if not stored:
+        block = await take(driver, DATASET_IDS, 1)
+        made = replace(asked, id=block.first)
+        refused = await driver.transact(
+            [
+                put(
+                    *(control, {"pk": key[0], "sk": key[1], "document": to_text(asdict(made))}),
+                    "attribute_not_exists(pk)",
+                ),
+                put(control, {"pk": slices_partition(made), "sk": DROPPED, "t": 0}),
+            ]
+        )
+        # If it is refused, another process was first.
+        return [] if refused else [f"made dataset {asked.name}"]
+    existing = Dataset(**json.loads(stored["document"]))
+    changed, stays = changed_dataset(existing, asked)
+    if changed != existing:
+        text, before = to_text(asdict(changed)), stored["document"]
+        write = update(control, key, "SET document = :d", "document = :o", d=text, o=before)
+        if not isinstance(await driver.write(write), Refused):
+            return [*stays, change_of(changed)]
+    return stays

@@ -34,7 +34,7 @@ class Session(Directory[DatasetState]):
 
     def events(self, dataset: Dataset, start_us: int) -> str:
         """Return the table of the slice that starts at *start_us*."""
-        return f"{self.driver.options.prefix}_{dataset.name}_events_{start_us}"
+        return f"{self.driver.options.prefix}.{dataset.name}.events.{start_us}"
 
     async def load(self) -> None:
         """Read the datasets and their slices. Raises StartupError if there is no schema."""
@@ -57,20 +57,25 @@ class Session(Directory[DatasetState]):
         state.read([Slice(**each) for each in documents], dropped_us)
 
     @asynccontextmanager
-    async def of_slices(self, dataset: Dataset) -> AsyncIterator[None]:
-        """Raise SliceMissingError if the table of a slice is missing, and read them again."""
+    async def of_slices(self, dataset: Dataset, from_us: int) -> AsyncIterator[None]:
+        """Do something with slices of *from_us* and later. Raises SliceMissingError if the table of
+        one is missing, or may be: DynamoDB goes on to answer from a table that it deletes."""
         try:
             yield
         except NoTableError as error:
             await self.reload_slices(dataset)
             raise SliceMissingError(f"a slice was dropped meanwhile: {error.detail}") from error
+        # A slice goes when retention is over, by the clocks of others, and its record goes first.
+        kept_us = self.clock.now_us() - dataset.retention_us + 2 * dataset.clock_skew_max_us
+        if from_us < kept_us:
+            (await self.reload_slices(dataset)).check_kept(from_us)
 
 
 def control_table(prefix: str) -> str:
     """Return the table of what all processes agree on."""
-    return f"{prefix}_control"
+    return f"{prefix}.control"
 
 
 def data_table(prefix: str, dataset: Dataset) -> str:
     """Return the table of the dataset's marks, counts and decisions."""
-    return f"{prefix}_{dataset.name}_data"
+    return f"{prefix}.{dataset.name}.data"

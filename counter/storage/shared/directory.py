@@ -148,7 +148,9 @@ class Directory(Generic[_State]):
     def note_namespaces(self, before: set[int], ids: Sequence[int]) -> None:
         """Read the ids of all namespaces. Those that were known *before* the listing began, and are
         not among them, are deleted."""
-        self.gone |= before.difference(ids)
+        for each in before.difference(ids):
+            self.gone.add(each)
+            self.gone_for(each)
         self.known = (self.known | set(ids)) - self.gone
 
     def settles_in(self, namespace_id: int, dataset: Dataset) -> int:

@@ -1,0 +1,244 @@
+"""What DynamoDB's tables make possible to get wrong: each case is a defect that there was."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import AsyncMock, patch
+
+import pytest
+
+from counter.errors import SliceMissingError, StoreUnavailableError
+from counter.limits import HOUR, MINUTE
+from counter.storage.dynamodb import DynamodbOptions, DynamodbStore, apply_schema
+from counter.storage.dynamodb.driver import Driver, Item, Refused, Write, put
+from counter.storage.dynamodb.layout import ATOMIC, MARKS, partition
+from counter.storage.shared.directory import DatasetState
+from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Written
+from tests.contracts.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    WINDOW,
+    add,
+    atomic,
+    make_namespace,
+    make_slices,
+    slice_at,
+    written,
+)
+from tests.contracts.control_cases import purge
+from tests.support.clock import FakeClock
+from tests.support.dynamodb import FreshStore, empty
+
+KEY = ApiKey("key", "a key", b"\x01" * 32, ("*",), Scope.WRITE, NOW)
+
+
+@pytest.fixture
+async def store(dynamodb: DynamodbOptions) -> AsyncIterator[DynamodbStore]:
+    store = FreshStore(dynamodb, FakeClock(NOW), [DATASET])
+    await store.open()
+    await make_slices(store)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def namespace(store: DynamodbStore) -> Namespace:
+    return await make_namespace(store)
+
+
+@pytest.fixture
+async def driver(dynamodb: DynamodbOptions) -> AsyncIterator[Driver]:
+    """One whose tables are those of no other test."""
+    driver = Driver(replace(dynamodb, prefix="apart"))
+    await driver.open()
+    await empty(driver)
+    yield driver
+    await driver.close()
+
+
+async def stale(store: DynamodbStore, *starts: int) -> None:
+    """Have the process know these slices, and no drop, as one that was asleep does."""
+    state: DatasetState = store.session.state_of(DATASET)
+    state.slices, state.dropped_before_us = [slice_at(each) for each in starts], 0
+
+
+async def test_a_window_of_a_dropped_slice_is_not_0_beside_one_of_a_new_slice(
+    store: DynamodbStore, namespace: Namespace
+) -> None:
+    """The new one has the slices read again, and the dropped one is not among them any more."""
+    await store.control.drop_slice(DATASET, FIRST_SLICE)
+    await stale(store, FIRST_SLICE)
+    with pytest.raises(SliceMissingError):
+        await store.events.sums(namespace, [("c", FIRST_SLICE), ("c", FIRST_SLICE + SLICE)])
+
+
+async def test_what_is_read_of_a_table_that_is_being_deleted_is_no_answer(
+    store: DynamodbStore, namespace: Namespace
+) -> None:
+    """DynamoDB goes on to answer, perhaps with a part of it."""
+    event = add(at=FIRST_SLICE + MINUTE)
+    store.session.clock.advance(DATASET.retention_us)  # type: ignore[attr-defined]
+    with patch.object(Driver, "drop_table", AsyncMock()):
+        await store.control.drop_slice(DATASET, FIRST_SLICE)
+    spans = {"from_us": FIRST_SLICE, "to_us": FIRST_SLICE + WINDOW}
+    for ask in (
+        lambda: store.events.find(namespace, [event]),
+        lambda: store.events.void(namespace, [event]),
+        lambda: store.events.sums(namespace, [("c", FIRST_SLICE)]),
+        lambda: store.events.tails(namespace, [("c", FIRST_SLICE)], until_us=NOW),
+        lambda: store.events.window_folds(namespace, ["c"], **spans),
+    ):
+        await stale(store, FIRST_SLICE)
+        with pytest.raises(SliceMissingError):
+            await ask()
+
+
+async def test_each_dataset_has_an_id_of_its_own(driver: Driver) -> None:
+    """Whatever their order in the settings of the day."""
+    first = [replace(DATASET, id=n, name=name) for n, name in enumerate(("billing", "default"))]
+    await apply_schema(driver, first)
+    more = [replace(DATASET, id=n, name=name) for n, name in enumerate(("a", "billing", "default"))]
+    assert list(await apply_schema(driver, more)) == ["made table apart.a.data", "made dataset a"]
+    store = DynamodbStore(driver.options, FakeClock(NOW))
+    await store.open()
+    datasets = await store.control.datasets()
+    assert sorted(each.name for each in datasets) == ["a", "billing", "default"]
+    await store.close()
+
+
+async def test_a_changed_dataset_holds_from_the_next_slice(driver: Driver) -> None:
+    await apply_schema(driver, [DATASET])
+    assert list(await apply_schema(driver, [DATASET])) == ["the tables apart.* are up to date"]
+    changed = replace(DATASET, event_buckets=32, retention_us=2 * DATASET.retention_us)
+    stays, holds = await apply_schema(driver, [changed])
+    assert "retention stays 1h as it was first set" in stays
+    assert "event_buckets hold from the next slice" in holds
+    store = DynamodbStore(driver.options, FakeClock(NOW))
+    await store.open()
+    (dataset,) = await store.control.datasets()
+    assert (dataset.event_buckets, dataset.retention_us) == (32, DATASET.retention_us)
+    await store.close()
+
+
+async def test_a_dataset_whose_name_begins_as_anothers_tables_is_in_nobodys_way(
+    driver: Driver,
+) -> None:
+    """Slices are found by the names of their tables."""
+    clicks, events = DATASET, replace(DATASET, name=f"{DATASET.name}_events")
+    await apply_schema(driver, [clicks, events])
+    store = DynamodbStore(driver.options, FakeClock(NOW))
+    await store.open()
+    dataset = next(each for each in await store.control.datasets() if each.name == DATASET.name)
+    await store.control.make_slices(dataset, slice_at(FIRST_SLICE), slice_at(FIRST_SLICE + SLICE))
+    assert await store.control.drop_slice(dataset, FIRST_SLICE)
+    assert [each.start_us for each in await store.control.slices(dataset)] == [FIRST_SLICE + SLICE]
+    await store.close()
+
+
+async def test_what_dynamodb_does_not_take_is_an_error_and_no_refusal(store: DynamodbStore) -> None:
+    """A condition that did not hold is an answer: new, replayed, decided otherwise."""
+    large = put(store.session.control, {"pk": b"large", "sk": b"\x00", "x": b"x" * 500_000})
+    with pytest.raises(StoreUnavailableError, match="ValidationException"):
+        await store.driver.write(large)
+    with pytest.raises(StoreUnavailableError, match="Validation"):
+        await store.driver.transact([large])
+
+
+async def test_a_read_of_many_counters_lets_adds_pass(
+    store: DynamodbStore, namespace: Namespace
+) -> None:
+    under_way: list[int] = [0]
+    query = store.driver.query
+
+    async def counted(*arguments: Any, **options: Any) -> list[Item]:
+        under_way.append(under_way[-1] + 1)
+        try:
+            return await query(*arguments, **options)
+        finally:
+            under_way.append(under_way[-1] - 1)
+
+    after = [(f"c{n}", NOW - WINDOW) for n in range(100)]
+    with patch.object(store.driver, "query", counted):
+        folds = await store.events.tails(namespace, after, until_us=NOW + WINDOW)
+    assert len(folds) == 100
+    assert max(under_way) <= 16 * DATASET.event_buckets
+
+
+async def test_of_two_payloads_in_one_call_the_stored_one_is_a_replay(
+    store: DynamodbStore, namespace: Namespace
+) -> None:
+    await written(store, namespace, [add(delta=2)])
+    answers = await store.events.append(namespace, [add(delta=1), add(delta=2), add(delta=3)])
+    assert list(answers) == [Written.CONFLICT, Written.REPLAYED, Written.CONFLICT]
+
+
+async def test_a_creation_that_lands_after_the_deletion_makes_no_namespace(
+    store: DynamodbStore, namespace: Namespace
+) -> None:
+    """What a deletion leaves is there for ever, and is not read with the namespaces."""
+    sent: list[Sequence[Write]] = []
+    transact = store.driver.transact
+
+    async def noted(writes: Sequence[Write], timeout_us: int | None = None) -> Any:
+        sent.append(writes)
+        return await transact(writes, timeout_us)
+
+    with patch.object(store.driver, "transact", noted):
+        made = await store.control.create_namespace("again", SETTINGS, NOW)
+    assert made is not None
+    assert await store.control.delete_namespace(made)
+    assert len(await store.driver.query(store.session.control, b"namespaces")) == 1
+    assert await store.driver.transact(sent[0]) is not None
+    store.session.clock.advance(HOUR)  # type: ignore[attr-defined]
+    await purge(store, NOW + HOUR)
+    assert await store.driver.transact(sent[0]) is not None
+    assert [each.name for each in await store.control.namespaces()] == [namespace.name]
+    assert await store.control.create_namespace("again", SETTINGS, NOW + HOUR) is not None
+    assert await store.driver.transact(sent[0]) is not None
+
+
+async def test_a_key_that_was_forgotten_does_not_come_back(store: DynamodbStore) -> None:
+    """By its creation, delivered once more."""
+    sent: list[Write] = []
+    write = store.driver.write
+
+    async def noted(each: Write, timeout_us: int | None = None) -> Item | Refused:
+        sent.append(each)
+        return await write(each, timeout_us)
+
+    with patch.object(store.driver, "write", noted):
+        assert await store.keys.create_api_key(KEY)
+    assert await store.keys.forget_api_key(KEY)
+    assert isinstance(await store.driver.write(sent[0]), Refused)
+    await store.keys.note_api_key_uses([(KEY.id, NOW)])
+    assert await store.keys.api_keys() == []
+    assert not await store.keys.change_api_key(KEY, replace(KEY, label="new"))
+
+
+async def test_marks_go_with_their_namespace_and_behind_the_watermark(
+    store: DynamodbStore, namespace: Namespace
+) -> None:
+    """All of them, however many there are."""
+    events = atomic(("c", 1), ("d", 2))
+
+    async def marks(of: Namespace) -> list[int]:
+        keys = [partition(of, kind, 0) for kind in (MARKS, ATOMIC)]
+        table = store.session.data(DATASET)
+        return [len(await store.driver.query(table, each)) for each in keys]
+
+    with patch("counter.storage.dynamodb.rollups._DROPPED_MAX", 2):
+        for number in range(5):
+            await store.rollups.mark(namespace, [Mark(NOW, f"c{number}", 0)])
+        await store.rollups.mark_atomic(namespace, AtomicMark(NOW, tuple(events)))
+        assert await marks(namespace) == [5, 1]
+        await store.rollups.drop_marks(namespace, 0, NOW)
+    assert await marks(namespace) == [0, 0]
+    await store.rollups.mark(namespace, [Mark(NOW, "c", 0)])
+    await store.rollups.mark_atomic(namespace, AtomicMark(NOW, tuple(events)))
+    assert await store.control.delete_namespace(namespace)
+    store.session.clock.advance(HOUR)  # type: ignore[attr-defined]
+    await purge(store, NOW + HOUR)
+    assert await marks(namespace) == [0, 0]
