@@ -53,7 +53,8 @@ _METHOD: Final = (
     " Amazon's local engine, which keeps its tables in memory; all on the same machine. *Many"
     f" counters*: {COUNTERS:,}, a few hot, most rare; *few*: {_FEW}. Windows are the default ones"
     f" of 10 s, and each load lasts {_SECONDS:.0f} s, so that it has the first adds of one window,"
-    " which leave marks, and the rollup of others in the same process. The driver alone is one"
+    " which leave marks. No rollup runs, or the one of the same process, which is the default. The"
+    " driver alone is one"
     " Python process without HTTP, which does one conditional `PutItem` an add by aiobotocore, as"
     " many at a time as there are connections: it leaves no marks, lists no names, and rolls"
     " nothing up. Each load has tables of its own; the engine is the same, and its code is compiled"
@@ -82,13 +83,16 @@ class _Site:
         self._engine = engine
         self._made = 0
 
-    def service(self, counters: int, connections: int, *, warm_s: float, seconds: float) -> _Taken:
+    def service(
+        self, counters: int, rolls_up: bool, connections: int, *, warm_s: float, seconds: float
+    ) -> _Taken:
         """Single adds over HTTP to *counters*."""
         prefix = self._prefix()
         flags = (
             *("--store=dynamodb", f"--dynamodb-endpoint={self._engine.endpoint}"),
             *("--dynamodb-region=local", f"--keyspace={prefix}"),
             *(f"--dynamodb-connections={connections}", *_DATASET),
+            *(() if rolls_up else ("--no-rollup",)),
         )
         schema = python_module("counter", "schema", "apply", *flags)
         done = subprocess.run(schema, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -216,19 +220,28 @@ def _variants(bench: Bench, site: _Site, connections: int) -> dict[str, Callable
     driver = partial(site.driver, connections, warm_s=driver_warm_s, seconds=seconds)
     return {
         f"the driver alone, {connections} connections": driver,
-        f"many counters, {connections} connections": partial(service, COUNTERS),
-        f"few counters, {connections} connections": partial(service, _FEW),
+        f"many counters, {connections} connections": partial(service, COUNTERS, False),
+        f"many counters, rolled up, {connections} connections": partial(service, COUNTERS, True),
+        f"few counters, rolled up, {connections} connections": partial(service, _FEW, True),
     }
 
 
 def _figures(
-    connections: int, driver: list[_Taken], many: list[_Taken], few: list[_Taken]
+    connections: int,
+    driver: list[_Taken],
+    many: list[_Taken],
+    many_rolled_up: list[_Taken],
+    few_rolled_up: list[_Taken],
 ) -> Iterator[Figure]:
     alone = [each.load for each in driver]
-    for what, taken, at_least in (("many", many, _OF_DRIVER), ("few", few, None)):
+    for what, taken, at_least in (
+        ("many counters", many, _OF_DRIVER),
+        ("many counters, which are rolled up,", many_rolled_up, None),
+        ("few counters, which are rolled up,", few_rolled_up, None),
+    ):
         loads = [each.load for each in taken]
         yield ratio(
-            f"adds a second to {what} counters at {connections} connections, of the driver alone",
+            f"adds a second to {what} at {connections} connections, of the driver alone",
             by_clock(loads, alone),
             at_least=at_least,
             note=(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -440,6 +441,15 @@ async def each_of(calls: Iterable[Awaitable[_T]]) -> list[_T | UnavailableError]
         if isinstance(each, BaseException) and not isinstance(each, UnavailableError):
             raise each
         results.append(each)
+    return results
+
+
+async def some_at_once(calls: Iterator[Awaitable[_T]], number: int = 64) -> list[_T]:
+    """Return the results of *calls*, of which so many are made at once: other calls do not wait
+    behind all of them."""
+    results: list[_T] = []
+    while some := list(islice(calls, number)):
+        results += await asyncio.gather(*some)
     return results
 
 

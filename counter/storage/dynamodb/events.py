@@ -26,6 +26,7 @@ from counter.storage.dynamodb.driver import (
     Write,
     each_of,
     put,
+    some_at_once,
 )
 from counter.storage.dynamodb.layout import (
     event_from,
@@ -223,14 +224,10 @@ class DynamodbEvents:
         """Return the events of each (counter, from, to), in the order of its buckets."""
         if not spans:
             return []
-        slices, found = self._session.state_of(namespace.dataset).slices, []
+        slices = self._session.state_of(namespace.dataset).slices
         async with self._session.of_slices(namespace.dataset, min(each[1] for each in spans)):
-            # Some at a time, so that adds do not wait behind all of them.
-            for at in range(0, len(spans), _READ_AT_ONCE):
-                some = spans[at : at + _READ_AT_ONCE]
-                reads = (self._events(namespace, slices, *span) for span in some)
-                found += await gather(*reads)
-        return found
+            reads = (self._events(namespace, slices, *span) for span in spans)
+            return await some_at_once(reads, _READ_AT_ONCE)
 
     async def _events(
         self, namespace: Namespace, slices: Sequence[Slice], counter: str, low_us: int, high_us: int

@@ -21,6 +21,7 @@ from counter.storage.dynamodb.driver import (
     Write,
     each_of,
     put,
+    some_at_once,
     update,
 )
 from counter.storage.dynamodb.layout import (
@@ -249,15 +250,15 @@ class DynamodbRollups:
             return Head(checkpoint_from(stored, "c"), checkpoint_from(stored, "s"), pending)
 
         table, unique = self._session.data(namespace.dataset), list(dict.fromkeys(counters))
-        heads = dict(zip(unique, await gather(*map(head, unique)), strict=True))
+        heads = dict(zip(unique, await some_at_once(map(head, unique)), strict=True))
         return [heads[each] for each in counters]
 
     async def rows(
         self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
     ) -> Sequence[Sequence[WindowRow]]:
         unique = list(dict.fromkeys(counters))
-        found = await gather(
-            *(self._rows(namespace, each, after_us, through_us) for each in unique)
+        found = await some_at_once(
+            self._rows(namespace, each, after_us, through_us) for each in unique
         )
         rows = dict(zip(unique, found, strict=True))
         return [rows[each] for each in counters]
@@ -285,7 +286,7 @@ class DynamodbRollups:
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
-        await gather(*(self._apply(namespace, each, through_us) for each in updates))
+        await some_at_once(self._apply(namespace, each, through_us) for each in updates)
 
     async def _apply(self, namespace: Namespace, change: CounterUpdate, through_us: int) -> None:
         # First, because a delete that is removed is not found again.
