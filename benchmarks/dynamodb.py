@@ -92,13 +92,13 @@ class _Site:
             *("--store=dynamodb", f"--dynamodb-endpoint={self._engine.endpoint}"),
             *("--dynamodb-region=local", f"--keyspace={prefix}"),
             *(f"--dynamodb-connections={connections}", *_DATASET),
-            *(() if rolls_up else ("--no-rollup",)),
         )
         schema = python_module("counter", "schema", "apply", *flags)
         done = subprocess.run(schema, cwd=ROOT, capture_output=True, text=True, check=False)
         check(done.returncode == 0, f"the schema cannot be applied: {done.stdout}{done.stderr}")
         log = self._bench.fresh_folder("serve.log")
-        with serving(["counter", "serve", "--port", "0", *flags], log) as server:
+        command = ["counter", "serve", "--port", "0", "--rollup" if rolls_up else "--no-rollup"]
+        with serving([*command, *flags], log) as server:
             # An add that waits too long may fail: it is no part of the rate.
             send = partial(load, server, "adds.lua", BASE, counters, may_fail=True)
             send = partial(send, connections=connections)

@@ -1,5 +1,6 @@
 """What DynamoDB's tables make possible to get wrong: each case is a defect that there was."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -242,3 +243,37 @@ async def test_marks_go_with_their_namespace_and_behind_the_watermark(
     store.session.clock.advance(HOUR)  # type: ignore[attr-defined]
     await purge(store, NOW + HOUR)
     assert await marks(namespace) == [0, 0]
+
+
+async def test_marks_that_come_while_others_are_written_share_a_call(
+    store: DynamodbStore, namespace: Namespace
+) -> None:
+    """The same mark of two callers is one item, and each caller has its answer."""
+    calls: list[int] = []
+    write_many = store.driver.write_many
+
+    async def counted(table: str, puts: Any = (), *arguments: Any, **options: Any) -> None:
+        calls.append(len(list(puts)))
+        await write_many(table, puts, *arguments, **options)
+
+    marks = [Mark(NOW, f"c{number % 10}", 0) for number in range(20)]
+    with patch.object(store.driver, "write_many", counted):
+        await store.rollups.mark(namespace, [Mark(NOW, "first", 0)])
+        answers = await asyncio.gather(*(store.rollups.mark(namespace, [m]) for m in marks))
+    assert answers == [{}] * 20
+    assert calls[0] == 1
+    assert calls[1] <= 10
+    assert len(calls) <= 3
+    table = store.session.data(DATASET)
+    assert len(await store.driver.query(table, partition(namespace, MARKS, 0))) == 11
+
+
+async def test_marks_of_a_call_that_failed_may_be_missing(
+    store: DynamodbStore, namespace: Namespace
+) -> None:
+    marks = [Mark(NOW, f"c{number}", 0) for number in range(3)]
+    down = AsyncMock(side_effect=StoreUnavailableError("planted"))
+    with patch.object(store.driver, "write_many", down):
+        errors = await store.rollups.mark(namespace, marks)
+    assert set(errors) == set(marks)
+    assert await store.rollups.mark(namespace, marks) == {}

@@ -43,7 +43,7 @@ HIGH: Final = b"\xff" * 64
 #: Bounds of the API.
 SORT_KEY_BYTES_MAX: Final = 1_024
 _BATCH_GETS_MAX: Final = 100
-_BATCH_WRITES_MAX: Final = 25
+BATCH_WRITES_MAX: Final = 25
 
 _THROTTLED: Final = frozenset(
     {
@@ -267,24 +267,21 @@ class Driver:
             request["ExclusiveStartKey"] = last
 
     async def write_many(
-        self, table: str, puts: Iterable[Item] = (), deletes: Iterable[Key] = ()
+        self,
+        table: str,
+        puts: Iterable[Item] = (),
+        deletes: Iterable[Key] = (),
+        timeout_us: int | None = None,
     ) -> None:
         """Put and delete items, each by itself and whatever was there."""
         actions = [{"PutRequest": {"Item": _encoded(each)}} for each in puts]
         actions += [{"DeleteRequest": {"Key": _key(each)}} for each in deletes]
         await asyncio.gather(
-            *(self._write_some(table, some) for some in _parts(actions, _BATCH_WRITES_MAX))
+            *(
+                self._write_some(table, some, timeout_us)
+                for some in _parts(actions, BATCH_WRITES_MAX)
+            )
         )
-
-    async def put_each(
-        self, table: str, items: Sequence[Item], timeout_us: int
-    ) -> list[UnavailableError | None]:
-        """Put items, whatever was there; return the error of each."""
-        parts = _parts(
-            [{"PutRequest": {"Item": _encoded(each)}} for each in items], _BATCH_WRITES_MAX
-        )
-        errors = await each_of(self._write_some(table, some, timeout_us) for some in parts)
-        return [errors[at // _BATCH_WRITES_MAX] for at in range(len(items))]
 
     async def _write_some(self, table: str, actions: Any, timeout_us: int | None = None) -> None:
         await self._all_of("batch_write_item", "UnprocessedItems", {table: actions}, timeout_us)

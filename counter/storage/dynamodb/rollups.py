@@ -6,15 +6,18 @@ conditions keep what another worker wrote later.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from asyncio import gather
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from counter.errors import UnavailableError
+from counter.errors import StoreUnavailableError, UnavailableError
+from counter.limits import PENDING_WRITES_MAX
 from counter.partitions import shard_of
 from counter.storage.dynamodb.driver import (
+    BATCH_WRITES_MAX,
     LOW,
     Item,
     Refused,
@@ -44,6 +47,7 @@ from counter.storage.dynamodb.layout import (
     to_text,
 )
 from counter.storage.dynamodb.session import Session
+from counter.storage.shared.batching import Batch, Batcher
 from counter.storage.shared.directory import unknown
 from counter.types import (
     AtomicMark,
@@ -64,6 +68,11 @@ _ATTEMPTS_MAX: Final = 5
 _DROPPED_MAX: Final = 1_000
 
 
+#: A table, and the time-out of a call in microseconds.
+_Lane = tuple[str, int]
+_Marks = Batch[_Lane, Item, UnavailableError | None]
+
+
 class DynamodbRollups:
     """:class:`counter.ports.RollupStore`."""
 
@@ -71,6 +80,19 @@ class DynamodbRollups:
         self._session = session
         self._driver = session.driver
         self._listed: OrderedDict[tuple[int, str], None] = OrderedDict()
+        #: Marks that are written: while one call is under way, the next one gathers.
+        self._putting: Batcher[_Lane, Item, UnavailableError | None] = Batcher(
+            self._put_batches,
+            name="DynamoDB",
+            items_max=BATCH_WRITES_MAX,
+            waiting_max=PENDING_WRITES_MAX,
+            at_once=4,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Wait until all marks are written."""
+        await self._putting.close()
 
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
@@ -138,7 +160,7 @@ class DynamodbRollups:
         table = self._session.data(namespace.dataset)
         names = (self._name(namespace, name, counters[name], listed=True) for name in new)
         errors, written = await gather(
-            self._driver.put_each(table, items, timeout_us),
+            self._putting.put_all([((table, timeout_us), item) for item in items]),
             each_of(self._driver.write(each, timeout_us) for each in names),
         )
         failed = (each if isinstance(each, UnavailableError) else None for each in written)
@@ -149,6 +171,26 @@ class DynamodbRollups:
         while len(self._listed) > _NAMES_MAX:
             self._listed.popitem(last=False)
         return errors, unlisted
+
+    def _put_batches(self, batches: Sequence[_Marks]) -> None:
+        for batch in batches:
+            task = asyncio.create_task(self._put_batch(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _put_batch(self, batch: _Marks) -> None:
+        table, timeout_us = batch.key
+        # One call names no item twice.
+        items = {(item["pk"], item["sk"]): item for item in batch.items}.values()
+        try:
+            await self._driver.write_many(table, items, timeout_us=timeout_us)
+        except UnavailableError as error:
+            batch.end_all(error)
+        except BaseException:
+            batch.end_all(StoreUnavailableError("a write of marks failed unexpectedly"))
+            raise
+        else:
+            batch.end_all(None)
 
     def _name(self, namespace: Namespace, counter: str, time_us: int, *, listed: bool) -> Write:
         """Return the write that lists a name, or takes it off the list: the later of the two

@@ -40,11 +40,12 @@ class DynamodbStore:
             if not self.session.states:
                 raise StartupError("DynamoDB has no dataset yet: run `counter schema apply`")
         except BaseException:
-            await self.close()
+            await self.driver.close()
             raise
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Finish what was taken, and close the connections."""
+        await self.rollups.close()
         await self.driver.close()
 
     async def ping(self) -> None:
