@@ -1,6 +1,7 @@
 """What DynamoDB's tables make possible to get wrong: each case is a defect that there was."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from counter.errors import SliceMissingError, StoreUnavailableError
+from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
 from counter.storage.dynamodb import DynamodbOptions, DynamodbStore, apply_schema
 from counter.storage.dynamodb.driver import Driver, Item, Refused, Write, put
@@ -277,3 +278,21 @@ async def test_marks_of_a_call_that_failed_may_be_missing(
         errors = await store.rollups.mark(namespace, marks)
     assert set(errors) == set(marks)
     assert await store.rollups.mark(namespace, marks) == {}
+
+
+async def test_what_is_missing_to_connect_is_named(
+    dynamodb: DynamodbOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region, credentials: each with what to set."""
+    for name in ("AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    with pytest.raises(StartupError, match="dynamodb_region, or AWS_DEFAULT_REGION"):
+        await Driver(replace(dynamodb, region=None)).open()
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    driver = Driver(dynamodb)
+    await driver.open()
+    with pytest.raises(StoreUnavailableError, match="AWS_SECRET_ACCESS_KEY"):
+        await driver.tables()
+    await driver.close()

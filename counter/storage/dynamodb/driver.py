@@ -165,8 +165,12 @@ class Driver:
                     "dynamodb", region_name=region, endpoint_url=endpoint, config=config
                 )
             )
-        except (NoRegionError, NoCredentialsError, ValueError) as error:
-            raise StartupError(f"DynamoDB: {error}: set dynamodb_region, or AWS_REGION") from error
+        except NoRegionError as error:
+            raise StartupError(
+                "DynamoDB: no region is given: set dynamodb_region, or AWS_DEFAULT_REGION"
+            ) from error
+        except ValueError as error:
+            raise StartupError(f"DynamoDB: {error}: set dynamodb_endpoint right") from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -389,6 +393,12 @@ class Driver:
         except ClientError as error:
             failed = 0
             raise _converted(operation, error) from error
+        except NoCredentialsError as error:
+            raise StoreUnavailableError(
+                "DynamoDB: there are no AWS credentials: give the process a role, a profile, or"
+                " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                retry_after_us=_RETRY_AFTER_US,
+            ) from error
         except (BotoCoreError, OSError) as error:
             raise StoreUnavailableError(
                 f"DynamoDB: {error}", retry_after_us=_RETRY_AFTER_US
