@@ -100,6 +100,19 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 #: A site's module with a buffer that is made when it is imported, under a server that forks three
 #: workers before or after that; each is killed once what it added is on disk.
+def test_a_client_needs_no_import_to_connect() -> None:
+    """Regression: a process that forked while a thread of its buffer imported the codec of host
+    names had none: each request of the child failed with "unknown encoding: idna"."""
+    script = """
+import sys
+from counter_client import CounterClient
+CounterClient("http://127.0.0.1:9").close()
+assert "encodings.idna" in sys.modules
+"""
+    done = ran(script)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 SITE = """
 import os, signal, sys, time
 from counter_client import CounterClient, Options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import logging
 import os
@@ -190,6 +191,9 @@ class Common:
     """What both transports share: base URLs, headers, and hooks."""
 
     def __init__(self, urls: Sequence[str], api_key: str | None, options: Options) -> None:
+        # Python imports the codec at the first look-up of a host's name. A process that forks while
+        # a thread of it does so never has it.
+        codecs.lookup("idna")
         self.places = Places(urls)
         self.options = options
         self._direct = direct(urls)
