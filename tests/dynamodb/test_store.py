@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import pytest
+from aiobotocore.session import get_session
 
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
@@ -288,11 +289,15 @@ async def test_what_is_missing_to_connect_is_named(
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, os.devnull)
+    # The one of all tests has found credentials.
+    monkeypatch.setattr(Driver, "_sdk", get_session())
     with pytest.raises(StartupError, match="dynamodb_region, or AWS_DEFAULT_REGION"):
         await Driver(replace(dynamodb, region=None)).open()
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     driver = Driver(dynamodb)
     await driver.open()
-    with pytest.raises(StoreUnavailableError, match="AWS_SECRET_ACCESS_KEY"):
-        await driver.tables()
-    await driver.close()
+    try:
+        with pytest.raises(StoreUnavailableError, match="AWS_SECRET_ACCESS_KEY"):
+            await driver.tables()
+    finally:
+        await driver.close()
