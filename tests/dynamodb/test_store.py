@@ -301,3 +301,48 @@ async def test_what_is_missing_to_connect_is_named(
             await driver.tables()
     finally:
         await driver.close()
+
+
+@pytest.mark.parametrize("units", [None, (7, 9)])
+async def test_tables_are_made_as_the_settings_say(
+    driver: Driver, units: tuple[int, int] | None
+) -> None:
+    """On demand or provisioned; what expires is deleted, and of slices nothing does."""
+    options = replace(driver.options, prefix=f"made{len(units or ())}", units=units)
+    made = Driver(options)
+    await made.open()
+    control, events = f"{options.prefix}.control", f"{options.prefix}.default.events.0"
+    try:
+        await apply_schema(made, [DATASET])
+        await made.create_table(events)
+        described = [
+            await made._call("describe_table", TableName=each) for each in (control, events)
+        ]
+        expires = [
+            await made._call("describe_time_to_live", TableName=each) for each in (control, events)
+        ]
+    finally:
+        await made.close()
+    for each in described:
+        given = each["Table"]["ProvisionedThroughput"]
+        assert (given["ReadCapacityUnits"], given["WriteCapacityUnits"]) == (units or (0, 0))
+    states = [each["TimeToLiveDescription"]["TimeToLiveStatus"] for each in expires]
+    assert states == ["ENABLED", "DISABLED"]
+
+
+async def test_recovery_is_turned_on_for_every_table_that_is_made(driver: Driver) -> None:
+    """Amazon's local engine has none, so the request is looked at."""
+    asked: list[tuple[str, Any]] = []
+    call = driver._call
+
+    async def noted(operation: str, timeout_us: int | None = None, **request: Any) -> Any:
+        if operation == "update_continuous_backups":
+            asked.append((request["TableName"], request["PointInTimeRecoverySpecification"]))
+            return {}
+        return await call(operation, timeout_us, **request)
+
+    driver.options = replace(driver.options, recovers=True)
+    with patch.object(driver, "_call", noted):
+        await apply_schema(driver, [DATASET])
+    on = {"PointInTimeRecoveryEnabled": True}
+    assert asked == [("apart.control", on), ("apart.default.data", on)]

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folds import fold_events
-from counter.partitions import slice_of
 from counter.ports import Counted
 from counter.storage.cassandra.session import Session
 from counter.storage.cassandra.tables import PARTITION_IS, event_of
@@ -303,13 +302,8 @@ class EventFolds:
         spans: dict[_Span, dict[str, None]] = {}
         for counter, start_us in windows:
             spans.setdefault((start_us, start_us + size_us), {})[counter] = None
-        for low_us, high_us in spans:
-            await self._session.slice_of(namespace.dataset, low_us)
-            await self._session.slice_of(namespace.dataset, high_us - 1)
-        slices = self._session.state_of(namespace.dataset).slices
-        for low_us, high_us in spans:
-            # They may have been read again for another window, and one is dropped now.
-            slice_of(slices, low_us), slice_of(slices, high_us - 1)
+        ends = [end_us for low_us, high_us in spans for end_us in (low_us, high_us - 1)]
+        slices = await self._session.slices_of(namespace.dataset, ends)
         held: dict[_Key, int] = {}
         folds = await self._fold(namespace, slices, spans, held)
         keys = [(counter, (start_us, start_us + size_us)) for counter, start_us in windows]

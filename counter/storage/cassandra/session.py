@@ -13,11 +13,7 @@ from typing import Any, Final
 from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BatchType
 
-from counter.errors import (
-    SliceMissingError,
-    StoreUnavailableError,
-    UnavailableError,
-)
+from counter.errors import SliceMissingError, StoreUnavailableError, UnavailableError
 from counter.limits import MILLISECOND, PENDING_WRITES_MAX, TIME_MAX_US
 from counter.ports import Clock
 from counter.storage.cassandra.connection import Connection

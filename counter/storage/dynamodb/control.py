@@ -18,13 +18,11 @@ from functools import partial
 from itertools import product
 from typing import Any, Final
 
-from counter.errors import (
-    StoreUnavailableError,
-    invariant,
-)
+from counter.errors import StoreUnavailableError, invariant
 from counter.limits import MINUTE, SECOND
 from counter.storage.dynamodb.driver import (
     LOW,
+    NEW,
     SORT_KEY_BYTES_MAX,
     Driver,
     Item,
@@ -61,7 +59,6 @@ from counter.types import (
 )
 from counter.windows import first_watermark
 
-_NEW: Final = "attribute_not_exists(pk)"
 _NAMESPACES: Final = b"namespaces"
 #: The latest deleted namespace of each name, for ever.
 _GONE: Final = b"gone namespaces"
@@ -120,7 +117,7 @@ class DynamodbControl:
         key, gone_key = (_NAMESPACES, name.encode()), (_GONE, name.encode())
         if await self._driver.get(self._table, key):
             return None
-        gone, unchanged = await self._driver.get(self._table, gone_key), _NEW
+        gone, unchanged = await self._driver.get(self._table, gone_key), NEW
         if gone:
             deleted, unchanged = await self._namespace_of(gone), "i = :i"
             self._session.check_settled(name, deleted.id, deleted.dataset)
@@ -139,7 +136,7 @@ class DynamodbControl:
         values = {"i": gone["i"]} if gone else {}
         refused = await self._driver.transact(
             [
-                put(self._table, _namespace_item(namespace, _NAMESPACES), _NEW),
+                put(self._table, _namespace_item(namespace, _NAMESPACES), NEW),
                 check(self._table, gone_key, unchanged, **values),
             ]
         )
@@ -230,7 +227,7 @@ class DynamodbControl:
         refused = await self._driver.transact(
             [
                 check(self._table, (pk, DROPPED), "t < :e", e=each.end_us),
-                put(self._table, item, "attribute_not_exists(pk)"),
+                put(self._table, item, NEW),
             ]
         )
         if refused is not None and refused[0] is not None:
@@ -332,7 +329,7 @@ async def begin_numbers(driver: Driver) -> None:
     issuer, table = os.urandom(8), control_table(driver.options.prefix)
     for name in (_TOKENS, _IDS, DATASET_IDS):
         item = {"pk": name, "sk": ALONE, "n": 1, "t": 0, "o": issuer}
-        await driver.write(put(table, item, _NEW))
+        await driver.write(put(table, item, NEW))
 
 
 async def take(driver: Driver, name: bytes, count: int, now_us: int = 0) -> TokenBlock:

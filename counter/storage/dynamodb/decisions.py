@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from counter.limits import DAY, HOUR, SECOND
-from counter.storage.dynamodb.driver import Item, Key, Refused, delete, put, update
+from counter.storage.dynamodb.driver import NEW, Item, Key, Refused, delete, put, update
 from counter.storage.dynamodb.layout import ALONE, DECISION, EXPIRES, RESERVED, number, partition
 from counter.storage.dynamodb.session import Session
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.types import ApiKey, Decision, Event, Namespace, Outcome
 
-_NEW: Final = "attribute_not_exists(pk)"
 #: An item says itself when it expires. DynamoDB deletes it this much later, or some days after.
 _EXPIRES_AFTER_US: Final = HOUR
 
@@ -32,7 +31,7 @@ class DynamodbDecisions:
         until_us = self._session.clock.now_us() + 2 * dataset.retention_us + dataset.slice_us
         cells = {"o": decision.outcome.value, "f": decision.fingerprint.hex()}
         item = {"pk": pk, "sk": sk, EXPIRES: until_us // SECOND, **cells}
-        write = put(self._session.data(dataset), item, _NEW)
+        write = put(self._session.data(dataset), item, NEW)
         answer = await self._driver.write(write, dataset.write_timeout_us)
         return _decision_from(answer.item) if isinstance(answer, Refused) else decision
 
@@ -68,7 +67,7 @@ class DynamodbDecisions:
         until_s = (expires_us + _EXPIRES_AFTER_US) // SECOND
         item = {"pk": pk, "sk": sk, "t": now_us, "e": expires_us, EXPIRES: until_s}
         table = self._session.data(namespace.dataset)
-        write = put(table, item, f"{_NEW} OR {condition}", **values)
+        write = put(table, item, f"{NEW} OR {condition}", **values)
         answer = await self._driver.write(write, namespace.dataset.write_timeout_us)
         return int(answer.item["t"]) if isinstance(answer, Refused) else now_us
 
@@ -138,7 +137,7 @@ class DynamodbKeys:
 
     async def create_api_key(self, key: ApiKey) -> bool:
         item = {"pk": _KEYS, "sk": key.id.encode(), "document": key_document(key)}
-        answer = await self._driver.write(put(self._table, item, _NEW))
+        answer = await self._driver.write(put(self._table, item, NEW))
         return not isinstance(answer, Refused) or answer.item == item
 
     async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:

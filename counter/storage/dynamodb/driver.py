@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Any, ClassVar, Final, TypeVar, cast
@@ -39,6 +40,9 @@ Place = tuple[str, Key]
 #: The lowest sort key, and one that is higher than all.
 LOW: Final = b"\x00"
 HIGH: Final = b"\xff" * 64
+
+#: The condition that there is no item yet.
+NEW: Final = "attribute_not_exists(pk)"
 
 #: Bounds of the API.
 SORT_KEY_BYTES_MAX: Final = 1_024
@@ -280,15 +284,8 @@ class Driver:
         """Put and delete items, each by itself and whatever was there."""
         actions = [{"PutRequest": {"Item": _encoded(each)}} for each in puts]
         actions += [{"DeleteRequest": {"Key": _key(each)}} for each in deletes]
-        await asyncio.gather(
-            *(
-                self._write_some(table, some, timeout_us)
-                for some in _parts(actions, BATCH_WRITES_MAX)
-            )
-        )
-
-    async def _write_some(self, table: str, actions: Any, timeout_us: int | None = None) -> None:
-        await self._all_of("batch_write_item", "UnprocessedItems", {table: actions}, timeout_us)
+        write = partial(self._all_of, "batch_write_item", "UnprocessedItems", timeout_us=timeout_us)
+        await asyncio.gather(*(write({table: some}) for some in _parts(actions, BATCH_WRITES_MAX)))
 
     async def _all_of(
         self, operation: str, left_over: str, asked: Any, timeout_us: int | None = None

@@ -15,10 +15,10 @@ from typing import Final, cast
 from counter.errors import UnavailableError
 from counter.folds import fold_events
 from counter.limits import TIME_MAX_US
-from counter.partitions import slice_of
 from counter.ports import Counted
 from counter.storage.dynamodb.driver import (
     HIGH,
+    NEW,
     Item,
     NoTableError,
     Place,
@@ -82,7 +82,7 @@ class DynamodbEvents:
     async def _append(self, namespace: Namespace, place: Place, event: Event) -> Written:
         attempt = os.urandom(_ATTEMPT_BYTES)
         write = _put(place, event, attempt)
-        async with self._session.of_slices(namespace.dataset, event.event_time_us):
+        async with self._session.while_kept(namespace.dataset, event.event_time_us):
             answer = await self._driver.write(write, namespace.dataset.write_timeout_us)
         return _outcome(event, answer, attempt) if isinstance(answer, Refused) else Written.NEW
 
@@ -94,7 +94,7 @@ class DynamodbEvents:
         # as the first, and could not tell that it is a replay.
         while left:
             puts = [_put(place, event, attempt) for place, event in left.items()]
-            async with self._session.of_slices(namespace.dataset, events[0].event_time_us):
+            async with self._session.while_kept(namespace.dataset, events[0].event_time_us):
                 refused = await self._driver.transact(puts, timeout_us)
             if refused is None:
                 return Written.NEW
@@ -112,7 +112,7 @@ class DynamodbEvents:
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
         places = await self._places(namespace, events)
-        async with self._session.of_slices(namespace.dataset, _earliest(events)):
+        async with self._session.while_kept(namespace.dataset, _earliest(events)):
             found = await self._driver.get_many(places)
         items = [found.get(place, {}) for place in places]
         return [event_from(item) if is_event(item) else None for item in items]
@@ -125,7 +125,7 @@ class DynamodbEvents:
     async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
         places = await self._places(namespace, events)
         puts = (put(table, {"pk": key[0], "sk": key[1]}) for table, key in places)
-        async with self._session.of_slices(namespace.dataset, _earliest(events)):
+        async with self._session.while_kept(namespace.dataset, _earliest(events)):
             await gather(*(self._driver.write(each) for each in puts))
 
     async def sums(
@@ -136,14 +136,9 @@ class DynamodbEvents:
         counted: Counted | None = None,
     ) -> Sequence[Fold]:
         size_us = namespace.settings.rollup_window_us
-        for _, start_us in windows:
-            await self._session.slice_of(namespace.dataset, start_us)
-            await self._session.slice_of(namespace.dataset, start_us + size_us - 1)
-        slices = self._session.state_of(namespace.dataset).slices
-        for _, start_us in windows:
-            # They may have been read again for another window, and one is dropped now.
-            slice_of(slices, start_us), slice_of(slices, start_us + size_us - 1)
         spans = [(counter, start_us, start_us + size_us) for counter, start_us in windows]
+        ends = (end_us for _, low_us, high_us in spans for end_us in (low_us, high_us - 1))
+        await self._session.slices_of(namespace.dataset, list(ends))
         return [fold_events(events) for events in await self._between(namespace, spans)]
 
     async def window_folds(
@@ -225,7 +220,7 @@ class DynamodbEvents:
         if not spans:
             return []
         slices = self._session.state_of(namespace.dataset).slices
-        async with self._session.of_slices(namespace.dataset, min(each[1] for each in spans)):
+        async with self._session.while_kept(namespace.dataset, min(each[1] for each in spans)):
             reads = (self._events(namespace, slices, *span) for span in spans)
             return await some_at_once(reads, _READ_AT_ONCE)
 
@@ -281,7 +276,7 @@ def _earliest(events: Sequence[Event]) -> int:
 
 
 def _put(place: Place, event: Event, attempt: bytes) -> Write:
-    return put(place[0], event_item(place[1], event, attempt), "attribute_not_exists(pk)")
+    return put(place[0], event_item(place[1], event, attempt), NEW)
 
 
 def _outcome(event: Event, refused: Refused, attempt: bytes) -> Written:

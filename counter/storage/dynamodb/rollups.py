@@ -19,7 +19,9 @@ from counter.partitions import shard_of
 from counter.storage.dynamodb.driver import (
     BATCH_WRITES_MAX,
     LOW,
+    NEW,
     Item,
+    Key,
     Refused,
     Write,
     each_of,
@@ -89,6 +91,11 @@ class DynamodbRollups:
             at_once=4,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> int:
+        """The number of marks that wait for others to be written."""
+        return self._putting.waiting
 
     async def close(self) -> None:
         """Wait until all marks are written."""
@@ -200,7 +207,7 @@ class DynamodbRollups:
             self._session.data(namespace.dataset),
             (partition(namespace, NAMES, bucket), counter.encode()),
             "SET t = :t, l = :l",
-            f"attribute_not_exists(pk) OR t {'<' if listed else '<='} :t",
+            f"{NEW} OR t {'<' if listed else '<='} :t",
             t=time_us,
             l=listed,
         )
@@ -382,7 +389,7 @@ class DynamodbRollups:
         await self._driver.write(name, namespace.dataset.write_timeout_us)
 
 
-def _keys(items: Sequence[Item]) -> list[tuple[bytes, bytes]]:
+def _keys(items: Sequence[Item]) -> list[Key]:
     return [(item["pk"], item["sk"]) for item in items]
 
 
@@ -399,7 +406,7 @@ def _row(table: str, pk: bytes, row: WindowRow, through_us: int) -> Write:
     """Return the put of a row, which does not replace one of a batch up to a later instant."""
     cells = {"c": row.cleared, "n": packed(row.total), "u": through_us}
     item = {"pk": pk, "sk": row_place(row.window_us), **cells}
-    return put(table, item, "attribute_not_exists(pk) OR u <= :u", u=through_us)
+    return put(table, item, f"{NEW} OR u <= :u", u=through_us)
 
 
 def _head(table: str, pk: bytes, heads: Mapping[str, Checkpoint]) -> Write:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from counter.storage.dynamodb.control import DATASET_IDS, begin_numbers, take
-from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Refused, put, update
+from counter.storage.dynamodb.driver import NEW, Driver, DynamodbOptions, Refused, put, update
 from counter.storage.dynamodb.layout import DATASETS, DROPPED, EXPIRES, slices_partition, to_text
 from counter.storage.dynamodb.session import control_table, data_table
 from counter.storage.shared.dataset_changes import change_of, changed_dataset
@@ -64,12 +64,10 @@ async def _have_dataset(driver: Driver, control: str, asked: Dataset) -> Sequenc
     if not stored:
         block = await take(driver, DATASET_IDS, 1)
         made = replace(asked, id=block.first)
+        item = {"pk": key[0], "sk": key[1], "document": to_text(asdict(made))}
         refused = await driver.transact(
             [
-                put(
-                    *(control, {"pk": key[0], "sk": key[1], "document": to_text(asdict(made))}),
-                    "attribute_not_exists(pk)",
-                ),
+                put(control, item, NEW),
                 put(control, {"pk": slices_partition(made), "sk": DROPPED, "t": 0}),
             ]
         )

@@ -57,7 +57,7 @@ class Session(Directory[DatasetState]):
         state.read([Slice(**each) for each in documents], dropped_us)
 
     @asynccontextmanager
-    async def of_slices(self, dataset: Dataset, from_us: int) -> AsyncIterator[None]:
+    async def while_kept(self, dataset: Dataset, from_us: int) -> AsyncIterator[None]:
         """Do something with slices of *from_us* and later. Raises SliceMissingError if the table of
         one is missing, or may be: DynamoDB goes on to answer from a table that it deletes."""
         try:

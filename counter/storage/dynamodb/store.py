@@ -53,5 +53,6 @@ class DynamodbStore:
         await self.driver.write(put(self.session.control, {"pk": b"ping", "sk": ALONE}))
 
     def queues(self) -> Mapping[str, int]:
-        """Return how many calls wait because too many are under way."""
-        return {"store_calls": self.driver.waiting}
+        """Return how many calls wait because too many are under way, and how many marks wait for
+        others."""
+        return {"store_calls": self.driver.waiting, "store_rows": self.rollups.waiting}

@@ -126,6 +126,23 @@ class Directory(Generic[_State]):
             await state.reload()
             return slice_of(state.slices, time_us)
 
+    async def slices_of(self, dataset: Dataset, times_us: Sequence[int]) -> list[Slice]:
+        """Return the slices of one reading, which contains all *times_us*: a list that is read
+        again for one of them may lack another, whose slice was dropped. Raises
+        SliceMissingError."""
+        state = self.state_of(dataset)
+
+        def read() -> list[Slice]:
+            for time_us in times_us:
+                slice_of(state.slices, time_us)
+            return state.slices
+
+        try:
+            return read()
+        except SliceMissingError:
+            await state.reload()
+            return read()
+
     async def reload_slices(self, dataset: Dataset) -> _State:
         """Read the dataset's slices again after a table was missing."""
         state = self.state_of(dataset)
