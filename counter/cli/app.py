@@ -52,7 +52,7 @@ _GROUPS: Final[Mapping[str, str]] = {
     "key": "Create, list, rotate and revoke API keys.",
     "plan": "Plan capacity: tokens, events, a server, units, a cluster.",
     "context": "Keep services by name, with their API keys.",
-    "schema": "Create or update the tables in PostgreSQL or Cassandra.",
+    "schema": "Create or update the tables of a shared store.",
     "config": "Print the effective settings.",
 }
 #: The panels of ``counter --help`` with their commands, in the order in which they are shown.
@@ -233,7 +233,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "serve:serve": """
         Serve the REST API.
 
-        With SQLite one process serves; with PostgreSQL or Cassandra any number do. Settings come
+        With SQLite one process serves; with another store any number do. Settings come
         from these flags, else from the environment (COUNTER_PORT, COUNTER_DATA, ...),
         else from a TOML file (--config, or ./counter.toml).
           counter serve
@@ -242,7 +242,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         0 after SIGTERM or SIGINT, 2 if it cannot start.
         """,
         "serve:rollup": """
-        Roll up events in PostgreSQL or Cassandra.
+        Roll up events in PostgreSQL, Cassandra or DynamoDB.
 
         Any number of these workers share the work; counter serve with SQLite rolls up by itself.
           counter rollup --store cassandra --contact-points db1 --cache memcached://c1

@@ -10,11 +10,13 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from aiobotocore.session import get_session
 
+from counter.config.settings import Settings
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
 from counter.storage.dynamodb import DynamodbOptions, DynamodbStore, apply_schema
 from counter.storage.dynamodb.driver import Driver, Item, Refused, Write, put
 from counter.storage.dynamodb.layout import ATOMIC, MARKS, partition
+from counter.storage.dynamodb.schema import apply_for
 from counter.storage.shared.directory import DatasetState
 from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Written
 from tests.contracts.cases import (
@@ -328,6 +330,27 @@ async def test_tables_are_made_as_the_settings_say(
         assert (given["ReadCapacityUnits"], given["WriteCapacityUnits"]) == (units or (0, 0))
     states = [each["TimeToLiveDescription"]["TimeToLiveStatus"] for each in expires]
     assert states == ["ENABLED", "DISABLED"]
+
+
+async def test_the_schema_is_applied_once_dynamodb_answers(dynamodb: DynamodbOptions) -> None:
+    """It is asked again for `start_timeout`, as a start of the service asks."""
+    settings = Settings(
+        store="dynamodb",
+        keyspace="waited",
+        dynamodb_region="local",
+        dynamodb_endpoint=dynamodb.endpoint,
+        start_timeout=MINUTE,
+    )
+    tables, failures = Driver.tables, [StoreUnavailableError("away")]
+
+    async def fail_once(driver: Driver) -> list[str]:
+        if failures:
+            raise failures.pop()
+        return await tables(driver)
+
+    with patch.object(Driver, "tables", fail_once):
+        assert "made dataset default" in await apply_for(settings)
+    assert not failures
 
 
 async def test_recovery_is_turned_on_for_every_table_that_is_made(driver: Driver) -> None:

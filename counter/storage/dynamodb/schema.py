@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from counter.storage.dynamodb.control import DATASET_IDS, begin_numbers, take
@@ -12,6 +13,7 @@ from counter.storage.dynamodb.driver import NEW, Driver, DynamodbOptions, Refuse
 from counter.storage.dynamodb.layout import DATASETS, DROPPED, EXPIRES, slices_partition, to_text
 from counter.storage.dynamodb.session import control_table, data_table
 from counter.storage.shared.dataset_changes import change_of, changed_dataset
+from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ async def apply_for(settings: Settings) -> Sequence[str]:
     driver = Driver(dynamodb_options(settings))
     await driver.open()
     try:
-        return await apply_schema(driver, settings.datasets())
+        work = partial(apply_schema, driver, settings.datasets())
+        return await StartupRetry(settings.start_timeout).run(work)
     finally:
         await driver.close()
 
