@@ -334,13 +334,14 @@ async def test_tables_are_made_as_the_settings_say(
 
 async def test_the_schema_is_applied_once_dynamodb_answers(dynamodb: DynamodbOptions) -> None:
     """It is asked again for `start_timeout`, as a start of the service asks."""
-    settings = Settings(
-        store="dynamodb",
-        keyspace="waited",
-        dynamodb_region="local",
-        dynamodb_endpoint=dynamodb.endpoint,
-        start_timeout=MINUTE,
-    )
+    given: dict[str, Any] = {
+        "store": "dynamodb",
+        "keyspace": "waited",
+        "dynamodb_region": "local",
+        "dynamodb_endpoint": dynamodb.endpoint,
+        "start_timeout": "1m",
+    }
+    settings = Settings(**given)
     tables, failures = Driver.tables, [StoreUnavailableError("away")]
 
     async def fail_once(driver: Driver) -> list[str]:
