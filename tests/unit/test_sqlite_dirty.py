@@ -87,7 +87,12 @@ async def test_what_is_dirty_is_known_again_after_a_start(tmp_path: Path) -> Non
 
 async def test_sums_come_in_passes_and_parts(tmp_path: Path) -> None:
     """Each counter once, from the live tail's names and from the log alone."""
-    sizes = {"events._SUMS_AT_ONCE": 4, "events._SUMS_IN_PART": 2, "rollups._FOLDED_AT_ONCE": 5}
+    sizes = {
+        "events._SUMS_AT_ONCE": 4,
+        "events._SUMS_IN_PART": 2,
+        "rollups._FOLDED_AT_ONCE": 5,
+        "rollups._LOOKED_UP_AT_ONCE": 3,
+    }
     with ExitStack() as stack:
         for name, size in sizes.items():
             stack.enter_context(patch(f"counter.storage.sqlite.{name}", size))
