@@ -469,6 +469,22 @@ class CountsCases(StoreCases):
         assert await names(store, namespace) == ["c"]
         assert (await head(store, namespace) or Head(NOTHING, NOTHING)).pending == ()
 
+    @pytest.mark.parametrize("order", [1, -1], ids=["in order", "later first"])
+    async def test_a_counter_that_is_deleted_twice_is_listed_by_an_event_after_both(
+        self, store: Store, namespace: Namespace, order: int
+    ) -> None:
+        deletes = [Pending(DELETED, T0 + windows * WINDOW) for windows in (1, 3)]
+        await write(store, namespace, add(at=T0))
+        for each in deletes[::order]:
+            await store.rollups.leave_pending(namespace, [("c", each)])
+            await store.rollups.unlist(namespace, "c", each.window_us)
+        await write(store, namespace, add(at=T0 + 2 * WINDOW, number=2))
+        assert await names(store, namespace) == []
+        await write(store, namespace, add(at=T0 + 4 * WINDOW, number=3))
+        if not store.capabilities.transactional:
+            await apply(store, namespace, update(through=0, done=tuple(deletes)))
+        assert await names(store, namespace) == ["c"]
+
     async def test_many_counters_in_one_call(self, store: Store, namespace: Namespace) -> None:
         """Each gets its own rows and checkpoint."""
         names = [f"c{n}" for n in range(500)]

@@ -106,6 +106,25 @@ async def test_an_add_of_an_earlier_time_is_erased_and_lists_nothing(rest: Rest,
     assert (await rest.count("c", "1h"), await rest.names()) == (0, [])
 
 
+async def test_a_counter_that_is_deleted_twice_stays_deleted(rest: Rest, app: App) -> None:
+    """The later delete's own event does not undo the earlier one, nor does an add between them."""
+    now_us = app.clock.now_us()
+    earlier, between, later = (fresh(now_us + after) for after in (1, 2, 3))
+    await rest.add("c", 3, fresh(now_us))
+    for delete in (earlier, later, earlier):
+        assert (await rest.delete("c", delete)).status_code == 200
+        assert (await rest.count("c"), await rest.names()) == (0, [])
+    assert (await rest.add("c", 7, between)).json()["replayed"] is False
+    for _ in range(2):
+        app.clock.advance(MINUTE)
+        await app.roll_up()
+        assert (await rest.count("c", "1h"), await rest.names()) == (0, [])
+    await rest.add("c", 5, fresh(app.clock.now_us()))
+    app.clock.advance(MINUTE)
+    await app.roll_up()
+    assert (await rest.count("c", "1h"), await rest.names()) == (5, ["c"])
+
+
 async def test_a_key_deletes_once_without_a_body(rest: Rest, app: App) -> None:
     await rest.add("c", 3, key="one")
     app.clock.advance(1)
