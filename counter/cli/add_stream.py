@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -29,7 +29,14 @@ from counter.cli.client import (
     options_of,
     said,
 )
-from counter.cli.terminal import print_error, print_out, remark
+from counter.cli.terminal import (
+    exiting,
+    output_bytes,
+    print_error,
+    print_out,
+    printing,
+    remark,
+)
 from counter.errors import StartupError
 from counter.limits import ADD_STREAM_LINE_BYTES_MAX, SECOND
 from counter.quantities import plural
@@ -100,6 +107,8 @@ class _Stream:
                 raise self._refusal
 
     def _read(self) -> Iterator[bytes]:
+        if sys.stdin is None:
+            raise StartupError("standard input is closed: --stream reads lines from it")
         while self.signal is None:
             self.is_reading = True
             try:
@@ -117,9 +126,8 @@ class _Stream:
         lines = plural(self._lines, "line is counted, which comes", "lines are counted, which come")
         counted = f"{lines} to {self._sum:,}"
         if isinstance(failure, (RejectedError, UnsentError)):
-            code = EXIT_UNKNOWN if self._print_left(failure) else EXIT_NO
-            read = plural(self._lines, "line was", "lines were")
-            fail(f"{read} read; what is not named here is counted", code)
+            self._end_with_left(failure)
+            return
         if failure is not None:
             why = said(failure, self._service) if isinstance(failure, CounterError) else failure
             fail(f"{why}\n{counted}; no line after that", EXIT_NOT_DONE)
@@ -127,31 +135,34 @@ class _Stream:
             fail(f"interrupted: {counted}", 128 + self.signal)
         print_out(counted)
 
-    def _print_left(self, error: RejectedError | UnsentError) -> bool:
-        """Print what is not counted, or not known to be, so that it can be. Return whether it may
-        be counted, now or later."""
+    def _end_with_left(self, error: RejectedError | UnsentError) -> None:
+        """Print what is not counted, or not known to be, so that it can be, and exit."""
         is_open = isinstance(error, UnsentError)
+        unsent: Mapping[str, int] = {}
         if isinstance(error, RejectedError):
             rejected = error.items
         else:
-            rejected = error.rejected
+            rejected, unsent = error.rejected, error.unsent
             cause = error.__cause__
             remark(said(cause, self._service) if isinstance(cause, CounterError) else str(error))
             if error.unfinished:
                 remark(f"it is unknown whether these are counted\n{FINISHING}")
             for unfinished in error.unfinished:
                 print_error(finishing(unfinished, self._service))
-            if error.unsent:
-                remark("what is not counted is on standard output, as lines for add --stream")
-            for counter, delta in error.unsent.items():
-                print_out(f"{counter}\t{delta}")
         for each in rejected:
             # A token that is too old and not void: nothing is known of an earlier attempt.
             may_be = isinstance(each.error, (UnknownOutcomeError, TokenTooOldError))
             is_open = is_open or may_be
             what = "may be counted" if may_be else "is not counted"
             remark(f"{each.counter}: {each.delta:+} {what}: {said(each.error)}")
-        return is_open
+        if unsent:
+            remark("what is not counted is on standard output, as lines for add --stream")
+        read = plural(self._lines, "line was", "lines were")
+        remark(f"{read} read; what is not named here is counted")
+        with exiting(EXIT_UNKNOWN if is_open else EXIT_NO), printing():
+            for counter, delta in unsent.items():
+                output_bytes().write(f"{counter}\t{delta}\n".encode())
+                output_bytes().flush()
 
 
 @contextmanager

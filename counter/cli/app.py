@@ -5,6 +5,7 @@ It imports nothing of the server, so commands that call a running service start 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from typing import Any, Final
@@ -22,7 +23,14 @@ from rich.text import Text
 
 from counter import __version__
 from counter.cli.contexts import fill_from_context
-from counter.cli.terminal import EXIT_UNREAD, OutputError, printable, read_no_more, remark
+from counter.cli.terminal import (
+    EXIT_UNREAD,
+    OutputError,
+    StandardError,
+    give_up_output,
+    printable,
+    printing,
+)
 
 _INTERRUPTED: Final = "130 if it was interrupted"
 #: Exit codes that several commands have.
@@ -503,11 +511,23 @@ def _usage_of(words: str) -> dict[str, Any]:
     return {"usage": f"Usage: counter {words} [OPTIONS] {_ARGUMENTS[words]}"}
 
 
+class _Help(Console):
+    """Prints help as :func:`counter.cli.terminal.print_out` prints answers."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        with printing():
+            super().print(*objects, **how)
+
+    def on_broken_pipe(self) -> None:
+        raise OutputError
+
+
 app = App(
     name="counter",
     help="A distributed counter service: every acknowledged add counts exactly once.",
     help_format="plaintext",
     error_formatter=_error_of,
+    console=_Help(),
     # The lines of an error are not wrapped.
     error_console=Console(stderr=True, soft_wrap=True),
     group_commands=Group("Options", sort_key=len(_PANELS) + 1),
@@ -531,12 +551,9 @@ for _group, _commands in _COMMANDS.items():
 
 def main() -> None:
     """Run the command line."""
+    StandardError(sys.stderr).install()
     try:
         app()
-    except BrokenPipeError:
-        read_no_more()
-        raise SystemExit(EXIT_UNREAD) from None
     except OutputError as error:
-        read_no_more()
-        remark(str(error))
+        give_up_output(error)
         raise SystemExit(EXIT_UNREAD) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -21,10 +22,11 @@ from counter.cli.terminal import (
     EXIT_UNREAD,
     OutputError,
     flag,
+    give_up_output,
     parsed,
     print_error,
+    printable,
     printing,
-    read_no_more,
     remark,
 )
 from counter.durations import parse_iso_duration
@@ -293,8 +295,12 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
                 sys.stdout.flush()
     except KeyboardInterrupt:
         fail("interrupted", EXIT_INTERRUPTED)
+    except OutputError as error:
+        # The work is done; only printing the result failed.
+        give_up_output(error)
+        raise SystemExit(EXIT_UNREAD) from None
     except BrokenPipeError:
-        read_no_more()
+        give_up_output(OutputError())
         raise SystemExit(EXIT_UNREAD) from None
     except StartupError as error:
         fail(str(error), EXIT_NOT_DONE)
@@ -303,10 +309,6 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
         raise SystemExit(EXIT_UNKNOWN) from None
     except CounterError as error:
         fail(said(error, flags), exit_code(error))
-    except OutputError as error:
-        # The work is done; only printing the result failed.
-        read_no_more()
-        fail(str(error), EXIT_UNREAD)
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_NOT_DONE)
 
@@ -404,9 +406,10 @@ def report_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) 
 def finishing(unfinished: Unfinished, flags: ServiceFlags) -> str:
     """Return the command that sends the same request again, quoted for a shell."""
     known = replace(flags, namespace=unfinished.namespace)
-    if unfinished.operation not in ("add", "add-and-get", "clear", "delete"):
-        where = known.words()
-        return shlex.join(["counter", "token", "resolve", str(unfinished), *where])
+    of_one = unfinished.operation in ("add", "add-and-get", "clear", "delete")
+    if not of_one or not _is_shown(unfinished.items[0][0]):
+        text = json.dumps(json.loads(str(unfinished)))
+        return shlex.join(["counter", "token", "resolve", text, *known.words()])
     [(counter, delta)] = unfinished.items
     is_add = unfinished.operation not in ("clear", "delete")
     command = "add" if is_add else unfinished.operation
@@ -420,6 +423,12 @@ def finishing(unfinished: Unfinished, flags: ServiceFlags) -> str:
     is_odd = counter.startswith("-")
     words = [*how, "--", *what] if is_odd else [*what, *how]
     return shlex.join(["counter", command, *words])
+
+
+def _is_shown(name: str) -> bool:
+    """Return whether standard error shows *name* as it is: an escaped name is another counter."""
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    return printable(name, encoding=encoding) == name
 
 
 def _valued(words: Sequence[str]) -> list[str]:

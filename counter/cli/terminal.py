@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import IO, Annotated, Any, BinaryIO, Final, NoReturn, TypeVar, cast
 
 from cyclopts import Parameter
 
@@ -45,7 +45,8 @@ def exit_on_error() -> Iterator[None]:
 
 
 class OutputError(Exception):
-    """Standard output cannot be written: the disk may be full."""
+    """Standard output cannot be written: the disk may be full. It has no text if its reader is
+    gone."""
 
 
 @contextmanager
@@ -56,32 +57,117 @@ def printing() -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        raise OutputError from error
     except OSError as error:
         raise OutputError(f"standard output: {error.strerror or error}") from error
 
 
-def printable(text: str, *, lines: bool = False) -> str:
+def give_up_output(error: OutputError) -> None:
+    """Report that standard output cannot be written, unless it is a closed pipe, which is usual;
+    discard the rest: otherwise Python tries to write it at exit."""
+    if sys.stdout is not None:
+        _discard(sys.stdout)
+    if str(error):
+        remark(str(error))
+
+
+@contextmanager
+def exiting(code: int) -> Iterator[None]:
+    """Exit with *code* after printing, even if that fails: a script reads from the code what was
+    done. With 0, go on, and let the OutputError pass."""
+    try:
+        yield
+    except OutputError as error:
+        if code == 0:
+            raise
+        give_up_output(error)
+    if code != 0:
+        raise SystemExit(code)
+
+
+class StandardError:
+    """Standard error that discards what cannot be written, because nothing is left to report it
+    to, and a traceback would replace the exit code."""
+
+    def __init__(self, file: IO[str] | None) -> None:
+        # A shell may have closed it.
+        self._file = file or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+    def install(self) -> None:
+        """Make it ``sys.stderr``."""
+        sys.stderr = cast("Any", self)
+
+    def write(self, text: str) -> int:
+        """Write *text*."""
+        with self._unfailing():
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush it."""
+        with self._unfailing():
+            self._file.flush()
+
+    @contextmanager
+    def _unfailing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            _discard(self._file)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _discard(file: IO[str]) -> None:
+    """Discard what *file* has buffered, and what is written to it later."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+def printable(text: str, *, lines: bool = False, encoding: str = "utf-8") -> str:
     """Escape, as in JSON, everything in *text* that controls a terminal or changes the writing
-    direction. *lines* keeps line breaks and tabs.
+    direction, and what *encoding* does not have. *lines* keeps line breaks and tabs.
 
     All printed text passes through here: names, problems and files may come from anyone.
     """
-    return _UNUSUAL.sub(partial(_escaped, "\n\t" if lines else ""), text)
+    return _UNUSUAL.sub(partial(_escaped, "\n\t" if lines else "", encoding), text)
 
 
-def _escaped(kept: str, found: re.Match[str]) -> str:
+def _escaped(kept: str, encoding: str, found: re.Match[str]) -> str:
     char = found[0]
-    if char in kept or char.isprintable() or char in _JOINERS:
+    if char in kept:
         return char
-    return char if unicodedata.category(char) == "Zs" else json.dumps(char)[1:-1]
+    is_shown = char.isprintable() or char in _JOINERS or unicodedata.category(char) == "Zs"
+    return char if is_shown and _is_encodable(char, encoding) else json.dumps(char)[1:-1]
+
+
+def _is_encodable(char: str, encoding: str) -> bool:
+    try:
+        char.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def output_encoding() -> str:
+    """Return the encoding of standard output."""
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
+def output_bytes() -> BinaryIO:
+    """Return standard output for a file or lines that a program reads, in UTF-8. Raises
+    OutputError if it is closed."""
+    if sys.stdout is None:
+        raise OutputError("standard output is closed")
+    return sys.stdout.buffer
 
 
 def print_out(text: str, warnings: Iterable[str] = ()) -> None:
     """Print *text*, and then *warnings* to standard error. Raises OutputError."""
     with printing():
-        print(printable(text, lines=True), flush=True)
+        print(printable(text, lines=True, encoding=output_encoding()), flush=True)
     for each in warnings:
         print(f"counter: warning: {printable(each)}", file=sys.stderr)
 
@@ -95,12 +181,6 @@ def remark(text: str) -> None:
 def print_error(text: str, end: str = "\n") -> None:
     """Print *text* on standard error without a prefix: to be copied, or answered."""
     print(printable(text, lines=True), end=end, file=sys.stderr, flush=True)
-
-
-def read_no_more() -> None:
-    """Discard unprinted output, because its reader is gone: otherwise Python reports it at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str) -> NoReturn:
@@ -162,7 +242,8 @@ def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     copied. Numbers are right-aligned."""
     from rich.cells import cell_len
 
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    encoding = output_encoding()
+    cells = [[printable(str(cell), encoding=encoding) for cell in row] for row in rows]
     right = [bool(rows) and all(_is_number(row[at]) for row in rows) for at in range(len(names))]
     lines = [list(names), *cells]
     widths = [max(cell_len(line[at]) for line in lines) for at in range(len(names))]

@@ -15,7 +15,7 @@ from counter import limits
 from counter.cli.commands.serve import Roller, roller_for
 from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
-from counter.cli.terminal import Json, exit_on_error, flag, print_answer, remark
+from counter.cli.terminal import Json, exit_on_error, exiting, flag, print_answer, remark
 from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
@@ -100,21 +100,14 @@ class _Audit:
     admin_log: AdminLog
     summaries: list[Summary] = field(default_factory=list)
 
-    async def run(self) -> int:
-        """Audit, and repair if asked; return the exit code."""
+    async def run(self) -> Sequence[Summary]:
+        """Audit, and repair if asked; return a summary of each namespace."""
         for namespace in _chosen(self.namespaces, self.flags):
             try:
                 self.summaries.append(await self._one(namespace))
             except NamespaceUnknownError:
                 remark(f"{namespace.name} was deleted during the audit")
-        print_answer(
-            "\n".join(line for each in self.summaries for line in each.lines()),
-            {"namespaces": [each.document() for each in self.summaries]},
-            json=self.flags.json,
-        )
-        if any(each.wrong or each.waiting for each in self.summaries):
-            return EXIT_WRONG
-        return EXIT_REPAIRED if any(each.repaired for each in self.summaries) else 0
+        return self.summaries
 
     async def _one(self, namespace: Namespace) -> Summary:
         names, total = await self._names(namespace)
@@ -194,10 +187,24 @@ def audit(what: AuditFlags | None = None, flags: StoreFlags | None = None) -> No
         except ValueError as error:
             raise StartupError(str(error)) from error
         settings = ready(flags).settings
-        raise SystemExit(asyncio.run(_run(what, settings, rate, last_us)))
+        summaries = asyncio.run(_run(what, settings, rate, last_us))
+        with exiting(_exit_code(summaries)):
+            print_answer(
+                "\n".join(line for each in summaries for line in each.lines()),
+                {"namespaces": [each.document() for each in summaries]},
+                json=what.json,
+            )
 
 
-async def _run(what: AuditFlags, settings: Settings, rate: float, last_us: int | None) -> int:
+def _exit_code(summaries: Sequence[Summary]) -> int:
+    if any(each.wrong or each.waiting for each in summaries):
+        return EXIT_WRONG
+    return EXIT_REPAIRED if any(each.repaired for each in summaries) else 0
+
+
+async def _run(
+    what: AuditFlags, settings: Settings, rate: float, last_us: int | None
+) -> Sequence[Summary]:
     clock = clock_of(settings)
     # Events that are damaged would be compared with counts of the same damage.
     store = open_store(settings, clock, checks_all=True)

@@ -29,6 +29,7 @@ from counter.cli.client import (
 from counter.cli.terminal import (
     EXIT_INTERRUPTED,
     JsonLines,
+    exiting,
     flag,
     json_line,
     print_error,
@@ -127,7 +128,8 @@ def delete(
     with ended(service):
         given = _given(token, key)
         checked_name(name)
-        if not yes and sys.stdin.isatty():
+        # A shell may have closed it.
+        if not yes and sys.stdin is not None and sys.stdin.isatty():
             print_error(f"{name} is set to 0, and listed no more. To go on, y: ", end="")
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 fail("nothing was deleted", EXIT_NOT_DONE)
@@ -217,7 +219,8 @@ def _once(
                 fail(f"{why}\nnothing was sent: it is not counted", EXIT_NOT_DONE)
             report_unfinished(unfinished(), service, why=why_unknown(error))
             if json:
-                print_out(json_line(_unknown(unfinished(), service)))
+                with exiting(EXIT_UNKNOWN):
+                    print_out(json_line(_unknown(unfinished(), service)))
             raise SystemExit(EXIT_UNKNOWN) from None
         except KeyboardInterrupt:
             if given is None and not attempts.may_be_sent:

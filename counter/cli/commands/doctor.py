@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from counter import __version__
 from counter.cli.flags import ServeFlags, given
-from counter.cli.terminal import Json, exit_on_error, flag, print_answer
+from counter.cli.terminal import Json, exit_on_error, exiting, flag, print_answer
 from counter.config.report import load
 from counter.errors import StartupError
 from counter.ops.doctor import Finding, examine
@@ -54,9 +54,8 @@ def doctor(
         warnings = sum(each.state == "warning" for each in found)
         checks = [asdict(each) for each in found]
         document = {"checks": checks, "wrong": wrong, "warnings": warnings}
-        print_answer(_table(found, wrong, warnings), document, json=json, indent=2)
-        if wrong:
-            raise SystemExit(EXIT_WRONG)
+        with exiting(EXIT_WRONG if wrong else 0):
+            print_answer(_table(found, wrong, warnings), document, json=json, indent=2)
 
 
 def _of_services(urls: str, api_key_file: Path | None) -> Iterator[Finding]:

@@ -160,7 +160,7 @@ def delete(
 def _ask(name: str) -> None:
     """Ask the user to repeat the name. Exits if it differs, or if standard input is not a
     terminal."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise StartupError("there is no terminal to confirm the name: give --yes to delete it")
     print_error(
         f"Namespace {name} is deleted with its counters, events and tokens, for ever.\n"

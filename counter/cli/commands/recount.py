@@ -16,7 +16,7 @@ from counter.cli.client import (
     opened,
 )
 from counter.cli.drawing import progress
-from counter.cli.terminal import Json, flag, instant, print_answer
+from counter.cli.terminal import Json, exiting, flag, instant, print_answer
 from counter.durations import format_duration, parse_duration
 from counter.quantities import plural
 from counter_client import CounterClient, Point
@@ -65,9 +65,8 @@ def recount(
             f"{plural(windows, 'window')} of {counter!r} recounted from the events: as of {as_of}"
             f" its count is {count}, and {verdict}"
         )
-        print_answer(text, document, json=json)
-        if not is_right:
-            raise SystemExit(EXIT_NO)
+        with exiting(0 if is_right else EXIT_NO):
+            print_answer(text, document, json=json)
 
 
 def _step(client: CounterClient) -> str:

@@ -21,6 +21,7 @@ from counter.cli.client import (
 )
 from counter.cli.terminal import (
     JsonLines,
+    exiting,
     flag,
     json_line,
     print_error,
@@ -205,20 +206,21 @@ def _report_open(
     odd = ["--"] if name.startswith("-") else []
     words = ["counter", "token", "resolve", *service.words(), *odd, token, name]
     print_error(f"{shlex.join(words)} DELTA")
-    if json:
-        print_out(json_line({"applied": None}))
-    raise SystemExit(EXIT_UNKNOWN)
+    with exiting(EXIT_UNKNOWN):
+        if json:
+            print_out(json_line({"applied": None}))
 
 
 def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> None:
     """Send the same request once more; return the service's answer."""
     resolved = client.resolve(unfinished)
-    if json:
-        print_out(json_line({"applied": resolved.applied}))
-    elif resolved.applied:
-        print_out("counted: once, however often it was sent")
     if not resolved.applied:
-        fail(f"not counted, and it never will be: {in_words(resolved.detail)}", EXIT_NO)
+        remark(f"not counted, and it never will be: {in_words(resolved.detail)}")
+    with exiting(0 if resolved.applied else EXIT_NO):
+        if json:
+            print_out(json_line({"applied": resolved.applied}))
+        elif resolved.applied:
+            print_out("counted: once, however often it was sent")
 
 
 def _token(text: str) -> Token:

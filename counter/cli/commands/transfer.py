@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,15 @@ from counter.cli.client import (
     said,
 )
 from counter.cli.drawing import progress
-from counter.cli.terminal import EXIT_INTERRUPTED, flag, print_answer, printing, remark
+from counter.cli.terminal import (
+    EXIT_INTERRUPTED,
+    exiting,
+    flag,
+    output_bytes,
+    print_answer,
+    printing,
+    remark,
+)
 from counter.durations import format_duration, parse_iso_duration
 from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
@@ -63,7 +70,7 @@ def export(
         if file == STDOUT:
             if json:
                 raise StartupError("--json: standard output is the export itself; omit one of them")
-            writer = ExportWriter(sys.stdout.buffer, header)
+            writer = ExportWriter(output_bytes(), header)
             with printing():
                 writer.begin()
                 trailer = _copied(client, writer)
@@ -349,15 +356,15 @@ def _run(run: _Import, flags: ServiceFlags) -> None:
         begun = run.done > 0 or isinstance(error, UnknownOutcomeError)
         code = EXIT_UNKNOWN if begun else exit_code(error)
         fail(f"{said(error, flags)}\n{run.progress()}; {again}", code)
-    print_answer(_said(run), run.document(), json=run.what.json)
+    for each in run.different[:_SHOWN_MAX]:
+        remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
     if run.different:
-        for each in run.different[:_SHOWN_MAX]:
-            remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
-        fail(
+        remark(
             f"{plural(len(run.different), 'counter differs', 'counters differ')} from the file: did"
-            " a client add to them?",
-            EXIT_NO,
+            " a client add to them?"
         )
+    with exiting(EXIT_NO if run.different else 0):
+        print_answer(_said(run), run.document(), json=run.what.json)
 
 
 def _said(run: _Import) -> str:
