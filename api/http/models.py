@@ -577,7 +577,8 @@ def _check_fields(model: type, text: bytes, at: str) -> None:
             name = message.removeprefix(_UNKNOWN).removesuffix("`")
             raise _refusal(f"{at}{shown(name)}.", "Extra inputs are not permitted", None) from error
         raise _refusal(at, "Input should be an object", f"a value of {len(text)} bytes") from error
-    except msgspec.DecodeError:
+    except ValueError:
+        # It is not JSON for msgspec, or a name in it is not UTF-8.
         try:
             value = pydantic_core.from_json(text)
         except ValueError:

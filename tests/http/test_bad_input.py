@@ -7,13 +7,15 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from counter.limits import FIELDS_EXPLAINED_MAX
 from tests.support.app import App
 from tests.support.problems import assert_problem, problem_of
 from tests.support.rest import Json, Rest, fresh, item, on_wire
-from tests.support.times import SECOND
+from tests.support.times import HOUR, SECOND
 
 ADD = "/v1/namespaces/default/counters/c/add"
 ONE_MEBIBYTE = 1024 * 1024
+AS_JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
@@ -108,6 +110,49 @@ async def test_a_line_of_very_many_fields_is_refused_at_the_first_that_is_wrong(
     first, second = (json.loads(line) for line in answer.text.splitlines())
     assert [each["field"] for each in first["errors"]] == ["items.0.x0"]
     assert second["code"] == "invalid_body"
+
+
+#: Bytes that are not UTF-8: a byte that it never has, a surrogate, a part of a character, and a
+#: character beyond the last one.
+NOT_UTF8 = [b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xf4\x90\x80\x80"]
+#: A text that makes a body too large to say all that is wrong with it.
+MANY_COLONS = b":" * (FIELDS_EXPLAINED_MAX + 1)
+
+
+@pytest.mark.parametrize("filler", [b"", MANY_COLONS], ids=["small", "many colons"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        b'{"%s":"%s"}',
+        b'{"items":[{"%s":"%s"}]}',
+        b'{"delta":1,"idempotency_token":{"%s":"%s"}}',
+        b'{"limits":{"%s":"%s"}}',
+        b'{"x%s":NaN,"y":"%s"}',
+    ],
+)
+async def test_a_name_that_is_not_utf8_is_refused_by_every_operation_with_a_body(
+    app: App, form: bytes, filler: bytes
+) -> None:
+    routes = [each for each in app.application.front.routes.values() if each.method != "GET"]
+    taking = [each for each in routes if each.body or each.path.endswith(("/batch/add", "/events"))]
+    assert len(taking) >= 12
+    for route in taking:
+        path = route.path.format(namespace="default", counter="c")
+        for bad in NOT_UTF8:
+            answer = await app.http.request(
+                route.method, path, content=form % (bad, filler), headers=AS_JSON
+            )
+            refused(answer)
+
+
+@pytest.mark.parametrize("bad", NOT_UTF8, ids=repr)
+async def test_a_line_that_is_not_utf8_is_refused_alone(rest: Rest, app: App, bad: bytes) -> None:
+    line = b'{"%s":"%s"}' % (bad, MANY_COLONS)
+    good = encoded(item("c", 7, fresh(app.clock.now_us() - HOUR)))
+    lines = b"\n".join((line, good, line))
+    answer = await rest.raw(rest.path(verb="batch/add"), lines, content_type="application/x-ndjson")
+    codes = [json.loads(each)["code"] for each in answer.text.splitlines()]
+    assert codes == ["invalid_body", "token_too_old", "invalid_body"]
 
 
 async def test_names_of_many_colons_are_read(rest: Rest) -> None:
