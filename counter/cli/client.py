@@ -350,7 +350,8 @@ def said(error: CounterError, flags: ServiceFlags | None = None) -> str:
     if hint is None:
         return detail
     flags = flags or DEFAULT_SERVICE
-    hint = hint.format(namespace=shlex.quote(flags.namespace), scope=error.fields.get("scope"))
+    scope = printable(str(error.fields.get("scope")))
+    hint = hint.format(namespace=shlex.quote(flags.namespace), scope=scope)
     # All errors with a hint may be because another service was meant.
     used = f"\ncontext {flags.context!r} was used: {flags.url}" if flags.context else ""
     return f"{detail}\n{hint}{used}"
@@ -374,7 +375,9 @@ def _of_field(detail: str, field: str) -> str:
 
 
 def in_words(detail: str) -> str:
-    """Return what the service says with its advice as commands and flags, and not as requests."""
+    """Return what the service says with its advice as commands and flags, and not as requests. It
+    is one line, so that it cannot look like lines of the command's own."""
+    detail = printable(detail)
     for phrase, words in SERVICE_PHRASES.items():
         detail = detail.replace(phrase, words)
     return _FLAG_FIELD.sub(_flag_of, detail)

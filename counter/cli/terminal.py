@@ -174,7 +174,7 @@ def print_out(text: str, warnings: Iterable[str] = ()) -> None:
 
 def remark(text: str) -> None:
     """Print *text* to standard error, with the program's name."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         print(f"counter: {printable(line)}", file=sys.stderr)
 
 

@@ -20,6 +20,7 @@ from tests.client.stranger import http, stranger
 #: It clears the screen, sets its title, turns the writing round, and has half a character.
 HOSTILE = "before\x1b[2J\x1b]0;owned\x07\x9b31m\r\x7f\u202e\ud800after"
 PROBLEM = {"code": "counter_missing", "retry": "never", "applied": None, "detail": HOSTILE}
+UNFINISHED = '{"operation":"add","namespace":"default","items":[["c",1]],"token_text":"key:k"}'
 MOMENT = "2026-11-21T13:01:23.875103Z"
 COUNT = {"namespace": "default", "counter": HOSTILE, "count": 3, "as_of": MOMENT}
 BUSIEST = {
@@ -84,6 +85,46 @@ def test_no_command_prints_what_a_service_sends_as_it_is(
         _, out = shell.run(*words, "--timeout", "1s")
     assert is_harmless(out + shell.err)
     assert "x1b" in out + shell.err or "u001b" in out + shell.err
+
+
+#: A service that wants its problem to look like lines of the command's own.
+FORGED = "no\nc: 1 added\r\n\u2028\x85\x0band so on"
+
+
+@pytest.mark.parametrize("code", ["token_conflict", "scope_insufficient", "counter_missing"])
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("404 Not Found", ["add", "c"]),
+        ("404 Not Found", ["get", "c"]),
+        ("503 Service Unavailable", ["add", "c"]),
+        ("410 Gone", ["token", "resolve", UNFINISHED]),
+        ("404 Not Found", ["watch", "c"]),
+        ("503 Service Unavailable", ["namespace", "show", "c"]),
+        ("404 Not Found", ["export", "-"]),
+    ],
+)
+def test_a_problem_cannot_look_like_lines_of_the_command(
+    status: str, words: list[str], code: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each line of a problem's text got the program's name in front of it."""
+    wrong = [{"field": FORGED, "message": FORGED, "value": FORGED}] * 2
+    body = {**PROBLEM, "code": code, "detail": FORGED, "scope": FORGED, "errors": wrong}
+    answer = http(status, json.dumps(body | {"warnings": [FORGED]}).encode())
+    with stranger(answer) as other:
+        monkeypatch.setenv("COUNTER_URL", other.url)
+        _, out = shell.run(*words, "--timeout", "1s")
+    lines = [line for line in (out + shell.err).split("\n") if "added" in line or "so on" in line]
+    assert lines
+    assert not [each for each in lines if each.startswith(("counter: c: 1", "counter: and so on"))]
+    assert set(out + shell.err).isdisjoint("\r\u2028\x85\x0b")
+
+
+def test_a_remark_has_lines_only_where_it_is_given_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remark("one\u2028two\x0bthree\nfour")
+    assert capsys.readouterr().err == "counter: one\\u2028two\\u000bthree\ncounter: four\n"
 
 
 def test_what_rich_draws_controls_nothing_but_by_itself() -> None:
