@@ -19,6 +19,7 @@ from counter import __version__
 from counter.clock import to_rfc3339
 from counter.errors import StartupError
 from counter.limits import WAL_BYTES_MAX
+from counter.ops.regular_file import open_regular
 from counter.storage.sqlite.copying import (
     DATABASE,
     FILES,
@@ -150,7 +151,7 @@ def read_manifest(source: Path) -> Manifest:
     """Read the manifest of the backup *source*. Raises StartupError."""
     path = source / MANIFEST
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(_MANIFEST_BYTES_MAX + 1)
         if len(text) > _MANIFEST_BYTES_MAX:
             raise ValueError(f"it has more than {_MANIFEST_BYTES_MAX} bytes")
@@ -224,7 +225,7 @@ def _write_manifest(directory: Path, manifest: Manifest) -> None:
 
 def _copied(path: Path) -> CopiedFile:
     digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
             size += len(piece)
@@ -234,7 +235,7 @@ def _copied(path: Path) -> CopiedFile:
 def _copy(source: Path, target: Path, progress: Progress) -> None:
     size, done = _size(source), 0
     target.touch(mode=0o600)
-    with source.open("rb") as reader, target.open("wb") as writer:
+    with open_regular(source) as reader, target.open("wb") as writer:
         while piece := reader.read(_PIECE):
             writer.write(piece)
             done += len(piece)

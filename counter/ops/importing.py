@@ -19,7 +19,6 @@ import io
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX, SECOND
 from counter.names import check_counter_name
 from counter.ops.export_file import FORMAT, VERSION, count_line
+from counter.ops.regular_file import open_regular
 from counter_client import CounterClient, Token
 from counter_client.answers import Event
 from counter_client.errors import TokenConflictError, TokenTooOldError
@@ -97,7 +97,7 @@ class CountsFile:
 
     def counts(self) -> Iterator[tuple[str, int]]:
         """Yield the lines. Raises StartupError if the file has changed."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for number, line in enumerate(_lines_of(self.kind, file, None)):
                 if number % ITEMS_MAX == 0:
                     self._check_same(file)
@@ -124,10 +124,13 @@ def examine(
     the file is invalid.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _examined(path, file, on_progress, import_id)
     except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror}") from error
+        raise StartupError(
+            f"{path} cannot be read: {error.strerror}; a file is read twice, whole, before anything"
+            " is counted"
+        ) from error
 
 
 def cut(counts: Iterable[tuple[str, int]]) -> Iterator[Chunk]:
@@ -158,10 +161,6 @@ def _parts(count: int) -> list[int]:
 def _examined(
     path: Path, file: BinaryIO, on_progress: Callable[[int, int], None], import_id: str | None
 ) -> CountsFile:
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise StartupError(
-            f"{path} is no file: it is read twice, whole, before anything is counted; save it first"
-        )
     stamp = _stamp(file)
     kind, header = _kind_of(path, file)
     digest = hashlib.sha256()

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
 import sys
@@ -297,6 +298,26 @@ def test_what_is_not_whole_is_not_restored(
     assert run(["restore", "copy", "--data=new"]) == 2
     assert hint in capsys.readouterr().err
     assert not (place / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "counter.db", "keys.sqlite3"])
+@pytest.mark.parametrize("kind", ["a FIFO", "a device", "a directory"])
+def test_a_backup_of_what_is_no_file_is_not_restored(
+    name: str, kind: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: a FIFO was waited for, and an endless device was read for ever."""
+    path = Path("copy") / name
+    path.unlink()
+    match kind:
+        case "a FIFO":
+            os.mkfifo(path)
+        case "a device":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.mkdir()
+    assert run(["restore", "copy", "--data=restored"]) == 2
+    assert "cannot be read: it is not a regular file" in capsys.readouterr().err
+    assert not Path("restored").exists()
 
 
 def test_a_backup_without_keys_is_restored_where_that_is_said(place: Path) -> None:
