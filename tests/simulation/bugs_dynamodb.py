@@ -9,9 +9,16 @@ from counter.errors import OverloadedError, SliceMissingError, StoreUnavailableE
 from counter.storage.dynamodb.control import DynamodbControl
 from counter.storage.dynamodb.driver import Driver, NoTableError, delete
 from counter.storage.dynamodb.events import DynamodbEvents
+from counter.storage.dynamodb.rollups import DynamodbRollups
 from counter.types import Event, Namespace, Written
 from tests.simulation.bugs import Bug
-from tests.simulation.mutate import Swap
+from tests.simulation.mutate import Edit, Swap
+
+_ROWS: Final = "await gather(*(self._driver.write(each) for each in rows))"
+_HEAD: Final = "await self._write_head("
+_DELETED: Final = """await self._driver.write_many(table, deletes=_keys(
+        await self._driver.query(table, pk, row_place(0), row_place(settled_us))))
+    """
 
 _Method = Callable[..., Awaitable[Any]]
 
@@ -122,6 +129,14 @@ BUGS: Final = (
         Swap(DynamodbEvents, "find", of=_missing_is_not_found),)),
     Bug("throttled-is-written", "an add that is throttled is acknowledged", (
         Swap(DynamodbEvents, "append", of=_throttled_is_written),)),
+    Bug("head-before-rows", "a checkpoint is written before its rows", (
+        Edit(DynamodbRollups._apply, _ROWS, "pass"),
+        Edit(DynamodbRollups._apply, "done = [", f"{_ROWS}\n    done = ["),)),
+    Bug("rows-not-awaited", "a checkpoint is written while its rows are on their way", (
+        Edit(DynamodbRollups._apply, _ROWS, _ROWS.removeprefix("await ")),)),
+    Bug("settled-rows-first", "rows are deleted before the checkpoint that has settled them", (
+        Edit(DynamodbRollups._apply, _HEAD, _DELETED + _HEAD),
+        Edit(DynamodbRollups._apply, "items = await", "return\n        items = await"),)),
     Bug("transaction-in-parts", "the writes of a transaction are done each by itself", (
         Swap(Driver, "transact", of=_once),)),
 )  # fmt: skip

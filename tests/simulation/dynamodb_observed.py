@@ -1,9 +1,12 @@
 """Writes of items in the simulated DynamoDB, as what the observer of the model knows: rows of
 Cassandra, which all three replicas get at once."""
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from counter.storage.dynamodb.layout import COUNTS, HEAD, partition, row_place
+from counter.types import CounterUpdate, Namespace
 from tests.simulation.cells import NEVER, Cell, Deletion, Key, Partition, Row
 from tests.simulation.dynamodb_expressions import Encoded, of_type
 from tests.simulation.dynamodb_server import Server
@@ -15,17 +18,49 @@ _PENDING: Final = 1
 _Found = Iterator[tuple[str, Key, Key, Row]]
 
 
-def observe(server: Server, recorder: Recorder) -> None:
-    """Record what is written from now on."""
+class ItemRecorder(Recorder):
+    """Records writes of items, and checks that the rows of a checkpoint are written before it."""
 
-    def wrote(name: str, key: tuple[bytes, bytes], item: Encoded | None) -> None:
-        now_us = server.now_us()
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)  # type: ignore[arg-type]
+        self._server = server
+        server.wrote = self._wrote
+        #: By partition key and time of a checkpoint: the windows of each call that writes it.
+        self._rolled: defaultdict[tuple[bytes, int], list[set[int]]] = defaultdict(list)
+
+    def watch(self, store: Any) -> None:
+        super().watch(store)
+        apply = store.rollups.apply
+
+        def noted(namespace: Namespace, updates: Sequence[CounterUpdate], **more: int) -> Any:
+            for each in updates:
+                pk = partition(namespace, COUNTS, each.counter)
+                windows = {row.window_us for row in each.rows}
+                self._rolled[pk, each.checkpoint.time_us].append(windows)
+            return apply(namespace, updates, **more)
+
+        store.rollups.apply = noted
+
+    def _wrote(self, name: str, key: tuple[bytes, bytes], item: Encoded | None) -> None:
+        now_us = self._server.now_us()
         values = {each: of_type(value)[1] for each, value in (item or {}).items()}
-        for table, partition, place, row in _read(name, *key, values, now_us):
-            write = (f"counter.{table}", partition, Partition({place: row}))
-            recorder.log.extend((now_us, node, write) for node in range(3))
+        for table, place, row_key, row in _read(name, *key, values, now_us):
+            write = (f"counter.{table}", place, Partition({row_key: row}))
+            self.log.extend((now_us, node, write) for node in range(3))
+        if key[1] == HEAD and values:
+            self._check_rows(name, key[0], values)
 
-    server.wrote = wrote
+    def _check_rows(self, name: str, pk: bytes, head: dict[str, Any]) -> None:
+        """Check the rows of a new checkpoint: a worker that reads it then folds them again."""
+        time_us, settled_us = head["ct"], head.get("st", -1)
+        items = self._server.tables[name].partition(pk).items
+        missing = [
+            [each for each in windows if each > settled_us and row_place(each) not in items]
+            for windows in self._rolled[pk, time_us]
+        ]
+        if missing and all(missing):
+            counter = pk[9:].decode()
+            self.problems.append(f"{counter} has a checkpoint at {time_us} before its rows")
 
 
 def _number(text: bytes) -> int:

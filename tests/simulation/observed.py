@@ -65,6 +65,8 @@ class Recorder:
         self.kinds = _Kinds()
         #: (instant, node, write), or (instant, None, (namespace id, events)) of what is sent.
         self.log: list[tuple[int, int | None, Any]] = []
+        #: What must never be written so.
+        self.problems: list[str] = []
         for node in cluster.nodes:
             self._watch_node(node)
 

@@ -480,7 +480,7 @@ class _Run:
             self._plan, namespaces, self._clients.history, self._final, self.world.recorder
         )
         self.compared = observed.covered
-        return list(forbidden(observed))
+        return [*self.world.recorder.problems, *forbidden(observed)]
 
     def _changes_of_limit(self) -> list[Fault]:
         """The steps that change the accept limit."""

@@ -14,7 +14,7 @@ _RULES: Final = "tests/simulation/test_dynamodb_rules.py::"
 _SEEN: Final = f"{_RULES}test_what_was_written_every_read_sees"
 
 #: Bugs that the first seed catches.
-QUICK: Final = ("query-eventual", "transaction-in-parts")
+QUICK: Final = ("query-eventual", "transaction-in-parts", "head-before-rows", "rows-not-awaited")
 #: By bug: the test that catches it.
 DIRECTED: Final = {
     "get-eventual": _SEEN,
@@ -27,6 +27,7 @@ DIRECTED: Final = {
     "missing-is-not-found": (
         "tests/simulation/test_dynamodb.py::TestEvents::test_a_missing_slice_is_not_not_found"
     ),
+    "settled-rows-first": f"{_RULES}test_a_checkpoint_is_the_sum_of_its_rows_at_each_moment",
     "throttled-is-written": f"{_RULES}test_a_throttled_add_is_refused_and_not_written[add]",
 }
 

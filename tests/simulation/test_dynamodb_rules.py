@@ -10,7 +10,24 @@ import pytest
 
 from counter.errors import OverloadedError, StoreUnavailableError, UnavailableError
 from counter.limits import MINUTE, SECOND
-from counter.types import Checkpoint, CounterUpdate, Decision, Namespace, Outcome, Pending, Written
+from counter.storage.dynamodb.layout import (
+    COUNTS,
+    HEAD,
+    ROW,
+    checkpoint_from,
+    partition,
+    row_from,
+)
+from counter.types import (
+    Checkpoint,
+    CounterUpdate,
+    Decision,
+    Namespace,
+    Outcome,
+    Pending,
+    WindowRow,
+    Written,
+)
 from tests.contracts.cases import (
     DATASET,
     NOW,
@@ -22,6 +39,7 @@ from tests.contracts.cases import (
     tail,
 )
 from tests.simulation.connection import UNMET, Met
+from tests.simulation.dynamodb_expressions import of_type
 from tests.simulation.dynamodb_server import Done, Server
 from tests.simulation.dynamodb_store import CalmStore
 from tests.simulation.weather import Weather
@@ -187,3 +205,31 @@ async def test_a_recount_is_pending_until_its_result_is_seen() -> None:
         update = CounterUpdate("c", (), Checkpoint(NOW, 7), pending_done=(pending,))
         await store.rollups.apply(namespace, [update], through_us=NOW)
         assert all(answer["Items"] for answer in answers), f"seed {seed}"
+
+
+async def test_a_checkpoint_is_the_sum_of_its_rows_at_each_moment(lab: Lab) -> None:
+    """Another worker may read a counter between any two writes of a rollup, or after a crash."""
+    store = await lab.store()
+    namespace, sums = await make_namespace(store), list[tuple[int, int]]()
+    data = next(table for name, table in lab.server.tables.items() if name.endswith(".data"))
+    counter = data.partition(partition(namespace, COUNTS, "c"))
+
+    def look() -> None:
+        items = [{each: of_type(cell)[1] for each, cell in item.items()}
+                 for item in counter.items.values()]  # fmt: skip
+        head = next((item for item in items if item["sk"] == HEAD), {})
+        last, settled = checkpoint_from(head, "c"), checkpoint_from(head, "s")
+        rows = [row_from(item) for item in items if item["sk"].startswith(ROW)]
+        kept = [each.total for each in rows if settled.time_us < each.window_us <= last.time_us]
+        sums.append((settled.count + sum(kept), last.count))
+
+    lab.after_each_write(look)
+    rows = [WindowRow(NOW + at * MINUTE, False, 10**at) for at in range(5)]
+    first = CounterUpdate("c", tuple(rows[:3]), Checkpoint(rows[2].window_us, 111))
+    settled = Checkpoint(rows[1].window_us, 11)
+    last = CounterUpdate("c", tuple(rows[3:]), Checkpoint(rows[4].window_us, 11_111), settled)
+    for each in (first, last):
+        await store.rollups.apply(namespace, [each], through_us=each.checkpoint.time_us)
+    assert {counted for _, counted in sums} == {0, 111, 11_111}
+    assert [pair for pair in sums if pair[0] != pair[1]] == []
+    assert len(counter.items) == 4

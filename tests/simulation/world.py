@@ -241,9 +241,7 @@ class World(Requests):
         self.cluster.stamps_anew = config.paxos_stamps_anew
         for node in self.cluster.nodes:
             node.offset_us = config.nodes_us[node.number]
-        self.recorder = Recorder(self.cluster)
-        if config.store == "dynamodb":
-            import_module("tests.simulation.dynamodb_observed").observe(self.cluster, self.recorder)
+        self.recorder = self._recorder()
         self._cache = MemoryCache(SimulatedClock(loop, 0))
         self.cache_servers = [self._cache_server(number) for number in range(config.cache_servers)]
         self.dataset = Dataset(
@@ -265,6 +263,13 @@ class World(Requests):
             )
         self.options = self.stores.options_for(self.dataset, placement=placement)
         self.settings = _settings(config.store, config.skew_us // MILLISECOND)
+
+    def _recorder(self) -> Recorder:
+        if self.config.store == "dynamodb":
+            observed: Any = import_module("tests.simulation.dynamodb_observed")
+            recorder: Recorder = observed.ItemRecorder(self.cluster)
+            return recorder
+        return Recorder(self.cluster)
 
     def asked(self, api: int) -> Member:
         return self.members[api]
