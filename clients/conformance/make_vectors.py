@@ -186,6 +186,15 @@ def _request(call: Call[Any]) -> Case:
     }
 
 
+#: Any answer without results would fit it.
+_OF_NOTHING: Final = {
+    "operation": "atomic/add",
+    "namespace": "default",
+    "items": [],
+    "token_text": _TEXTS[0],
+}
+
+
 def refused_vectors() -> list[Case]:
     """Return commands whose arguments the client refuses."""
     over = [{"counter": "c", "delta": "1"}] * (limits.ATOMIC_ITEMS_MAX + 1)
@@ -198,6 +207,7 @@ def refused_vectors() -> list[Case]:
         {"do": "atomic", "items": over},
         {"do": "resolve", "unfinished": "{}"},
         {"do": "resolve", "unfinished": "no JSON"},
+        {"do": "resolve", "unfinished": json.dumps(_OF_NOTHING)},
         _add("c", 1) | {"key": ""},
         _add("c", 1) | {"key": "grün"},
     ]
@@ -218,6 +228,7 @@ def answer_vectors() -> list[Case]:
     """Return answers to a call and its outcome."""
     found = [case for kind in problem_types() for error in shapes(kind) for case in _of(error)]
     found += [*_foreign(), *_waits(), *_after_a_lost_answer(), *_other_calls(), *_horizons()]
+    found += [*_misfits(), *_misfits_of_several(), *_resolves(), *_no_problems()]
     for number, case in enumerate(found):
         # The name selects the case; the same with every credential.
         if "items" in case["command"]:
@@ -553,6 +564,181 @@ def _horizons() -> list[Case]:
             *(1, 1, resolve("2199-12-31T23:59:59.999999Z")),
         ),
     ]
+
+
+#: Values that do not fit, by the member of an answer. The delta is 1, which is no boolean.
+_NO_TIMES: Final = (None, "soon", 1769847330, "2026-01-31", "2026-01-31T08:15:30.000250")
+_MISFITS: Final[Mapping[str, Sequence[Json]]] = {
+    "namespace": (None, "other", 1),
+    "counter": (None, "other", ""),
+    "delta": (None, 2, -1, "1", True, 1.5),
+    "event_time": (*_NO_TIMES, "2026-01-31T08:15:30.000251Z"),
+    "replayed": ("false", 0, "null"),
+    "retry_safe": (None, "false", 0),
+    "count": (None, "1", 1.5, True),
+    "as_of": _NO_TIMES,
+    "accuracy": (None, "exact", 1),
+}
+_OF_CLEAR: Final = ("namespace", "counter", "event_time", "replayed", "retry_safe")
+_OF_ADD: Final = (*_OF_CLEAR, "delta")
+_MEMBERS: Final[Mapping[str, Sequence[str]]] = {
+    "add": _OF_ADD,
+    "add_and_get": (*_OF_ADD, "count", "as_of"),
+    "clear": _OF_CLEAR,
+    "delete": _OF_CLEAR,
+    "atomic": _OF_ADD,
+    "batch": _OF_ADD,
+    "get": ("namespace", "counter", "count", "as_of", "accuracy"),
+}
+_PAIR: Final = {"items": [{"counter": "a", "delta": "1"}, {"counter": "b", "delta": "1"}]}
+
+
+def _command(do: str) -> tuple[Case, Case, int]:
+    """Return a command, its outcome after a proper answer, and how many tokens it sends."""
+    both = {"outcome": "done", "results": [_done(), _done()]}
+    match do:
+        case "get":
+            return {"do": do}, _got(), 0
+        case "batch":
+            return {"do": do, **_PAIR}, both, 2
+        case "atomic":
+            return {"do": do, **_PAIR, **_GIVEN}, _done(replayed=[False, False]), 1
+        case "add_and_get":
+            return {"do": do, "delta": "1", **_GIVEN}, _done(count="18446744073709551616"), 1
+    return {"do": do, "delta": "1", **_GIVEN}, _done(), 1
+
+
+def _misfits() -> list[Case]:
+    """Each member of each answer that is missing, or does not fit the request: again."""
+    found = []
+    for do, members in _MEMBERS.items():
+        command, done, tokens = _command(do)
+        changes: list[tuple[str, Case]] = [
+            (f"{name} {json.dumps(value)}", {"members": {name: value}})
+            for name in members
+            for value in _MISFITS[name]
+        ]
+        needed = [name for name in members if name != "retry_safe"]
+        changes += [(f"no {name}", {"without": [name]}) for name in needed]
+        # Members are found by their exact names.
+        capital = {"without": ["counter"], "members": {"Counter": "COUNTER"}}
+        changes.append(("a member in other letters", capital))
+        found += [
+            _case(f"{do}, {what}: again", [_SUCCESS | change, _SUCCESS], done, 2, tokens, command)
+            for what, change in changes
+        ]
+        more = {"members": {"later": [1]}}
+        found.append(_case(f"{do}, more", [_SUCCESS | more], done, 1, tokens, command))
+    found += [
+        _case(
+            "add, another time of a token of its own: again",
+            [_SUCCESS | {"members": {"event_time": "2026-01-31T08:15:30.000250Z"}}, _SUCCESS],
+            _done(),
+            2,
+        ),
+        _case(
+            "add, the time of a BEST_EFFORT namespace",
+            [_SUCCESS | {"members": {"event_time": _LATER, "retry_safe": False}}],
+            _done(),
+            1,
+        ),
+        _case(
+            "add, the time of a key",
+            [_SUCCESS | {"members": {"event_time": _LATER}}],
+            *(_done(), 1, 1, {"key": "order-123"}),
+        ),
+    ]
+    return found
+
+
+_LATER: Final = "2026-01-31T09:00:00.000000Z"
+
+
+def _misfits_of_several() -> list[Case]:
+    """Results that are too few, too many, in another order, or of another kind."""
+    found = []
+    for do in ("atomic", "batch"):
+        command, done, tokens = _command(do)
+        answers: dict[str, Case] = {
+            "no result": _results(),
+            "one result": _results("added"),
+            "three results": _results("added", "added", "added"),
+            "another order": _SUCCESS | {"reversed": True},
+            "a result null": _results("added", None),
+            "a result text": _results("added", "counted"),
+            "a result without members": _results("added", {}),
+            "a code alone": _results("added", {"code": "overloaded"}),
+            "a code that is a number": _results("added", {"code": 1, "retry": "never"}),
+            "a retry that is unknown": _results("added", {"code": "x", "retry": "soon"}),
+        }
+        for text in ("{}", "null", "[]", '{"results":null}', '{"results":{}}', '{"results":2}'):
+            answers[text] = {"status": 200, "headers": {}, "body": text}
+        found += [
+            _case(f"{do}, {what}: again", [answer, _SUCCESS], done, 2, tokens, command)
+            for what, answer in answers.items()
+        ]
+    return found
+
+
+def _resolves() -> list[Case]:
+    """An add is counted only if the answer to it says so."""
+    done = {"outcome": "done", "applied": True}
+    by_code = {each.code: shapes(each)[0] for each in problem_types()}
+    too_old = _problem(by_code["token_too_old"], applied="false")
+    undecided = {"outcome": "refused", "code": "token_too_old", "applied": None}
+    found = []
+    for operation in ("add", "add-and-get", "clear", "delete", "atomic/add"):
+        delta = 0 if operation in ("clear", "delete") else 1
+        items = [["COUNTER", delta]]
+        if operation == "atomic/add":
+            items.append(["COUNTER-b", delta])
+        open_ = {"operation": operation, "namespace": "default", "items": items}
+        text = json.dumps(open_ | {"token_text": _TEXTS[0]})
+        command = {"do": "resolve", "unfinished": text}
+        bodies = ("{}", "null", "[]", "true", "", '{"status": "ok"}', '{"results": []}', "<html>")
+        strange: dict[str, Case] = {
+            each: {"status": 200, "headers": {}, "body": each} for each in bodies
+        }
+        strange["201"] = {"status": 201, "headers": {}, "body": "{}"}
+        strange["204"] = {"status": 204, "headers": {}, "body": ""}
+        for name in ("counter", "namespace"):
+            strange[f"another {name}"] = _SUCCESS | {"members": {name: "other"}}
+        found += [
+            _case(f"resolve {operation}, {what}: again", [answer, _SUCCESS], done, 2, 1, command)
+            for what, answer in strange.items()
+        ]
+        found.append(_case(f"resolve {operation}", [_SUCCESS], done, 1, 1, command))
+        found.append(
+            _case(f"resolve {operation}: applied is text", [too_old], undecided, 1, 1, command)
+        )
+    return found
+
+
+def _no_problems() -> list[Case]:
+    """Errors whose members are not those of a problem: only the service refuses."""
+    problem = {"code": "namespace_unknown", "retry": "never", "applied": None, "detail": "gone"}
+    changes: Sequence[Case] = (
+        *({"code": each} for each in (None, 1, True, ["x"])),
+        *({"retry": each} for each in (None, 1, "", "soon", "Never")),
+    )
+    found = []
+    for change in changes:
+        body = json.dumps(problem | change)
+        name, value = next(iter(change.items()))
+        for status in (404, 503):
+            again = status == 503
+            found.append(
+                _case(
+                    f"{status}, {name} {json.dumps(value)}",
+                    [{"status": status, "headers": {}, "body": body}, _SUCCESS],
+                    _done() if again else _UNKNOWN,
+                    2 if again else 1,
+                )
+            )
+    capital = json.dumps({name.title(): value for name, value in problem.items()})
+    answer = {"status": 404, "headers": {}, "body": capital}
+    found.append(_case("404, members in other letters", [answer, _SUCCESS], _UNKNOWN, 1))
+    return found
 
 
 def _got() -> Case:

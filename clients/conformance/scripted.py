@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -105,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if "success" in answer or "results" in answer:
-            text = json.dumps(_success(asked, answer.get("results")))
+            text = json.dumps(_changed(_success(asked, answer.get("results")), answer))
             self._send(200, {}, text + " " * answer.get("spaces", 0))
             return
         text = answer["body"] + " " * answer.get("spaces", 0)
@@ -132,7 +133,7 @@ def _tokens(count: int) -> Json:
 
 
 def _success(asked: Asked, results: Sequence[Json] | None) -> Json:
-    """Return a proper answer to *asked*."""
+    """Return a proper answer to *asked*; *results* are the outcomes of its items."""
     if asked.method == "GET":
         [counter] = asked.counters()
         return {
@@ -144,27 +145,43 @@ def _success(asked: Asked, results: Sequence[Json] | None) -> Json:
         }
     body = asked.body
     if "items" in body:
-        given = results or ["added"] * len(body["items"])
-        pairs = zip(given, body["items"], strict=False)
+        given = ["added"] * len(body["items"]) if results is None else results
+        # More results than items are about the first ones again.
+        pairs = zip(given, cycle(body["items"]), strict=False)
         return {
             "results": [
-                _added(item["counter"], item["delta"]) if each == "added" else each
+                _added(item["counter"], item["delta"], body | item) if each == "added" else each
                 for each, item in pairs
             ]
         }
     [counter] = asked.counters()
-    added = _added(counter, body.get("delta", 0))
+    added = _added(counter, body.get("delta", 0), body)
+    if "delta" not in body:
+        del added["delta"]
     return added | ({"count": COUNT, "as_of": _TIME} if "-and-get" in asked.path else {})
 
 
-def _added(counter: str, delta: int) -> dict[str, Json]:
+def _added(counter: str, delta: int, body: Mapping[str, Json]) -> dict[str, Json]:
+    # A key has no time: the service reserves one.
+    token = body.get("idempotency_token", {"generation_time": _TIME})
     return {
         "namespace": "default",
         "counter": counter,
         "delta": delta,
-        "event_time": _TIME,
+        "event_time": token["generation_time"],
         "replayed": False,
     }
+
+
+def _changed(found: dict[str, Json], answer: Mapping[str, Json]) -> Json:
+    """Return *found*, or the last of its results, with the changes that *answer* names."""
+    if answer.get("reversed"):
+        found["results"].reverse()
+    whose = found["results"][-1] if found.get("results") else found
+    for name in answer.get("without", ()):
+        del whose[name]
+    whose.update(answer.get("members", {}))
+    return found
 
 
 class _Server(ThreadingHTTPServer):

@@ -60,7 +60,7 @@ class Ledger:
         if token not in self.counted:
             self.counted.add(token)
             self.counts[item["counter"]] += item["delta"]
-        return added_body(*what)
+        return added_body(*what, item["idempotency_token"])
 
     def _problem(self, code: str, retry: str, **more: Any) -> dict[str, Any]:
         return {"code": code, "retry": retry, "applied": None, "detail": code, **more}

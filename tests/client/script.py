@@ -1,8 +1,9 @@
 """Scripted answers for the retry logic, and a clock that only pauses move."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from counter_client.calls import Reply
 from counter_client.failures import UnreachableError
@@ -63,16 +64,39 @@ def problem(code: str, status: int, retry: str, **more: Any) -> Reply:
     return Reply(status, json.dumps(body).encode())
 
 
-def added(counter: str = "c", delta: int = 1) -> Reply:
-    return Reply(200, json.dumps(added_body(counter, delta)).encode())
+def added(send: Send) -> Reply:
+    """The answer to an add, or to a batch whose every item is added."""
+    body = json.loads(send.request.body or b"")
+    if "items" in body:
+        return batch(*["added"] * len(body["items"]))(send)
+    counter = unquote(send.request.path.split("/")[-2])
+    found = added_body(counter, body["delta"], body["idempotency_token"])
+    return Reply(200, json.dumps(found).encode())
 
 
-def added_body(counter: str, delta: int) -> dict[str, Any]:
+def batch(*results: Any) -> Callable[[Send], Reply]:
+    """The answer to a batch: each result is a problem, or ``added``."""
+
+    def answer(send: Send) -> Reply:
+        items = json.loads(send.request.body or b"")["items"]
+        pairs = zip(results, items, strict=True)
+        found = [
+            added_body(x["counter"], x["delta"], x["idempotency_token"])
+            if each == "added"
+            else each
+            for each, x in pairs
+        ]
+        return Reply(200, json.dumps({"results": found}).encode())
+
+    return answer
+
+
+def added_body(counter: str, delta: int, token: Mapping[str, str]) -> dict[str, Any]:
     return {
         "namespace": "default",
         "counter": counter,
         "delta": delta,
-        "event_time": "2026-01-31T08:15:30.000250Z",
+        "event_time": token["generation_time"],
         "replayed": False,
     }
 

@@ -1,7 +1,6 @@
 """Whatever happens on the way, each add of a batch is counted once: against a service that loses
 requests and answers, voids tokens, and answers some items with problems."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from counter_client.options import Options
 from counter_client.retrying import Answer, Budget, Policy, Send
 from counter_client.tokens import Token
 from tests.client.ledger import FAULTS, Ledger
-from tests.client.script import Script, added_body, lost, problem
+from tests.client.script import Script, added, lost, problem
 
 CALLS = Calls("default")
 ADDS = st.dictionaries(st.sampled_from("abcdef"), st.integers(-(2**66), 2**66), max_size=6)
@@ -89,13 +88,12 @@ def test_a_batch_reports_the_outcome_of_each_item(
 
 
 def test_items_keep_their_tokens_over_every_attempt() -> None:
-    done = '{"counter":"a","delta":1,"event_time":"2026-11-21T13:01:23Z","replayed":false}'
     late = '{"code":"write_timeout","retry":"same_token","applied":null,"detail":"late"}'
     script = Script(
         [
             lost(),
             Reply(200, f'{{"results":[{late},{late}]}}'.encode()),
-            Reply(200, f'{{"results":[{done},{done}]}}'.encode()),
+            added,
         ]
     )
     script.run(Delivery.of_items(CALLS, [("a", 1), ("b", 1)]).for_ever(script.policy()))
@@ -224,9 +222,8 @@ def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
     and sent them, and made others, without a pause."""
     late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
     void = Reply(200, f'{{"results":[{late}]}}'.encode())
-    done = '{"counter":"a","delta":1,"event_time":"2026-11-21T13:01:23Z","replayed":false}'
     none = problem("rate_limited", 429, "same_token")
-    script = Script([*[void, none] * 3, Reply(200, f'{{"results":[{done}]}}'.encode())])
+    script = Script([*[void, none] * 3, added])
     delivery = Delivery.of_items(CALLS, [("a", 1)])
     script.run(delivery.for_ever(script.policy(backoff_first_s=0.1)))
     assert script.pauses == pytest.approx([0.2, 0.4, 0.8])
@@ -237,8 +234,7 @@ def test_new_tokens_are_used_soon_after_an_outage() -> None:
     were too old again before they were sent, where `accept_limit` was shorter than the pause."""
     late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
     void = Reply(200, f'{{"results":[{late}]}}'.encode())
-    done = Reply(200, json.dumps({"results": [added_body("a", 1)]}).encode())
-    script = Script([*[lost()] * 9, void, problem("not_found", 404, "never"), done])
+    script = Script([*[lost()] * 9, void, problem("not_found", 404, "never"), added])
     script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
     assert script.pauses[-2:] == pytest.approx([5.0, 0.1])
 
@@ -258,8 +254,7 @@ def test_a_machine_whose_clock_is_slow_learns_the_time_from_void_tokens() -> Non
 
 def test_what_has_no_deadline_waits_an_hour_at_most_for_the_next_attempt() -> None:
     """Regression: a Retry-After of a year, as a proxy may send it, ended the sending for a year."""
-    done = Reply(200, json.dumps({"results": [added_body("a", 1)]}).encode())
-    script = Script([problem("overloaded", 503, "same_token", retry_after=10**9), done])
+    script = Script([problem("overloaded", 503, "same_token", retry_after=10**9), added])
     script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
     assert script.pauses == [3_600.0]
 

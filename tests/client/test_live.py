@@ -19,7 +19,10 @@ from counter_client.transport import Course
 from tests.client.script import Script, problem
 from tests.support.server import Server
 
-COUNT = '{"counter":"c","count":7,"as_of":"2026-01-31T08:15:30.000250Z","accuracy":"accurate"}'
+COUNT = (
+    '{"namespace":"default","counter":"c","count":7,"as_of":"2026-01-31T08:15:30.000250Z",'
+    '"accuracy":"accurate"}'
+)
 
 
 def course_of(script: Script, **options: float) -> Course:
@@ -48,8 +51,14 @@ def test_what_will_not_get_better_is_raised() -> None:
     gone = problem("namespace_unknown", 404, "never").body.decode()
     with pytest.raises(NamespaceUnknownError):
         told(course_of(Script([])), "problem", gone)
-    with pytest.raises(UnexpectedAnswerError):
-        told(course_of(Script([])), "count", "{}")
+    for name, data in (
+        ("count", "{}"),
+        ("count", COUNT.replace('"c"', '"d"')),
+        ("count", COUNT.replace("7", '"7"')),
+        ("problem", "{}"),
+    ):
+        with pytest.raises(UnexpectedAnswerError):
+            told(course_of(Script([])), name, data)
 
 
 def test_a_stream_that_ended_in_order_is_taken_up_at_once() -> None:

@@ -161,7 +161,6 @@ def test_workers_that_fork_before_or_after_the_import_share_a_spool(
     while piece := spool.seal():
         for item in piece:
             found[item.counter] += item.delta
-            item.result = {}
         spool.finish()
     spool.close()
     assert found == expected

@@ -10,6 +10,7 @@ from counter_client import (
     AsyncCounterClient,
     CounterClient,
     Options,
+    Token,
     UnexpectedAnswerError,
     UnknownOutcomeError,
     UnreachableError,
@@ -24,7 +25,8 @@ from tests.client.stranger import http, stranger
 #: One attempt, however busy the machine is.
 OPTIONS = Options(trust_env=False, retries_at_once=0, retries_per_s=0)
 LIVE = Calls("default").live("c")
-ADDED = json.dumps(added_body("c", 1)).encode()
+TOKEN = Token(bytes(16), 1_769_847_330_000_250)
+ADDED = json.dumps(added_body("c", 1, {"generation_time": "2026-01-31T08:15:30.000250Z"})).encode()
 
 
 def test_a_redirect_is_not_followed_and_says_where_it_leads() -> None:
@@ -69,7 +71,7 @@ async def test_what_is_no_answer_says_so_and_leaves_the_token(answer: bytes, sai
 def test_an_answer_that_a_proxy_has_packed_is_read() -> None:
     packed = http("200 OK", gzip.compress(ADDED), "Content-Encoding: gzip")
     with stranger(packed) as other, CounterClient(other.url, options=OPTIONS) as client:
-        assert client.add("c").delta == 1
+        assert client.add("c", token=TOKEN).delta == 1
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -130,10 +132,10 @@ async def test_a_line_of_a_stream_is_bounded() -> None:
             CounterClient(other.url, options=OPTIONS) as client,
             pytest.raises(UnexpectedAnswerError, match="65,536 bytes"),
         ):
-            next(client._transport.lines(LIVE, 0))
+            next(client._transport.lines(LIVE.request, 0))
         async with AsyncCounterClient(other.url, options=OPTIONS) as patient:
             with pytest.raises(UnexpectedAnswerError, match="65,536 bytes"):
-                await anext(patient._transport.lines(LIVE, 0))
+                await anext(patient._transport.lines(LIVE.request, 0))
 
 
 def test_an_event_of_a_stream_is_bounded() -> None:
@@ -177,8 +179,8 @@ def test_an_answer_without_end_is_bounded_by_the_time_of_the_attempt() -> None:
 def test_a_write_says_how_long_its_sender_waits_for_its_turn() -> None:
     """The service does not begin what nobody will wait for; reads are never refused."""
     with stranger(http("200 OK", ADDED)) as other, CounterClient(other.url, options=OPTIONS) as it:
-        it.add("c")
-        it.clear("c")
+        it.add("c", token=TOKEN)
+        it.clear("c", token=TOKEN)
         with pytest.raises(UnexpectedAnswerError):
             it.get("c")
     assert other.header("request-timeout")[:3] == ["2500ms", "2500ms", None]
@@ -239,7 +241,7 @@ def test_what_is_on_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.Mo
         stranger(http("200 OK", ADDED)) as here,
         CounterClient(here.url, options=proxied) as client,
     ):
-        client.add("c")
+        client.add("c", token=TOKEN)
     with (
         CounterClient("http://counter.invalid", options=proxied) as client,
         pytest.raises(UnreachableError, match="through the proxy from the environment"),

@@ -13,8 +13,15 @@ from api.http.problems import problem_bytes, problem_types
 from counter import errors, limits
 from counter_client import CounterClient, Key, Options, Token, Unfinished
 from counter_client.calls import Request
-from counter_client.errors import InvalidParameterError
-from counter_client.failures import error_of_answer, error_of_problem
+from counter_client.errors import CounterError, InvalidParameterError, UnavailableError
+from counter_client.failures import (
+    UnexpectedAnswerError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UnsentError,
+    error_of_answer,
+    error_of_problem,
+)
 from counter_client.transport import Common, context_of
 
 TOKENS = st.builds(
@@ -77,7 +84,7 @@ def test_new_tokens_are_never_the_same() -> None:
     assert len({Token.new() for _ in range(1_000)}) == 1_000
 
 
-@given(st.lists(st.tuples(st.text(), st.integers())), st.one_of(TOKENS, KEYS))
+@given(st.lists(st.tuples(st.text(), st.integers()), min_size=1), st.one_of(TOKENS, KEYS))
 def test_what_is_unfinished_comes_back_from_its_text(
     items: list[tuple[str, int]], credential: Token | Key
 ) -> None:
@@ -159,3 +166,12 @@ def test_a_server_that_is_not_trusted_is_not_asked_again(operation: str) -> None
     error.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
     found = Common([url], None, Options()).unreachable(url, error, Request("POST", "/", operation))
     assert (found.retry, found.sent) == ("never", False)
+
+
+def test_an_unknown_outcome_is_no_definite_refusal() -> None:
+    """A program that asks for a refusal by its class would add again."""
+    for kind in (UnknownOutcomeError, UnsentError, UnreachableError, UnexpectedAnswerError):
+        assert set(kind.__mro__) - {kind, Exception, BaseException, object} == {
+            UnavailableError,
+            CounterError,
+        }

@@ -135,9 +135,10 @@ class Service:
             return 200, {"results": [found for _, found in results]}
         if operation == "atomic/add":
             items = {each["counter"]: each["delta"] for each in body["items"]}
-            status, found = self._one(body["idempotency_token"], items)
+            token = body["idempotency_token"]
+            status, found = self._one(token, items)
             if status == 200:
-                return 200, {"results": [added_body(*each) for each in items.items()]}
+                return 200, {"results": [added_body(*each, token) for each in items.items()]}
             return status, found
         return self._one(body["idempotency_token"], {path.split("/")[-2]: body["delta"]})
 
@@ -176,7 +177,7 @@ class Service:
         else:
             self._count(key, what)
         [(counter, delta), *_] = what.items()
-        return 200, added_body(counter, delta)
+        return 200, added_body(counter, delta, token)
 
     def _count(self, key: str, what: dict[str, int]) -> None:
         _, counted = self._fates.setdefault(key, (what, True))

@@ -138,36 +138,32 @@ func refusal(response *http.Response, body []byte, now time.Time) *failure {
 // problemOf returns the failure that a problem describes, or nil if body is none. The header counts
 // if the problem does not say how long to wait.
 func problemOf(body []byte, header string, now time.Time) *failure {
-	var found struct {
-		Code       *string `json:"code"`
-		Retry      *string `json:"retry"`
-		Status     any     `json:"status"`
-		Detail     any     `json:"detail"`
-		Title      any     `json:"title"`
-		Applied    any     `json:"applied"`
-		RetryAfter any     `json:"retry_after"`
-	}
-	if json.Unmarshal(body, &found) != nil || found.Code == nil || found.Retry == nil {
+	// A map, because the names must match exactly.
+	var found map[string]any
+	if json.Unmarshal(body, &found) != nil {
 		return nil
 	}
-	refused := &RefusedError{Code: *found.Code, Detail: "the service gives no detail"}
-	for _, text := range []any{found.Detail, found.Title} {
+	code, hasCode := found["code"].(string)
+	retry, hasRetry := found["retry"].(string)
+	isKnown := next(retry) == sameToken || next(retry) == newToken || next(retry) == never
+	if !hasCode || !hasRetry || !isKnown {
+		return nil
+	}
+	refused := &RefusedError{Code: code, Detail: "the service gives no detail"}
+	for _, text := range []any{found["detail"], found["title"]} {
 		if detail, ok := text.(string); ok && detail != "" {
 			refused.Detail = detail
 			break
 		}
 	}
-	if status, ok := found.Status.(float64); ok {
+	if status, ok := found["status"].(float64); ok {
 		refused.Status = int(status)
 	}
-	if applied, ok := found.Applied.(bool); ok {
+	if applied, ok := found["applied"].(bool); ok {
 		refused.Applied = &applied
 	}
-	f := &failure{err: refused, next: never, arrived: true, problem: refused}
-	if *found.Retry == string(sameToken) || *found.Retry == string(newToken) {
-		f.next = next(*found.Retry)
-	}
-	switch wait := found.RetryAfter.(type) {
+	f := &failure{err: refused, next: next(retry), arrived: true, problem: refused}
+	switch wait := found["retry_after"].(type) {
 	case float64:
 		f.wait = waitOfSeconds(wait)
 	case string:

@@ -2,8 +2,6 @@ package counter
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"net/http"
 	"time"
 )
@@ -206,28 +204,23 @@ func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Dura
 
 // read returns what records each result of a chunk.
 func (d *delivery) read(text []byte, chunk []*pending) ([]func(), error) {
-	var found struct {
-		Results []json.RawMessage `json:"results"`
-	}
-	if err := json.Unmarshal(text, &found); err != nil {
+	results, err := resultsOf(text, len(chunk))
+	if err != nil {
 		return nil, err
-	}
-	if len(found.Results) != len(chunk) {
-		return nil, fmt.Errorf("%d results for %d items", len(found.Results), len(chunk))
 	}
 	var ends []func()
 	for i, each := range chunk {
 		each := each
-		if f := problemOf(found.Results[i], "", d.client.clock.Now()); f != nil {
+		if f := problemOf(results[i], "", d.client.clock.Now()); f != nil {
 			ends = append(ends, func() { each.end(f) })
 			continue
 		}
-		var one answer
-		if err := readInto(&one, each.Counter)(found.Results[i]); err != nil {
+		var one Added
+		if err := one.read(results[i], asked{d.client.namespace, []Item{each.Item}, each.token}); err != nil {
 			return nil, err
 		}
 		ends = append(ends, func() {
-			each.added = one.added()
+			each.added = one
 			each.end(nil)
 		})
 	}

@@ -223,45 +223,41 @@ type Resolved struct {
 
 // Add adds delta to the counter, once per credential.
 func (c *Client) Add(ctx context.Context, counter string, delta int64, opts ...Option) (Added, error) {
-	var found answer
-	err := c.tokened(ctx, opAdd, []Item{{counter, delta}}, opts, &found)
-	return found.added(), err
+	var found Added
+	err := c.tokened(ctx, opAdd, []Item{{counter, delta}}, opts, found.read)
+	return found, err
 }
 
 // AddAndGet adds as [Client.Add] does, and returns the count that includes the add.
 func (c *Client) AddAndGet(ctx context.Context, counter string, delta int64, opts ...Option) (AddedCount, error) {
-	found := answer{hasCount: true}
-	err := c.tokened(ctx, opAddAndGet, []Item{{counter, delta}}, opts, &found)
-	return AddedCount{found.added(), found.Count, timeOf(found.AsOf)}, err
+	var found AddedCount
+	err := c.tokened(ctx, opAddAndGet, []Item{{counter, delta}}, opts, found.read)
+	return found, err
 }
 
 // Clear sets the counter to 0 as of the token's time. Adds with a time up to then are erased even if
 // they arrive later.
 func (c *Client) Clear(ctx context.Context, counter string, opts ...Option) (Cleared, error) {
-	var found answer
-	err := c.tokened(ctx, opClear, []Item{{counter, 0}}, opts, &found)
-	return Cleared{found.Counter, timeOf(found.EventTime), found.replayed()}, err
+	var found Cleared
+	err := c.tokened(ctx, opClear, []Item{{counter, 0}}, opts, found.read)
+	return found, err
 }
 
 // Delete clears the counter, and takes its name off the list until a later add. Tokens keep their
 // answers, and later adds count from 0.
 func (c *Client) Delete(ctx context.Context, counter string, opts ...Option) (Cleared, error) {
-	var found answer
-	err := c.tokened(ctx, opDelete, []Item{{counter, 0}}, opts, &found)
-	return Cleared{found.Counter, timeOf(found.EventTime), found.replayed()}, err
+	var found Cleared
+	err := c.tokened(ctx, opDelete, []Item{{counter, 0}}, opts, found.read)
+	return found, err
 }
 
 // Atomic makes 1 to 100 adds under one credential: either all are counted or none.
 func (c *Client) Atomic(ctx context.Context, items []Item, opts ...Option) ([]Added, error) {
-	found := answers{items: items}
-	if err := c.tokened(ctx, opAtomic, items, opts, &found); err != nil {
+	var found addeds
+	if err := c.tokened(ctx, opAtomic, items, opts, found.read); err != nil {
 		return nil, err
 	}
-	added := make([]Added, len(items))
-	for i := range found.Results {
-		added[i] = found.Results[i].added()
-	}
-	return added, nil
+	return found, nil
 }
 
 // Resolve finds out whether an unfinished add is counted. It sends the same request again. If the
@@ -276,7 +272,7 @@ func (c *Client) Resolve(ctx context.Context, unfinished Unfinished) (Resolved, 
 		return Resolved{}, invalid("the Unfinished has no credential: take it from an error")
 	}
 	opts := []Option{WithCredential(unfinished.Credential), until(unfinished.Until)}
-	err := c.tokened(ctx, unfinished.Operation, unfinished.Items, opts, new(json.RawMessage))
+	err := c.tokened(ctx, unfinished.Operation, unfinished.Items, opts, readerOf(unfinished.Operation))
 	var refused *RefusedError
 	if errors.As(err, &refused) && refused.Code == codeTooOld && isFalse(refused.Applied) {
 		return Resolved{Detail: refused.Detail}, nil
@@ -300,18 +296,18 @@ func (c *Client) Get(ctx context.Context, counter string, opts ...Option) (Count
 		}
 		query = "?max_staleness=" + durationText(chosen.maxStaleness)
 	}
-	var found countAnswer
+	var found Count
 	err := c.do(ctx, &call{
 		method:    http.MethodGet,
 		path:      c.path + "/counters/" + escape(counter) + query,
 		operation: "get",
-		read:      readInto(&found, counter),
+		read:      func(text []byte) error { return found.read(text, c.namespace, counter) },
 	})
-	return Count{found.Counter, found.Count, timeOf(found.AsOf), found.Accuracy}, err
+	return found, err
 }
 
-// tokened makes an add or a clear, and reads the answer into found.
-func (c *Client) tokened(ctx context.Context, operation string, items []Item, opts []Option, found any) error {
+// tokened makes an add or a clear, and reads its answer.
+func (c *Client) tokened(ctx context.Context, operation string, items []Item, opts []Option, read reader) error {
 	var chosen options
 	for _, each := range opts {
 		each(&chosen)
@@ -332,24 +328,24 @@ func (c *Client) tokened(ctx context.Context, operation string, items []Item, op
 	if made == nil {
 		made = NewToken()
 	}
-	call := c.tokenedCall(operation, items, made)
-	call.read = readInto(found, items[0].Counter)
+	call := c.tokenedCall(operation, items, made, read)
 	call.unfinished.Until = chosen.until
 	if chosen.credential == nil {
 		call.renew = func(token Token) {
-			again := c.tokenedCall(operation, items, token)
-			call.body, call.unfinished = again.body, again.unfinished
+			again := c.tokenedCall(operation, items, token, read)
+			call.body, call.unfinished, call.read = again.body, again.unfinished, again.read
 		}
 	}
 	return c.do(ctx, call)
 }
 
-func (c *Client) tokenedCall(operation string, items []Item, credential Credential) *call {
+func (c *Client) tokenedCall(operation string, items []Item, credential Credential, read reader) *call {
 	made := &call{
 		method:     http.MethodPost,
 		path:       c.path + "/counters/" + escape(items[0].Counter) + "/" + operation,
 		operation:  operation,
 		isWrite:    true,
+		read:       func(text []byte) error { return read(text, asked{c.namespace, items, credential}) },
 		unfinished: &Unfinished{Operation: operation, Namespace: c.namespace, Items: items, Credential: credential},
 	}
 	var body struct {
@@ -383,86 +379,6 @@ type wireItem struct {
 	Counter string `json:"counter"`
 	Delta   int64  `json:"delta"`
 	Token   *Token `json:"idempotency_token,omitempty"`
-}
-
-// checked is an answer that knows whether it is one to a request about a counter.
-type checked interface {
-	isAnswerFor(counter string) bool
-}
-
-// readInto returns a function that reads a body into found, and reports whether it is an answer for
-// this counter.
-func readInto(found any, counter string) func([]byte) error {
-	return func(body []byte) error {
-		if err := json.Unmarshal(body, found); err != nil {
-			return err
-		}
-		if answer, ok := found.(checked); ok && !answer.isAnswerFor(counter) {
-			return errors.New("members are missing, or it is about another counter")
-		}
-		return nil
-	}
-}
-
-// answer is the answer to an add or a clear.
-type answer struct {
-	Counter   string          `json:"counter"`
-	Delta     int64           `json:"delta"`
-	EventTime *time.Time      `json:"event_time"`
-	Replayed  json.RawMessage `json:"replayed"`
-	RetrySafe *bool           `json:"retry_safe"`
-	Count     *big.Int        `json:"count"`
-	AsOf      *time.Time      `json:"as_of"`
-	hasCount  bool
-}
-
-func (a *answer) isAnswerFor(counter string) bool {
-	_, isOutcome := outcomes[string(a.Replayed)]
-	hasCount := a.Count != nil && a.AsOf != nil
-	return a.Counter == counter && a.EventTime != nil && isOutcome && (hasCount || !a.hasCount)
-}
-
-var outcomes = map[string]bool{"true": true, "false": false, "null": false}
-
-func (a *answer) replayed() *bool {
-	replayed, isOutcome := outcomes[string(a.Replayed)]
-	if !isOutcome || string(a.Replayed) == "null" {
-		return nil
-	}
-	return &replayed
-}
-
-func (a *answer) added() Added {
-	return Added{a.Counter, a.Delta, timeOf(a.EventTime), a.replayed(), !isFalse(a.RetrySafe)}
-}
-
-// answers is the answer to an atomic add of items.
-type answers struct {
-	Results []answer `json:"results"`
-	items   []Item
-}
-
-func (a *answers) isAnswerFor(string) bool {
-	if len(a.Results) != len(a.items) {
-		return false
-	}
-	for i := range a.Results {
-		if !a.Results[i].isAnswerFor(a.items[i].Counter) {
-			return false
-		}
-	}
-	return true
-}
-
-type countAnswer struct {
-	Counter  string     `json:"counter"`
-	Count    *big.Int   `json:"count"`
-	AsOf     *time.Time `json:"as_of"`
-	Accuracy string     `json:"accuracy"`
-}
-
-func (a *countAnswer) isAnswerFor(counter string) bool {
-	return a.Counter == counter && a.Count != nil && a.AsOf != nil && a.Accuracy != ""
 }
 
 func checkItems(items []Item, most int) error {
@@ -557,13 +473,6 @@ func toJSON(value any) []byte {
 		panic("counter: a value of this package cannot be written as JSON: " + err.Error())
 	}
 	return text
-}
-
-func timeOf(moment *time.Time) time.Time {
-	if moment == nil {
-		return time.Time{}
-	}
-	return *moment
 }
 
 func isFalse(value *bool) bool { return value != nil && !*value }

@@ -72,11 +72,37 @@ func status(code int, body string) func(*http.Request) (*http.Response, error) {
 
 func lost(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }
 
+// added answers an add, or a batch whose every item is added.
+func added(request *http.Request) (*http.Response, error) { return addedTo("default", request) }
+
+func addedTo(namespace string, request *http.Request) (*http.Response, error) {
+	var body struct {
+		wireItem
+		Items []wireItem
+	}
+	text, _ := request.GetBody()
+	if err := json.NewDecoder(text).Decode(&body); err != nil {
+		return nil, err
+	}
+	answer := func(item wireItem) string {
+		return fmt.Sprintf(`{"namespace":%q,"counter":%q,"delta":%d,"event_time":%q,"replayed":null}`,
+			namespace, item.Counter, item.Delta, item.Token.timeText())
+	}
+	if body.Items == nil {
+		body.Counter = strings.Split(request.URL.Path, "/")[5]
+		return status(200, answer(body.wireItem))(request)
+	}
+	var results []string
+	for _, each := range body.Items {
+		results = append(results, answer(each))
+	}
+	return status(200, `{"results":[`+strings.Join(results, ",")+`]}`)(request)
+}
+
 var (
-	added = status(200, `{"counter":"c","delta":1,"event_time":"2026-01-31T08:15:30Z","replayed":false}`)
-	busy  = status(503, `{"code":"overloaded","retry":"same_token","applied":null,"detail":"busy"}`)
-	void  = status(410, `{"code":"token_too_old","retry":"new_token","applied":false,"detail":"void"}`)
-	gone  = status(404, `{"code":"namespace_unknown","retry":"never","applied":null,"detail":"gone"}`)
+	busy = status(503, `{"code":"overloaded","retry":"same_token","applied":null,"detail":"busy"}`)
+	void = status(410, `{"code":"token_too_old","retry":"new_token","applied":false,"detail":"void"}`)
+	gone = status(404, `{"code":"namespace_unknown","retry":"never","applied":null,"detail":"gone"}`)
 )
 
 func newClient(t *testing.T, config Config, answers ...func(*http.Request) (*http.Response, error)) (*Client, *transport, *fakeClock) {
@@ -185,7 +211,33 @@ func TestARefusedRetrySaysNothingOfTheAttemptBeforeIt(t *testing.T) {
 	}
 	client, _, _ = newClient(t, Config{}, lost, gone)
 	_, err := client.Add(context.Background(), "c", 1)
-	if !errors.As(err, &unknown) || !errors.As(err, &refused) {
+	if !errors.As(err, &unknown) || errors.As(err, &refused) || !strings.Contains(err.Error(), "gone") {
+		t.Error(err)
+	}
+}
+
+func TestOnlyADefiniteRefusalIsARefusedError(t *testing.T) {
+	// Regression: errors.As found the problem of the last attempt in an unknown outcome.
+	var refused *RefusedError
+	hour := status(503, `{"code":"overloaded","retry":"same_token","retry_after":3600,"detail":"busy"}`)
+	for name, answers := range map[string][]func(*http.Request) (*http.Response, error){
+		"the deadline":             {hour},
+		"the deadline, after void": {void, lost, hour},
+		"a refused retry":          {lost, gone},
+		"an open retry":            {busy, gone},
+	} {
+		client, _, _ := newClient(t, Config{}, answers...)
+		results, err := client.Batch(context.Background(), []Item{{"c", 1}})
+		if err != nil || errors.As(results[0].Err, &refused) {
+			t.Error(name, results, err)
+		}
+		client, _, _ = newClient(t, Config{}, answers...)
+		if _, err := client.Add(context.Background(), "c", 1); err == nil || errors.As(err, &refused) {
+			t.Error(name, err)
+		}
+	}
+	client, _, _ := newClient(t, Config{}, hour)
+	if _, err := client.Get(context.Background(), "c"); err == nil || errors.As(err, &refused) {
 		t.Error(err)
 	}
 }
@@ -240,12 +292,7 @@ func TestABatchIsCutIntoBodiesThatTheServiceTakes(t *testing.T) {
 		if len(body.Items) > 300 {
 			return status(413, `{"code":"body_too_large","retry":"never","applied":null,"detail":"large"}`)(request)
 		}
-		var results []string
-		for _, each := range body.Items {
-			results = append(results, fmt.Sprintf(
-				`{"counter":%q,"delta":%d,"event_time":"2026-01-31T08:15:30Z","replayed":null}`, each.Counter, each.Delta))
-		}
-		return status(200, `{"results":[`+strings.Join(results, ",")+`]}`)(request)
+		return added(request)
 	}
 	client, sent, _ := newClient(t, Config{}, fits)
 	items := make([]Item, batchItemsMax)
@@ -268,7 +315,7 @@ func TestABatchIsCutIntoBodiesThatTheServiceTakes(t *testing.T) {
 }
 
 func TestAnAnswerAboutAnotherCounterIsNone(t *testing.T) {
-	other := status(200, `{"counter":"d","delta":1,"event_time":"2026-01-31T08:15:30Z","replayed":false}`)
+	other := func(request *http.Request) (*http.Response, error) { return addedTo("other", request) }
 	client, sent, _ := newClient(t, Config{}, other, added)
 	if _, err := client.Add(context.Background(), "c", 1); err != nil || len(sent.bodies) != 2 {
 		t.Error(err, sent.bodies)

@@ -29,7 +29,7 @@ func (e *RefusedError) Error() string { return "counter: " + e.Code + ": " + e.D
 // [WithCredential] and its Credential.
 type UnknownOutcomeError struct {
 	Unfinished Unfinished
-	// Err is the error of the last attempt.
+	// Err is the error of the last attempt. It is never a [RefusedError], which would be definite.
 	Err error
 }
 

@@ -3,7 +3,7 @@ package counter
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"math/big"
 	"net/http"
@@ -188,6 +188,10 @@ func decides(problem *RefusedError) bool {
 
 // givenUp returns the error of a call that ends without a definite answer.
 func (call *call) givenUp(err error, sent bool) error {
+	if refused := (*RefusedError)(nil); errors.As(err, &refused) {
+		// A refusal that decides nothing is no cause to unwrap: errors.As would find it definite.
+		err = errors.New(err.Error())
+	}
 	switch {
 	case call.unfinished == nil:
 		return &UnavailableError{err}
@@ -201,23 +205,28 @@ func (call *call) givenUp(err error, sent bool) error {
 // freshTokens returns new tokens with the service's time, because a wrong clock may have made the
 // old ones void; with this machine's time if there is no answer.
 func (c *Client) freshTokens(ctx context.Context, count int, timeout time.Duration) []Token {
-	var found struct {
-		Tokens []Token `json:"tokens"`
-	}
+	var found []Token
 	asked := &call{
 		method:    http.MethodPost,
 		path:      "/v1/tokens",
 		operation: "tokens",
 		hasMany:   true,
 		body:      toJSON(map[string]int{"count": count}),
-		read:      func(body []byte) error { return json.Unmarshal(body, &found) },
+		read: func(body []byte) error {
+			o := objectOf(body)
+			o.read("tokens", &found)
+			o.must(len(found) == count, "it has another number of tokens")
+			return o.err
+		},
 	}
-	if f := c.attempt(ctx, asked, timeout); f == nil && len(found.Tokens) == count {
-		return found.Tokens
-	}
+	isAnswered := c.attempt(ctx, asked, timeout) == nil
 	made := make([]Token, count)
 	for i := range made {
 		made[i] = NewToken()
+		if isAnswered {
+			// A proxy may give the same answer to two clients: only the time is the service's.
+			made[i].timeUS = found[i].timeUS
+		}
 	}
 	return made
 }

@@ -1,13 +1,20 @@
-"""The service's answers as dataclasses. Instants are datetimes in UTC."""
+"""The service's answers as dataclasses. Instants are datetimes in UTC.
+
+The parsers raise ValueError, TypeError or KeyError for a body that is not the answer to the
+request: a proxy, or another service, may answer with any JSON.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeVar
 
-from counter_client.tokens import Token, parse_rfc3339
+from counter_client.tokens import EPOCH, MICROSECOND, Token, checked_rfc3339
+
+T = TypeVar("T")
+_ACCURACIES: Final = frozenset({"accurate", "eventual", "best_effort"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,63 +108,119 @@ class Resolved:
     detail: str = ""
 
 
-def added_of(body: Mapping[str, Any]) -> Added:
-    """Parse an answer. All parsers here raise KeyError, TypeError or ValueError on a bad *body*."""
-    return Added(
-        body["counter"],
-        body["delta"],
-        datetime.fromisoformat(body["event_time"]),
-        body["replayed"],
-        body.get("retry_safe", True),
-    )
+class Asked(NamedTuple):
+    """What the answer to an add or a clear must repeat."""
+
+    namespace: str
+    counter: str
+    delta: int
+    #: The token's time; None for a key, whose time the service chooses.
+    time_us: int | None
 
 
-def added_count_of(body: Mapping[str, Any]) -> AddedCount:
+def added_of(body: Mapping[str, Any], asked: Asked) -> Added:
+    """Parse the answer to an add."""
+    event_time, replayed, retry_safe = _told(body, asked)
+    if member(body, "delta", int) != asked.delta:
+        raise ValueError("the answer is about another delta")
+    return Added(asked.counter, asked.delta, event_time, replayed, retry_safe)
+
+
+def added_count_of(body: Mapping[str, Any], asked: Asked) -> AddedCount:
+    """Parse the answer to an add that returns the count."""
+    found = added_of(body, asked)
     return AddedCount(
-        body["counter"],
-        body["delta"],
-        datetime.fromisoformat(body["event_time"]),
-        body["replayed"],
-        body.get("retry_safe", True),
-        body["count"],
-        datetime.fromisoformat(body["as_of"]),
+        *(found.counter, found.delta, found.event_time, found.replayed, found.retry_safe),
+        count=member(body, "count", int),
+        as_of=time_of(body, "as_of"),
     )
 
 
-def cleared_of(body: Mapping[str, Any]) -> Cleared:
-    return Cleared(body["counter"], datetime.fromisoformat(body["event_time"]), body["replayed"])
+def cleared_of(body: Mapping[str, Any], asked: Asked) -> Cleared:
+    """Parse the answer to a clear or a delete."""
+    event_time, replayed, _ = _told(body, asked)
+    return Cleared(asked.counter, event_time, replayed)
 
 
-def count_of(body: Mapping[str, Any]) -> Count:
-    return Count(
-        body["counter"], body["count"], datetime.fromisoformat(body["as_of"]), body["accuracy"]
-    )
+def _told(body: Mapping[str, Any], asked: Asked) -> tuple[datetime, bool | None, bool]:
+    """Return the event time, ``replayed`` and ``retry_safe`` of an answer."""
+    if body["namespace"] != asked.namespace or body["counter"] != asked.counter:
+        raise ValueError("the answer is about another counter")
+    replayed = body["replayed"]
+    if replayed is not None and type(replayed) is not bool:
+        raise TypeError("replayed")
+    retry_safe = member(body, "retry_safe", bool) if "retry_safe" in body else True
+    event_time = time_of(body, "event_time")
+    # BEST_EFFORT ignores tokens.
+    if retry_safe and asked.time_us not in (None, (event_time - EPOCH) // MICROSECOND):
+        raise ValueError("the answer is about another token")
+    return event_time, replayed, retry_safe
+
+
+def member(body: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Return a member that is exactly a *kind*: a boolean is no integer."""
+    value = body[name]
+    if type(value) is not kind:
+        raise TypeError(name)
+    return value
+
+
+def time_of(body: Mapping[str, Any], name: str) -> datetime:
+    """Return a member that is a time of RFC 3339 with an offset."""
+    return datetime.fromisoformat(checked_rfc3339(member(body, name, str))).astimezone(UTC)
+
+
+def count_of(body: Mapping[str, Any], namespace: str, counter: str | None = None) -> Count:
+    """Parse a count, of *counter* if that was asked for."""
+    found = member(body, "counter", str)
+    if body["namespace"] != namespace or counter not in (None, found):
+        raise ValueError("the answer is about another counter")
+    accuracy = member(body, "accuracy", str)
+    if accuracy not in _ACCURACIES:
+        raise ValueError(accuracy)
+    return Count(found, member(body, "count", int), time_of(body, "as_of"), accuracy)
 
 
 def event_of(body: Mapping[str, Any]) -> Event:
+    """Parse an event."""
     return Event(
-        datetime.fromisoformat(body["event_time"]),
-        body["event_id"],
-        body["event_item_key"],
-        body.get("delta", 0),
-        body.get("clear", False),
+        time_of(body, "event_time"),
+        member(body, "event_id", str),
+        member(body, "event_item_key", int),
+        member(body, "delta", int) if "delta" in body else 0,
+        member(body, "clear", bool) if "clear" in body else False,
     )
 
 
 def point_of(body: Mapping[str, Any]) -> Point:
-    return Point(datetime.fromisoformat(body["time"]), body["count"], body["delta"])
+    """Parse a point of a history."""
+    return Point(time_of(body, "time"), member(body, "count", int), member(body, "delta", int))
 
 
 def busiest_of(body: Mapping[str, Any]) -> Busiest:
+    """Parse the busiest counters."""
     return Busiest(
-        datetime.fromisoformat(body["since"]),
-        datetime.fromisoformat(body["as_of"]),
-        body["complete"],
-        [Busy(each["counter"], each["adds_per_s"], each["count"]) for each in body["counters"]],
+        time_of(body, "since"),
+        time_of(body, "as_of"),
+        member(body, "complete", bool),
+        [
+            Busy(member(x, "counter", str), float(x["adds_per_s"]), member(x, "count", int))
+            for x in member(body, "counters", list)
+        ],
     )
 
 
 def token_of(body: Mapping[str, Any]) -> Token:
-    return Token(
-        bytes.fromhex(body["token"].replace("-", "")), parse_rfc3339(body["generation_time"])
-    )
+    """Parse a token."""
+    found = Token.parse(f"{member(body, 'token', str)}@{member(body, 'generation_time', str)}")
+    if not isinstance(found, Token):
+        raise TypeError("token")
+    return found
+
+
+def page_of(body: Mapping[str, Any]) -> str | None:
+    """Return the key of the next page, if there is one."""
+    page = body["next_page"]
+    if page is not None and type(page) is not str:
+        raise TypeError("next_page")
+    return page

@@ -37,8 +37,12 @@ from counter_client.tokens import (
 )
 
 T = TypeVar("T")
+A = TypeVar("A")
+#: Reads a body that is the answer to what was asked of each counter.
+Read = Callable[[Any, Sequence[answers.Asked]], T]
 #: A namespace's settings as the service writes them, including its name.
 Settings = dict[str, Any]
+NO_CONTENT: Final = 204
 #: Bounds of the service.
 ATOMIC_ITEMS_MAX: Final = 100
 BATCH_ITEMS_MAX: Final = 1_000
@@ -84,7 +88,7 @@ class Call(Generic[T]):
         if not 200 <= reply.status < 300:
             raise error_of_answer(*reply[:4])
         try:
-            return self.read(json.loads(reply.body) if reply.body else None)
+            return self.read(None if reply.status == NO_CONTENT else json.loads(reply.body))
         except (
             ValueError,
             TypeError,
@@ -123,22 +127,23 @@ class Calls:
         self._base = f"/v1/namespaces/{quote(namespace, safe='')}"
 
     def add(self, counter: str, delta: int, token: Credential | None) -> Call[answers.Added]:
-        return self._tokened("add", [(counter, delta)], token, answers.added_of)
+        return self._tokened("add", [(counter, delta)], token, _first(answers.added_of))
 
     def add_and_get(
         self, counter: str, delta: int, token: Credential | None
     ) -> Call[answers.AddedCount]:
-        return self._tokened("add-and-get", [(counter, delta)], token, answers.added_count_of)
+        read = _first(answers.added_count_of)
+        return self._tokened("add-and-get", [(counter, delta)], token, read)
 
     def clear(self, counter: str, token: Credential | None) -> Call[answers.Cleared]:
-        return self._tokened("clear", [(counter, 0)], token, answers.cleared_of)
+        return self._tokened("clear", [(counter, 0)], token, _first(answers.cleared_of))
 
     def delete(self, counter: str, token: Credential | None) -> Call[answers.Cleared]:
-        return self._tokened("delete", [(counter, 0)], token, answers.cleared_of)
+        return self._tokened("delete", [(counter, 0)], token, _first(answers.cleared_of))
 
     def atomic(self, items: Items, token: Credential | None) -> Call[list[answers.Added]]:
         found = checked_items(items, ATOMIC_ITEMS_MAX)
-        return self._tokened("atomic/add", found, token, _results_of(answers.added_of))
+        return self._tokened("atomic/add", found, token, _addeds_of)
 
     def resolve(self, unfinished: Unfinished) -> Call[answers.Resolved]:
         """Send the same request again, to learn whether it is counted."""
@@ -147,21 +152,29 @@ class Calls:
                 f"it was sent to namespace {unfinished.namespace!r}, and this client is for"
                 f" {self.namespace!r}"
             )
-        call = self._tokened(unfinished.operation, unfinished.items, unfinished.token, _applied)
+        operation = unfinished.operation
+        read = _resolved(_READERS[operation])
+        call = self._tokened(operation, unfinished.items, unfinished.token, read)
         return replace(call, unfinished=unfinished)
 
     def get(self, counter: str, max_staleness: str | None) -> Call[answers.Count]:
         query = _query(max_staleness=max_staleness)
         return Call(
             Request("GET", self._counter(counter) + query, "get"),
-            answers.count_of,
+            partial(answers.count_of, namespace=self.namespace, counter=counter),
         )
 
-    def batch(self, texts: Iterable[str]) -> Call[list[Any]]:
-        """``batch/add`` with items from :func:`item_text`; the results are not parsed."""
+    def batch(
+        self, adds: Iterable[tuple[str, int, Token]], texts: Iterable[str]
+    ) -> Call[list[answers.Added | CounterError]]:
+        """``batch/add`` of *adds*, whose *texts* are from :func:`item_text`."""
         body = f'{{"items":[{",".join(texts)}]}}'
         request = _post(f"{self._base}/batch/add", "batch/add", body)
-        return Call(request, _batch_results)
+        asked = [
+            answers.Asked(self.namespace, counter, delta, token.generation_time_us)
+            for counter, delta, token in adds
+        ]
+        return Call(request, lambda body: _each_of(body, asked, _added_or_error))
 
     def unfinished(self, counter: str, delta: int, token: Credential) -> Unfinished:
         """Return an add of a batch as an Unfinished."""
@@ -170,18 +183,26 @@ class Calls:
     def batch_get(
         self, counters: Iterable[str], max_staleness: str | None
     ) -> Call[list[answers.Count]]:
-        body: dict[str, Any] = {"counters": checked_names(counters)}
+        names = checked_names(counters)
+        body: dict[str, Any] = {"counters": names}
         if max_staleness is not None:
             body["max_staleness"] = max_staleness
         request = _post(f"{self._base}/batch/get", "batch/get", _json(body))
-        return Call(request, _results_of(_count_or_raise))
+
+        def count(body: Any, counter: str) -> answers.Count:
+            if "code" in body:
+                raise error_of_problem(body)
+            return answers.count_of(body, self.namespace, counter)
+
+        return Call(request, lambda body: _each_of(body, names, count))
 
     def counters(self, prefix: str | None, page: str | None) -> Call[tuple[list[str], str | None]]:
         path = f"{self._base}/counters" + _query(
             prefix=prefix, limit=str(PAGE_ITEMS_MAX), page=page
         )
         return Call(
-            Request("GET", path, "counters"), lambda body: (body["counters"], body["next_page"])
+            Request("GET", path, "counters"),
+            lambda body: ([_name(x) for x in _list(body, "counters")], answers.page_of(body)),
         )
 
     def counts(
@@ -202,7 +223,10 @@ class Calls:
         )
         return Call(
             Request("GET", f"{self._base}/counters{query}", "counters"),
-            lambda body: ([answers.count_of(x) for x in body["counts"]], body["next_page"]),
+            lambda body: (
+                [answers.count_of(x, self.namespace) for x in _list(body, "counts")],
+                answers.page_of(body),
+            ),
         )
 
     def busiest(self, limit: int, span: str) -> Call[answers.Busiest]:
@@ -227,7 +251,10 @@ class Calls:
         )
         return Call(
             Request("GET", f"{self._counter(counter)}/events{query}", "events"),
-            lambda body: ([answers.event_of(x) for x in body["events"]], body["next_page"]),
+            lambda body: (
+                [answers.event_of(x) for x in _list(body, "events")],
+                answers.page_of(body),
+            ),
         )
 
     def history(
@@ -236,15 +263,18 @@ class Calls:
         query = _query(**{"from": moment_text(start), "to": moment_text(end), "step": step})
         return Call(
             Request("GET", f"{self._counter(counter)}/history{query}", "history"),
-            lambda body: [answers.point_of(x) for x in body["points"]],
+            lambda body: [answers.point_of(x) for x in _list(body, "points")],
         )
 
-    def live(self, counter: str) -> Request:
-        """The request for a counter's stream, which has no single answer."""
-        return Request("GET", f"{self._counter(counter)}/live", "live")
+    def live(self, counter: str) -> Call[answers.Count]:
+        """A counter's stream, whose every count is parsed as an answer."""
+        return Call(
+            Request("GET", f"{self._counter(counter)}/live", "live"),
+            partial(answers.count_of, namespace=self.namespace, counter=counter),
+        )
 
     def settings(self) -> Call[Settings]:
-        return Call(Request("GET", self._base, "namespace"), dict)
+        return Call(Request("GET", self._base, "namespace"), self._settings_of)
 
     def create_namespace(self, settings: Settings) -> Call[Settings]:
         """Create a namespace; an existing one is never changed."""
@@ -255,15 +285,21 @@ class Calls:
         return self._put(settings, (("If-Match", "*"),))
 
     def delete_namespace(self) -> Call[None]:
-        return Call(Request("DELETE", self._base, "namespace"), lambda _: None)
+        return Call(Request("DELETE", self._base, "namespace"), _nothing)
 
     def _put(self, settings: Settings, headers: tuple[tuple[str, str], ...]) -> Call[Settings]:
         request = _post(self._base, "namespace", _json(settings), headers)
-        return Call(request._replace(method="PUT"), dict)
+        return Call(request._replace(method="PUT"), self._settings_of)
+
+    def _settings_of(self, body: Any) -> Settings:
+        found = _settings_of(body)
+        if found["namespace"] != self.namespace:
+            raise ValueError("the answer is about another namespace")
+        return found
 
     def recount(self, counter: str) -> Call[int]:
         request = _post(f"{self._counter(counter)}/recount", "recount", "{}")
-        return Call(request, lambda body: int(body["windows"]))
+        return Call(request, lambda body: answers.member(body, "windows", int))
 
     def _counter(self, counter: str) -> str:
         # Clients and proxies remove "." and ".." from paths if they are not escaped.
@@ -275,7 +311,7 @@ class Calls:
         operation: str,
         items: Sequence[tuple[str, int]],
         token: Credential | None,
-        read: Callable[[Any], T],
+        read: Read[T],
     ) -> Call[T]:
         """An add, a clear or a delete under *token*, or under a new one made once for the call."""
         if token is None:
@@ -296,20 +332,22 @@ class Calls:
             if operation not in ("clear", "delete"):
                 body["delta"] = check_delta(delta)
         headers: tuple[tuple[str, str], ...] = ()
+        time_us: int | None = None
         if isinstance(credential, Key):
             headers = (("Idempotency-Key", credential.text),)
         else:
-            nonce, time_us = credential
+            time_us = credential.generation_time_us
             body["idempotency_token"] = {
-                "token": str(uuid.UUID(bytes=nonce)),
+                "token": str(uuid.UUID(bytes=credential.nonce)),
                 "generation_time": to_rfc3339(time_us),
             }
         request = _post(path, operation, _json(body), headers)
         if operation == "delete":
             request = request._replace(method="DELETE")
+        asked = [answers.Asked(self.namespace, *each, time_us) for each in items]
         return Call(
             request,
-            read,
+            lambda body: read(body, asked),
             Unfinished(operation, self.namespace, tuple(items), str(credential)),
         )
 
@@ -317,7 +355,7 @@ class Calls:
         self,
         operation: str,
         items: Sequence[tuple[str, int]],
-        read: Callable[[Any], T],
+        read: Read[T],
         token: Token,
     ) -> Call[T]:
         call = self._tokened(operation, items, token, read)
@@ -327,13 +365,20 @@ class Calls:
 def namespaces() -> Call[list[Settings]]:
     """The namespaces that the caller may see, with their settings."""
     request = Request("GET", "/v1/namespaces", "namespaces")
-    return Call(request, lambda body: [dict(each) for each in body["namespaces"]])
+    return Call(request, lambda body: [_settings_of(each) for each in _list(body, "namespaces")])
 
 
 def tokens(count: int) -> Call[list[Token]]:
     """1 to 1,000 tokens with the service's time."""
     request = _post("/v1/tokens", "tokens", _json({"count": count}))
-    return Call(request, lambda body: [answers.token_of(each) for each in body["tokens"]])
+
+    def read(body: Any) -> list[Token]:
+        found = [answers.token_of(each) for each in _list(body, "tokens")]
+        if len(found) != count:
+            raise ValueError("tokens")
+        return found
+
+    return Call(request, read)
 
 
 def item_text(counter: str, delta: int, token: tuple[bytes, int]) -> str:
@@ -365,24 +410,58 @@ def _query(**values: str | None) -> str:
         ) from error
 
 
-def _results_of(read: Callable[[Any], T]) -> Callable[[Any], list[T]]:
-    return lambda body: [read(each) for each in body["results"]]
+def _list(body: Any, name: str) -> list[Any]:
+    return answers.member(body, name, list)
 
 
-def _batch_results(body: Mapping[str, Any]) -> list[Any]:
-    results = list(body["results"])
-    for each in results:
-        # A result without a code counts as an add, so it must have an event time.
-        if "code" not in each and "event_time" not in each:
-            raise KeyError("event_time")
-    return results
+def _each_of(body: Any, asked: Sequence[A], read: Callable[[Any, A], T]) -> list[T]:
+    """Read the result of each item that was asked for."""
+    return [read(each, one) for each, one in zip(_list(body, "results"), asked, strict=True)]
 
 
-def _count_or_raise(body: Mapping[str, Any]) -> answers.Count:
-    if "code" in body:
-        raise error_of_problem(body)
-    return answers.count_of(body)
+def _first(read: Callable[[Any, answers.Asked], T]) -> Read[T]:
+    """Return what reads the answer to an operation on one counter."""
+    return lambda body, asked: read(body, asked[0])
 
 
-def _applied(_: object) -> answers.Resolved:
-    return answers.Resolved(applied=True)
+def _addeds_of(body: Any, asked: Sequence[answers.Asked]) -> list[answers.Added]:
+    return _each_of(body, asked, answers.added_of)
+
+
+#: What reads the answer to each operation of an Unfinished.
+_READERS: Final[Mapping[str, Read[object]]] = {
+    "add": _first(answers.added_of),
+    "add-and-get": _first(answers.added_count_of),
+    "clear": _first(answers.cleared_of),
+    "delete": _first(answers.cleared_of),
+    "atomic/add": _addeds_of,
+}
+
+
+def _resolved(read: Read[object]) -> Read[answers.Resolved]:
+    def resolved(body: Any, asked: Sequence[answers.Asked]) -> answers.Resolved:
+        read(body, asked)
+        return answers.Resolved(applied=True)
+
+    return resolved
+
+
+def _added_or_error(body: Any, asked: answers.Asked) -> answers.Added | CounterError:
+    return error_of_problem(body) if "code" in body else answers.added_of(body, asked)
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("counters")
+    return value
+
+
+def _settings_of(body: Any) -> Settings:
+    for name in ("namespace", "counter_type"):
+        answers.member(body, name, str)
+    return dict(body)
+
+
+def _nothing(body: object) -> None:
+    if body is not None:
+        raise ValueError("an answer without a body is expected")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from counter_client.answers import Added, added_of
+from counter_client.answers import Added
 from counter_client.calls import BATCH_ITEMS_MAX, BODY_BYTES_MAX, Call, Calls, Reply, item_text
 from counter_client.errors import BodyTooLargeError, CounterError, InvalidBodyError
 from counter_client.failures import (
@@ -22,8 +22,6 @@ from counter_client.failures import (
     UnexpectedAnswerError,
     Unfinished,
     UnknownOutcomeError,
-    error_of_problem,
-    unexpected,
 )
 from counter_client.retrying import (
     Answer,
@@ -59,7 +57,7 @@ class Item:
     #: Whether an attempt under this token may have been counted.
     maybe_counted: bool = False
     #: The service's answer or the final error; None while it is not known.
-    result: Mapping[str, Any] | CounterError | None = None
+    result: Added | CounterError | None = None
     trouble: CounterError | None = None
 
     @property
@@ -117,10 +115,8 @@ class Delivery:
         yield from self._attempts(policy, _FOR_EVER_S)
 
     def _outcome(self, item: Item) -> Added | CounterError:
-        if isinstance(item.result, CounterError):
-            return item.result
         if item.result is not None:
-            return added_of(item.result)
+            return item.result
         if item.is_void and item.trouble is not None:
             return item.trouble
         return self._unknown_outcome(item)
@@ -162,7 +158,8 @@ class Delivery:
             if not left:
                 break
             chunk, texts = self._cut(left)
-            call = self._calls.batch(texts)
+            adds = [(each.counter, each.delta, each.token) for each in chunk]
+            call = self._calls.batch(adds, texts)
             for each in chunk:
                 each.sent = True
             answer = yield Send(call.request, timeout_s, number)
@@ -203,13 +200,11 @@ class Delivery:
         return left[: len(texts)], texts
 
     def _read(
-        self, chunk: list[Item], answer: Answer, call: Call[list[Any]]
+        self, chunk: list[Item], answer: Answer, call: Call[list[Added | CounterError]]
     ) -> CounterError | None:
         """Record each result of *chunk*; return the error that requires a pause, or None."""
         try:
             results = call.result(reply_of(answer))
-            if len(results) != len(chunk):
-                raise unexpected(200, f"{len(results)} results for {len(chunk)} items".encode())
         except CounterError as error:
             if _is_too_much(error) and len(chunk) > 1:
                 # The service has lower limits than the defaults.
@@ -226,16 +221,16 @@ class Delivery:
         self._unknown = True
         waiting: list[CounterError] = []
         for each, result in zip(chunk, results, strict=True):
-            if "code" not in result:
+            if isinstance(result, Added):
                 each.result = result
                 continue
-            each.trouble = error_of_problem(result)
-            if each.trouble.retry == "never":
-                is_open = each.maybe_counted and not decides(each.trouble)
-                each.result = self._unknown_outcome(each) if is_open else each.trouble
-            elif each.trouble.retry == "same_token":
+            each.trouble = result
+            if result.retry == "never":
+                is_open = each.maybe_counted and not decides(result)
+                each.result = self._unknown_outcome(each) if is_open else result
+            elif result.retry == "same_token":
                 each.maybe_counted = True
-                waiting.append(each.trouble)
+                waiting.append(result)
         return min(waiting, key=lambda error: error.retry_after_us or 0, default=None)
 
     def _renew_void(self, items: Sequence[Item], timeout_s: float) -> Steps[None]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isnan
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from counter_client.errors import (
     CounterError,
@@ -24,11 +24,7 @@ from counter_client.errors import (
 )
 from counter_client.tokens import Credential, Token, parse_rfc3339, to_rfc3339
 
-_RETRIES: Final[Mapping[str, Retry]] = {
-    "same_token": "same_token",
-    "new_token": "new_token",
-    "never": "never",
-}
+_RETRIES: Final = get_args(Retry)
 #: Operations of an Unfinished, on one counter and on several.
 _OF_ONE: Final = frozenset({"add", "add-and-get", "clear", "delete"})
 _OF_SEVERAL: Final = "atomic/add"
@@ -137,7 +133,7 @@ class Unfinished:
             Token.parse(read.token_text)
             if read.operation not in _OF_ONE and read.operation != _OF_SEVERAL:
                 raise ValueError(read.operation)
-            if read.operation in _OF_ONE and len(items) != 1:
+            if not items or (read.operation in _OF_ONE and len(items) != 1):
                 raise ValueError(f"{len(items)} items")
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise InvalidParameterError(
@@ -239,9 +235,17 @@ def _kinds() -> dict[str, type[CounterError]]:
 _KINDS: Final[Mapping[str, type[CounterError]]] = _kinds()
 
 
-def error_of_problem(problem: Mapping[str, Any]) -> CounterError:
-    """Return the error for a problem document; an unknown code becomes a CounterError."""
-    code = str(problem.get("code"))
+def error_of_problem(problem: Any, retry_after: str | None = None) -> CounterError:
+    """Return the error for a problem document; an unknown code becomes a CounterError.
+
+    *retry_after* counts if the problem does not say how long to wait. Raises ValueError for
+    another document: only a counter service names a code and how to retry.
+    """
+    if not isinstance(problem, dict) or not isinstance(problem.get("code"), str):
+        raise ValueError("a problem has a code")
+    if problem.get("retry") not in _RETRIES:
+        raise ValueError("a problem says how to retry")
+    code: str = problem["code"]
     kind = _KINDS.get(code, CounterError)
     # Skip the class's __init__, whose arguments differ.
     error = kind.__new__(kind)
@@ -249,11 +253,11 @@ def error_of_problem(problem: Mapping[str, Any]) -> CounterError:
     fields = {name: value for name, value in problem.items() if name not in _KNOWN}
     if code not in _KINDS:
         fields["code"] = code
-    wait_us = _wait_us(problem.get("retry_after"))
+    wait_us = _wait_us(problem.get("retry_after", retry_after))
     CounterError.__init__(error, detail, retry_after_us=wait_us, **fields)
     applied = problem.get("applied")
     error.applied = applied if isinstance(applied, bool) else None
-    error.retry = _RETRIES.get(str(problem.get("retry")), "never")
+    error.retry = problem["retry"]
     return error
 
 
@@ -262,13 +266,9 @@ def error_of_answer(
 ) -> CounterError:
     """Return the error for an unsuccessful answer; the last two arguments are its headers."""
     try:
-        problem = json.loads(body)
-    except (ValueError, RecursionError):
-        problem = None
-    if isinstance(problem, dict) and "code" in problem and "retry" in problem:
-        problem.setdefault("retry_after", retry_after)
-        return error_of_problem(problem)
-    return unexpected(status, body, retry_after, location)
+        return error_of_problem(json.loads(body), retry_after)
+    except (ValueError, TypeError, RecursionError):
+        return unexpected(status, body, retry_after, location)
 
 
 def unexpected(

@@ -205,12 +205,14 @@ def may_have_arrived(error: CounterError) -> bool:
 def fresh_tokens(count: int, timeout_s: float) -> Steps[list[Token]]:
     """Return *count* new tokens with the service's time, because a wrong clock may have made the
     old ones void; with this machine's time if there is no answer."""
+    made = [Token.new() for _ in range(count)]
     asked = tokens(count)
-    found: list[Token] = []
     with suppress(CounterError):
         found = asked.result(reply_of((yield Send(asked.request, timeout_s, 0))))
-    # The service never returns another number of tokens.
-    return found if len(found) == count else [Token.new() for _ in range(count)]
+        # A proxy may give the same answer to two clients: only the times are the service's.
+        pairs = zip(made, found, strict=True)
+        return [Token(own.nonce, theirs.generation_time_us) for own, theirs in pairs]
+    return made
 
 
 def reply_of(answer: Answer) -> Reply:

@@ -25,8 +25,8 @@ _PERSON_KEY: Final = b"counter.keystep"
 _NAMESPACE: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 #: Joiners that emoji and some scripts need; str.isprintable() rejects them.
 _JOINERS = str.maketrans("", "", "\u200c\u200d")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND: Final = timedelta(microseconds=1)
 _RFC3339: Final = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
@@ -37,10 +37,15 @@ def parse_rfc3339(text: str) -> int:
 
     Raises ValueError for anything else: no offset, more digits than microseconds, an invalid date.
     """
+    return (datetime.fromisoformat(checked_rfc3339(text)) - EPOCH) // MICROSECOND
+
+
+def checked_rfc3339(text: str) -> str:
+    """Return *text* for ``fromisoformat()``. Raises ValueError as :func:`parse_rfc3339` does."""
     if _RFC3339.fullmatch(text) is None:
         raise ValueError("it is not RFC 3339 with an offset and at most microseconds")
     # fromisoformat() accepts the letters in upper case only; RFC 3339 allows both.
-    return (datetime.fromisoformat(text.upper()) - _EPOCH) // _MICROSECOND
+    return text.upper()
 
 
 def to_rfc3339(time_us: int) -> str:
@@ -51,7 +56,7 @@ def to_rfc3339(time_us: int) -> str:
 
 @lru_cache(maxsize=4_096)
 def _second_text(seconds: int) -> str:
-    return (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
+    return (EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
 
 
 class Token(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import json
 import logging
 import os
 import ssl
@@ -21,16 +20,14 @@ import httpx
 
 from counter_client import answers
 from counter_client.addresses import Places, authorization, by_proxy, direct
-from counter_client.calls import Reply, Request
+from counter_client.calls import Call, Reply, Request
 from counter_client.errors import CounterError, InvalidParameterError
 from counter_client.failures import (
     ClosedError,
     UnexpectedAnswerError,
     UnreachableError,
     error_of_answer,
-    error_of_problem,
     too_large,
-    unexpected,
 )
 from counter_client.options import ADAPTIVE, Attempt, Options, Sending, Watch, call_hook
 from counter_client.retrying import Answer, Budget, Policy, ProcessLock, Send
@@ -622,9 +619,10 @@ LiveUpdate = answers.Count | CounterError
 class Course:
     """The state of one counter's stream across connections."""
 
-    def __init__(self, request: Request, policy: Policy) -> None:
-        self.request = request
+    def __init__(self, call: Call[answers.Count], policy: Policy) -> None:
+        self.request = call.request
         self.number = 0
+        self._call = call
         self._policy = policy
         self._failures = 0
         self._heard_s = policy.now_s()
@@ -645,7 +643,7 @@ class Course:
         elif not text:
             event, data = self._event, self._data
             self._event = self._data = ""
-            return _update_of(event, data)
+            return _update_of(self._call, event, data)
         return None
 
     def pause_s(self, error: CounterError | None) -> float:
@@ -666,23 +664,13 @@ class Course:
         return self._policy.pause_s(self._failures, error)
 
 
-def _update_of(event: str, data: str) -> LiveUpdate | None:
-    if event not in ("count", "problem"):
+def _update_of(call: Call[answers.Count], event: str, data: str) -> LiveUpdate | None:
+    if event == "count":
+        count: answers.Count = call.result(Reply(200, data.encode()))
+        return count
+    if event != "problem":
         return None
-    try:
-        body = json.loads(data)
-        if event == "count":
-            return answers.count_of(body)
-        error = error_of_problem(body)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as broken:
-        raise unexpected(200, data.encode()) from broken
-    if error.retry == "never":
+    error = error_of_answer(503, data.encode(), None)
+    if error.retry == "never" or isinstance(error, UnexpectedAnswerError):
         raise error
     return error

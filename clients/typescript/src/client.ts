@@ -1,52 +1,32 @@
 /** The client: each add counts once if it is reported done, and at most once in any case. */
 
+import {
+  type Added,
+  type AddedCount,
+  addedOf,
+  type Asked,
+  askedOf,
+  type Cleared,
+  type Count,
+  countOf,
+  eachOf,
+  type Read,
+  READERS,
+  type Resolved,
+  timesOf,
+} from "./answers.js";
 import { CounterError, invalid, RefusedError, UnknownOutcomeError, UnsentError } from "./errors.js";
-import { integer, record, text, writeJson } from "./json.js";
+import { writeJson } from "./json.js";
 import { type Options, optionsOf } from "./options.js";
 import { attempts, Budget, type Call, causeOf, Course, Fate, refusalOf, type Shared, waitOf } from "./retrying.js";
-import { type Credential, Key, parseTime, Token } from "./tokens.js";
-import { type Answer, type Failure, isProblem, type Request, Transport } from "./transport.js";
+import { type Credential, Key, Token } from "./tokens.js";
+import { type Answer, type Failure, isProblem, type Problem, type Request, Transport } from "./transport.js";
 import { type Item, type Operation, Unfinished } from "./unfinished.js";
 
 const INT64_MAX = 2n ** 63n - 1n;
 const NAME_CHARS_MAX = 256;
 const ATOMIC_ITEMS_MAX = 100;
 const BATCH_ITEMS_MAX = 1_000;
-
-/** An add that is counted once. Times are RFC 3339 in UTC with microseconds, which a Date cannot hold. */
-export interface Added {
-  readonly counter: string;
-  readonly delta: bigint;
-  readonly eventTime: string;
-  /** Whether it was counted before; null if the store cannot know. */
-  readonly replayed: boolean | null;
-  /** False in a BEST_EFFORT namespace, where a retry may count twice. */
-  readonly retrySafe: boolean;
-}
-
-/** An add, and the count including it, exact as of `asOf`. */
-export interface AddedCount extends Added {
-  readonly count: bigint;
-  readonly asOf: string;
-}
-
-/** A counter that is 0 as of `eventTime`. */
-export type Cleared = Omit<Added, "delta" | "retrySafe">;
-
-/** A count, and the instant it is exact as of. */
-export interface Count {
-  readonly counter: string;
-  readonly count: bigint;
-  readonly asOf: string;
-  readonly accuracy: "accurate" | "eventual" | "best_effort";
-}
-
-/** The outcome of an add: it is counted, or never will be. */
-export interface Resolved {
-  readonly applied: boolean;
-  /** Why it was not applied; an add with a new token is safe then. */
-  readonly detail: string;
-}
 
 /** A counter and its delta: an integer of 64 bits. */
 export type Delta = readonly [counter: string, delta: number | bigint];
@@ -102,7 +82,7 @@ export class CounterClient {
 
   /** Add `delta` to `counter`, once for the token. */
   async add(counter: string, delta: number | bigint, { token, signal }: AddOptions = {}): Promise<Added> {
-    return attempts(this.#write("add", [[counter, checkedDelta(delta)]], token, addedOf), this.#shared, signal);
+    return attempts(this.#write("add", [[counter, checkedDelta(delta)]], token, READERS.add), this.#shared, signal);
   }
 
   /** Add, and return the count including the add. */
@@ -112,30 +92,31 @@ export class CounterClient {
     { token, signal }: AddOptions = {},
   ): Promise<AddedCount> {
     const items: Item[] = [[counter, checkedDelta(delta)]];
-    return attempts(this.#write("add-and-get", items, token, addedCountOf), this.#shared, signal);
+    return attempts(this.#write("add-and-get", items, token, READERS["add-and-get"]), this.#shared, signal);
   }
 
   /** Set `counter` to 0; adds with a later time count from there. */
   async clear(counter: string, { token, signal }: AddOptions = {}): Promise<Cleared> {
-    return attempts(this.#write("clear", [[counter, 0n]], token, clearedOf), this.#shared, signal);
+    return attempts(this.#write("clear", [[counter, 0n]], token, READERS.clear), this.#shared, signal);
   }
 
   /** Clear `counter`, and take its name off the list until a later add. Tokens keep their answers. */
   async delete(counter: string, { token, signal }: AddOptions = {}): Promise<Cleared> {
-    return attempts(this.#write("delete", [[counter, 0n]], token, clearedOf), this.#shared, signal);
+    return attempts(this.#write("delete", [[counter, 0n]], token, READERS.delete), this.#shared, signal);
   }
 
   /** Add to 1 to 100 counters under one token: all are counted, or none. */
   async atomic(items: Iterable<Delta>, { token, signal }: AddOptions = {}): Promise<Added[]> {
     const checked = checkedItems(items, ATOMIC_ITEMS_MAX);
-    return attempts(this.#write("atomic/add", checked, token, addedsOf), this.#shared, signal);
+    return attempts(this.#write("atomic/add", checked, token, READERS["atomic/add"]), this.#shared, signal);
   }
 
   /** Return the count of `counter`, at most as stale as `maxStaleness` (such as `0s`) or the namespace says. */
   async get(counter: string, { maxStaleness, signal }: CallOptions & { maxStaleness?: string } = {}): Promise<Count> {
     const query = maxStaleness === undefined ? "" : `?max_staleness=${encodeURIComponent(maxStaleness)}`;
     const request: Request = { method: "GET", path: this.#counter(counter) + query, writes: false, many: false };
-    return attempts({ request, read: countOf }, this.#shared, signal);
+    const read = (json: unknown): Count => countOf(json, this.namespace, counter);
+    return attempts({ request, read }, this.#shared, signal);
   }
 
   /**
@@ -152,7 +133,8 @@ export class CounterClient {
     }
     const { operation, items, token } = unfinished;
     try {
-      await attempts({ ...this.#write(operation, items, token, READERS[operation]), unfinished }, this.#shared, signal);
+      const read: Read<unknown> = READERS[operation];
+      await attempts({ ...this.#write(operation, items, token, read), unfinished }, this.#shared, signal);
       return { applied: true, detail: "" };
     } catch (error) {
       if (error instanceof RefusedError && error.code === "token_too_old" && error.applied === false) {
@@ -191,7 +173,7 @@ export class CounterClient {
       if (spent.length > 0) {
         // After the pause, which may be longer than the service accepts a token.
         const tokens = await this.#shared.freshTokens(spent.length, course.attemptMs, signal);
-        spent.forEach((each, at) => each.renew(this.namespace, tokens[at]!));
+        spent.forEach((each, at) => each.renew(tokens[at]!));
       }
       open = left;
     }
@@ -216,7 +198,7 @@ export class CounterClient {
 
   #settleOne({ item, result }: Result, found: (Added | CounterError)[]): Answer | null {
     if (!isProblem(result)) {
-      found[item.at] = addedOf(result);
+      found[item.at] = result;
       return null;
     }
     const waitMs = this.#shared.transport.waitMs(result["retry_after"]);
@@ -237,7 +219,7 @@ export class CounterClient {
     operation: Operation,
     items: readonly Item[],
     token: Credential | undefined,
-    read: (json: unknown) => T,
+    read: Read<T>,
   ): Call<T> {
     if (token === undefined) {
       const renewed = (fresh: Token): Call<T> => ({ ...this.#write(operation, items, fresh, read), renewed });
@@ -260,7 +242,7 @@ export class CounterClient {
     const request = post(path, body, { many: isAtomic, ...(token instanceof Key ? { key: token.text } : {}) });
     return {
       request: isDelete ? { ...request, method: "DELETE" } : request,
-      read,
+      read: (json) => read(json, items.map((item) => askedOf(this.namespace, item, token))),
       unfinished: new Unfinished(operation, this.namespace, items, String(token)),
     };
   }
@@ -268,13 +250,12 @@ export class CounterClient {
   async #freshTokens(count: number, timeoutMs: number, signal?: AbortSignal): Promise<Token[]> {
     const request: Request = { ...post("/v1/tokens", { count }, { many: true }), writes: false };
     const answer = await this.#shared.transport.send(request, timeoutMs, signal);
-    try {
-      const found = answer.kind === "ok" ? (record(answer.json)["tokens"] as unknown[]).map(tokenOf) : [];
-      if (found.length === count) return found;
-    } catch {
-      // Not from a counter service.
-    }
-    return Array.from({ length: count }, () => Token.new());
+    const times = answer.kind === "ok" ? timesOf(answer.json, count) : null;
+    // A proxy may give the same answer to two clients: only the times are the service's.
+    return Array.from({ length: count }, (_, at) => {
+      const own = Token.new();
+      return times === null ? own : new Token(own.nonce, times[at]!);
+    });
   }
 
   #counter(counter: string): string {
@@ -290,7 +271,7 @@ export class CounterClient {
   }
 }
 
-type Result = { readonly item: Pending; readonly result: unknown };
+type Result = { readonly item: Pending; readonly result: Added | Problem };
 type Settled = { readonly left: Pending[]; readonly askedMs: number; readonly last: Answer };
 
 /** An item of a batch that has no outcome yet. */
@@ -302,16 +283,20 @@ class Pending {
   constructor(
     readonly at: number,
     readonly item: Item,
-    namespace: string,
+    readonly namespace: string,
     public token: Token,
   ) {
     this.fate = new Fate(new Unfinished("add", namespace, [item], String(token)));
   }
 
-  renew(namespace: string, token: Token): void {
+  get asked(): Asked {
+    return askedOf(this.namespace, this.item, this.token);
+  }
+
+  renew(token: Token): void {
     this.refusal = undefined;
     this.token = token;
-    this.fate.unfinished = new Unfinished("add", namespace, [this.item], String(token));
+    this.fate.unfinished = new Unfinished("add", this.namespace, [this.item], String(token));
   }
 }
 
@@ -338,10 +323,9 @@ function ended(item: Pending, found: (Added | CounterError)[], step: () => void)
 /** Return the results of a batch with their items, or null if they are not an answer to it. */
 function resultsOf(json: unknown, open: readonly Pending[]): Result[] | null {
   try {
-    const results = record(json)["results"] as unknown[];
-    if (results.length !== open.length) return null;
-    for (const each of results) if (!isProblem(each)) addedOf(each);
-    return open.map((item, at) => ({ item, result: results[at] }));
+    return eachOf(json, open, (result, item) => {
+      return { item, result: isProblem(result) ? result : addedOf(result, item.asked) };
+    });
   } catch {
     return null;
   }
@@ -353,56 +337,6 @@ function post(path: string, body: object, more: { many: boolean; key?: string })
 
 function wireToken(token: Token): object {
   return { token: token.nonce, generation_time: token.generationTime };
-}
-
-function tokenOf(json: unknown): Token {
-  const { token, generation_time } = record(json);
-  const timeUs = parseTime(text(generation_time));
-  if (timeUs === null) throw new TypeError("generation_time");
-  return new Token(text(token), timeUs);
-}
-
-function clearedOf(json: unknown): Cleared {
-  const { counter, event_time, replayed } = record(json);
-  if (replayed !== null && typeof replayed !== "boolean") throw new TypeError("replayed");
-  return { counter: text(counter), eventTime: time(event_time), replayed };
-}
-
-function addedOf(json: unknown): Added {
-  const { delta, retry_safe } = record(json);
-  return { ...clearedOf(json), delta: integer(delta), retrySafe: retry_safe !== false };
-}
-
-function addedCountOf(json: unknown): AddedCount {
-  const { count, as_of } = record(json);
-  return { ...addedOf(json), count: integer(count), asOf: time(as_of) };
-}
-
-function addedsOf(json: unknown): Added[] {
-  return (record(json)["results"] as unknown[]).map(addedOf);
-}
-
-function countOf(json: unknown): Count {
-  const { counter, count, as_of, accuracy } = record(json);
-  return {
-    counter: text(counter),
-    count: integer(count),
-    asOf: time(as_of),
-    accuracy: text(accuracy) as Count["accuracy"],
-  };
-}
-
-const READERS: Readonly<Record<Operation, (json: unknown) => unknown>> = {
-  add: addedOf,
-  "add-and-get": addedCountOf,
-  clear: clearedOf,
-  delete: clearedOf,
-  "atomic/add": addedsOf,
-};
-
-function time(value: unknown): string {
-  if (parseTime(text(value)) === null) throw new TypeError("it is not a time");
-  return text(value);
 }
 
 function unfinishedOf(what: UnknownOutcomeError | UnsentError | Unfinished | string): Unfinished {

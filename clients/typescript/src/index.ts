@@ -1,5 +1,6 @@
 /** Count exactly once, through retries: see README.md. */
 
+export type { Added, AddedCount, Cleared, Count, Resolved } from "./answers.js";
 export * from "./client.js";
 export { CounterError, RefusedError, type Retry, UnavailableError, UnknownOutcomeError, UnsentError } from "./errors.js";
 export type { Clock, Options } from "./options.js";

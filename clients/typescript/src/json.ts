@@ -31,6 +31,12 @@ export function record(value: unknown): Record<string, unknown> {
   throw new TypeError("it is not an object");
 }
 
+/** Return `value` as a list. Throws TypeError. */
+export function list(value: unknown): unknown[] {
+  if (Array.isArray(value)) return value;
+  throw new TypeError("it is not a list");
+}
+
 /** Return `value` as text. Throws TypeError. */
 export function text(value: unknown): string {
   if (typeof value === "string") return value;

@@ -10,7 +10,7 @@ import {
 } from "./errors.js";
 import type { Options } from "./options.js";
 import type { Token } from "./tokens.js";
-import type { Answer, Failure, Request, Transport } from "./transport.js";
+import type { Answer, Failure, Problem, Request, Transport } from "./transport.js";
 import type { Unfinished } from "./unfinished.js";
 
 /** fetch does not report whether an attempt that was cut off had a connection: shorter ones would end as unknown. */
@@ -238,13 +238,13 @@ export function causeOf(answer: Answer): unknown {
 }
 
 /** Return the problem as an error. */
-export function refusalOf(problem: Record<string, unknown>): RefusedError {
+export function refusalOf(problem: Problem): RefusedError {
   const { code, applied, retry, detail, title } = problem;
   return new RefusedError(
-    String(detail ?? title ?? `the service reports ${String(code)}`),
-    String(code),
+    String(detail ?? title ?? `the service reports ${code}`),
+    code,
     typeof applied === "boolean" ? applied : null,
-    retry === "same_token" || retry === "new_token" ? retry : "never",
+    retry,
     problem,
   );
 }

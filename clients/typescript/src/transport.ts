@@ -1,6 +1,6 @@
 /** One attempt over fetch: bounded in time and size, without redirects, and without the key in errors. */
 
-import { invalid } from "./errors.js";
+import { invalid, type Retry } from "./errors.js";
 import { parseJson } from "./json.js";
 import type { Options } from "./options.js";
 
@@ -15,13 +15,15 @@ export interface Request {
   readonly many: boolean;
 }
 
+export type Problem = Readonly<Record<string, unknown>> & { readonly code: string; readonly retry: Retry };
+
 /** What came back: an answer, or none. */
 export type Answer = {
   /** How long the service honours a token, if the answer says so. */
   readonly ttlMs?: number | undefined;
 } & (
   | { readonly kind: "ok"; readonly body: string; readonly json: unknown }
-  | { readonly kind: "problem"; readonly problem: Record<string, unknown>; readonly waitMs: number }
+  | { readonly kind: "problem"; readonly problem: Problem; readonly waitMs: number }
   /** Something other than a counter service answered. */
   | { readonly kind: "strange"; readonly detail: string; readonly again: boolean; readonly waitMs: number }
   | {
@@ -198,8 +200,11 @@ function parsed(body: string): unknown {
   }
 }
 
-export function isProblem(json: unknown): json is Record<string, unknown> {
-  return typeof json === "object" && json !== null && "code" in json && "retry" in json;
+/** Whether it is a problem document: only a counter service names a code and how to retry. */
+export function isProblem(json: unknown): json is Problem {
+  if (typeof json !== "object" || json === null) return false;
+  const { code, retry } = json as Record<string, unknown>;
+  return typeof code === "string" && (retry === "same_token" || retry === "new_token" || retry === "never");
 }
 
 /** Return `error` and its causes, also those of several addresses. */

@@ -51,7 +51,7 @@ export class Unfinished {
         return [text(counter), integer(delta)];
       });
       if (!OPERATIONS.includes(operation)) throw new TypeError(operation);
-      if (operation !== "atomic/add" && items.length !== 1) throw new TypeError("items");
+      if (items.length === 0 || (operation !== "atomic/add" && items.length !== 1)) throw new TypeError("items");
       const read = new Unfinished(
         operation as Operation,
         text(found["namespace"]),

@@ -1,5 +1,6 @@
 /** A clock that goes where waiting wants it, and a fetch that answers by a script. */
 
+import { parseJson, writeJson } from "../src/json.js";
 import type { Clock } from "../src/node.js";
 
 export interface Sent {
@@ -11,8 +12,31 @@ export interface Sent {
   readonly atMs: number;
 }
 
-/** An answer's status, body and headers; an error; or no answer. The last one repeats. */
+/** An answer's status, body (or what makes it) and headers; an error; or no answer. The last one repeats. */
 export type Scripted = readonly [status: number, body: unknown, headers?: Record<string, string>] | Error | "silence";
+
+/** Answer an add, as if it was counted. */
+export function added(sent: Sent): unknown {
+  const { delta, idempotency_token } = parseJson(sent.body) as any;
+  return answerTo(decodeURIComponent(sent.path.split("/").at(-2)!), delta, idempotency_token);
+}
+
+/** Return what answers items under one token, or under a token each: a problem, or "added". */
+export function results(...each: unknown[]): (sent: Sent) => unknown {
+  return (sent) => {
+    const { items, idempotency_token } = parseJson(sent.body) as any;
+    return {
+      results: each.map((result, at) => {
+        const { counter, delta, idempotency_token: own } = items[at];
+        return result === "added" ? answerTo(counter, delta, own ?? idempotency_token) : result;
+      }),
+    };
+  };
+}
+
+function answerTo(counter: string, delta: number, token: { generation_time: string }): unknown {
+  return { namespace: "default", counter, delta, event_time: token.generation_time, replayed: false };
+}
 
 export class FakeClock implements Clock {
   #nowMs = 0;
@@ -53,22 +77,24 @@ export function script(answers: readonly Scripted[], clock: FakeClock): { fetch:
   const sent: Sent[] = [];
   const scripted = async (url: unknown, request: RequestInit = {}): Promise<Response> => {
     const answer = answers[Math.min(sent.length, answers.length - 1)]!;
-    sent.push({
+    const asked: Sent = {
       host: new URL(String(url)).host,
       path: new URL(String(url)).pathname,
       body: String(request.body ?? "null"),
       headers: request.headers as Record<string, string>,
       redirect: String(request.redirect),
       atMs: clock.now(),
-    });
+    };
+    sent.push(asked);
     if (answer === "silence") {
       return new Promise((_, reject) => {
         request.signal!.addEventListener("abort", () => reject(request.signal!.reason), { once: true });
       });
     }
     if (answer instanceof Error) throw answer;
-    const [status, body, headers] = answer;
-    return new Response(typeof body === "string" ? body : JSON.stringify(body), { status, headers: headers ?? {} });
+    const [status, given, headers] = answer;
+    const body: unknown = typeof given === "function" ? given(asked) : given;
+    return new Response(typeof body === "string" ? body : writeJson(body), { status, headers: headers ?? {} });
   };
   return { fetch: scripted as typeof fetch, sent };
 }

@@ -176,7 +176,7 @@ def _found(client: CounterClient, name: str, token: Token) -> list[Event]:
     start = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=token.generation_time_us)
     nonce = format_nonce(token.nonce)
     events = client.events(name, start, start + timedelta(microseconds=1))
-    return [each for each in events if each.event_id == nonce]
+    return [each for each in events if (each.event_time, each.event_id) == (start, nonce)]
 
 
 def _report_found(name: str, found: list[Event], *, json: bool) -> None:

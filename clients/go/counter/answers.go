@@ -1,0 +1,173 @@
+package counter
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"time"
+)
+
+// asked is what the answer to an add or a clear must repeat.
+type asked struct {
+	namespace  string
+	items      []Item
+	credential Credential
+}
+
+// one returns what the result of one item must repeat.
+func (a asked) one(i int) asked { return asked{a.namespace, a.items[i : i+1], a.credential} }
+
+// A reader reads the answer to what was asked. It returns an error for any other answer: a proxy, or
+// another service, may answer with any JSON.
+type reader func(text []byte, asked asked) error
+
+// readerOf returns what reads the answer to an operation, to learn only whether it succeeded.
+func readerOf(operation string) reader {
+	switch operation {
+	case opAddAndGet:
+		return new(AddedCount).read
+	case opClear, opDelete:
+		return new(Cleared).read
+	case opAtomic:
+		return new(addeds).read
+	default:
+		return new(Added).read
+	}
+}
+
+func (a *Added) read(text []byte, asked asked) error {
+	o := objectOf(text)
+	*a = Added{Counter: asked.items[0].Counter}
+	a.EventTime, a.Replayed, a.RetrySafe = o.told(asked)
+	o.read("delta", &a.Delta)
+	o.must(a.Delta == asked.items[0].Delta, "it is about another delta")
+	return o.err
+}
+
+func (a *AddedCount) read(text []byte, asked asked) error {
+	if err := a.Added.read(text, asked); err != nil {
+		return err
+	}
+	o := objectOf(text)
+	a.Count, a.AsOf = o.count(), o.time("as_of")
+	return o.err
+}
+
+func (c *Cleared) read(text []byte, asked asked) error {
+	o := objectOf(text)
+	*c = Cleared{Counter: asked.items[0].Counter}
+	c.EventTime, c.Replayed, _ = o.told(asked)
+	return o.err
+}
+
+func (c *Count) read(text []byte, namespace, counter string) error {
+	o := objectOf(text)
+	o.about(namespace, counter)
+	*c = Count{Counter: counter, Count: o.count(), AsOf: o.time("as_of")}
+	o.read("accuracy", &c.Accuracy)
+	o.must(c.Accuracy == "accurate" || c.Accuracy == "eventual" || c.Accuracy == "best_effort",
+		"its accuracy is unknown")
+	return o.err
+}
+
+// addeds are the results of an atomic add.
+type addeds []Added
+
+func (a *addeds) read(text []byte, asked asked) error {
+	results, err := resultsOf(text, len(asked.items))
+	*a = make(addeds, len(results))
+	for i := 0; err == nil && i < len(results); i++ {
+		err = (*a)[i].read(results[i], asked.one(i))
+	}
+	return err
+}
+
+// resultsOf returns the results of so many items.
+func resultsOf(text []byte, count int) ([]json.RawMessage, error) {
+	var results []json.RawMessage
+	o := objectOf(text)
+	o.read("results", &results)
+	o.must(len(results) == count, fmt.Sprintf("%d results for %d items", len(results), count))
+	return results, o.err
+}
+
+// An object is a JSON object that is read member by member. Names match exactly, as encoding/json
+// does only for a map. err is the first fault.
+type object struct {
+	members map[string]json.RawMessage
+	err     error
+}
+
+func objectOf(text []byte) *object {
+	o := &object{}
+	o.err = json.Unmarshal(text, &o.members)
+	o.must(o.members != nil, "it is no object")
+	return o
+}
+
+func (o *object) must(isSo bool, otherwise string) {
+	if o.err == nil && !isSo {
+		o.err = errors.New(otherwise)
+	}
+}
+
+// has is whether a member exists; null is one.
+func (o *object) has(name string) bool { return o.members[name] != nil }
+
+// isNull is whether a member is null.
+func (o *object) isNull(name string) bool { return string(o.members[name]) == "null" }
+
+// read reads a member, which must exist and not be null.
+func (o *object) read(name string, found any) {
+	o.must(o.has(name) && !o.isNull(name), name+" is missing")
+	if o.err == nil {
+		o.err = json.Unmarshal(o.members[name], found)
+	}
+}
+
+func (o *object) text(name string) string {
+	var found string
+	o.read(name, &found)
+	return found
+}
+
+func (o *object) time(name string) time.Time {
+	text := o.text(name)
+	if o.err != nil {
+		return time.Time{}
+	}
+	found, err := parseTime(text)
+	o.err = err
+	return found.UTC()
+}
+
+func (o *object) count() *big.Int {
+	found := new(big.Int)
+	o.read("count", found)
+	return found
+}
+
+func (o *object) about(namespace, counter string) {
+	isAbout := o.text("namespace") == namespace && o.text("counter") == counter
+	o.must(isAbout, "it is about another counter")
+}
+
+// told reads what the answers to adds and clears have in common.
+func (o *object) told(asked asked) (eventTime time.Time, replayed *bool, retrySafe bool) {
+	o.about(asked.namespace, asked.items[0].Counter)
+	eventTime, retrySafe = o.time("event_time"), true
+	o.must(o.has("replayed"), "replayed is missing")
+	if !o.isNull("replayed") {
+		replayed = new(bool)
+		o.read("replayed", replayed)
+	}
+	if o.has("retry_safe") {
+		o.read("retry_safe", &retrySafe)
+	}
+	// BEST_EFFORT ignores tokens, and the service chooses the time of a key.
+	if token, isToken := asked.credential.(Token); isToken && retrySafe {
+		o.must(eventTime.Equal(token.Time()), "it is about another token")
+	}
+	return eventTime, replayed, retrySafe
+}
