@@ -146,7 +146,7 @@ def test_a_rotation_prints_the_new_key_and_when_the_old_one_ends(shell: KeyShell
     first, second = shell.listed()
     assert (first["state"], first["replaced_by"], second["state"]) == ("replaced", new_id, "valid")
     assert f"key {first['id']} is valid until {first['expires_at']}: give its clients" in said
-    code, out = shell.run("rotate", old, "--json")
+    code, out = shell.run("rotate", "-", "--json", stdin=f"{old}\n".encode())
     assert (code, out) == (1, "")
     assert f"was rotated before, to {new_id}: rotate that one" in shell.err
     code, out = shell.run("rotate", new_id, "--grace", "0s", "--json")
@@ -158,6 +158,28 @@ def test_a_rotation_prints_the_new_key_and_when_the_old_one_ends(shell: KeyShell
     rows = shell.run("list")[1].splitlines()[1:]
     assert rows[0].endswith(f"replaced by {new_id}")
     assert rows[1].endswith(f"expired, replaced by {body['id']}")
+
+
+@pytest.mark.parametrize("form", ["{key}", " {key} ", "ck_{id}_", "ck_{id}_abcd"])
+def test_a_key_that_stays_valid_is_no_argument(form: str, shell: KeyShell) -> None:
+    """Regression: every user of the machine could read it in the list of processes."""
+    key = shell.create()
+    key_id = key.split("_")[1]
+    assert shell.run("rotate", form.format(key=key, id=key_id)) == (2, "")
+    assert f"give the id, counter key rotate {key_id}, or - and the key on" in shell.err
+    assert key not in shell.err
+    assert [each["state"] for each in shell.listed()] == ["valid"]
+
+
+def test_a_key_is_read_from_standard_input(shell: KeyShell) -> None:
+    first = shell.create()
+    for command in ("rotate", "revoke"):
+        assert shell.run(command, "-", stdin=b"\n") == (2, "")
+        assert "standard input is empty" in shell.err
+    assert shell.run("rotate", f"ck_{first.split('_')[1]}")[0] == 0
+    code, _ = shell.run("revoke", "-", stdin=f"{first}\nmore\n".encode())
+    assert code == 0
+    assert shell.listed()[0]["state"] == "revoked"
 
 
 def test_a_revocation_says_how_soon_it_holds(shell: KeyShell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from counter.security.key_admin import (
     key_state,
     rights_of,
 )
-from counter.security.keys import RING_AGE_MAX_US
+from counter.security.keys import RING_AGE_MAX_US, id_in
 from counter.storage import clock_of, opened_keys
 from counter.types import ApiKey, Scope
 
@@ -52,7 +53,12 @@ _MINUTE_CHARS: Final = len("2026-01-31T08:15")
 _Value = TypeVar("_Value")
 
 
-_Which = Annotated[str, flag("The key's id, or the whole key")]
+_Which = Annotated[
+    str,
+    flag("The key's id; - for a whole key on standard input", allow_leading_hyphen=True),
+]
+#: Longer than any key.
+_KEY_CHARS_MAX: Final = 200
 
 
 @Parameter(name="*")
@@ -143,12 +149,15 @@ def rotate(
     """Create a key with the same rights to replace another one, which expires after the grace
     period."""
     with _ended():
+        name = _named(key)
+        if name == key:
+            _refuse_secret(name)
         grace_us = parsed("grace", grace, parse_iso_duration)
         settings = ready(store).settings
 
         async def work(admin: KeyAdmin, log: AdminLog) -> tuple[Issued, ApiKey]:
             async with log.act("key.rotate", os_user()) as act:
-                issued, old = await admin.rotate(key, grace_us)
+                issued, old = await admin.rotate(name, grace_us)
                 act.to |= {"key": old.id, "new_key": issued.key.id}
                 act.after |= {"expires_at": _time(old.expires_at_us)}
                 return issued, old
@@ -163,13 +172,17 @@ def rotate(
 
 
 def revoke(key: _Which, store: StoreFlags | None = None, *, json: Json = False) -> None:
-    """Revoke a key permanently; every process rejects it within seconds."""
+    """Revoke a key permanently; every process rejects it within seconds.
+
+    A whole key is taken as an argument, too: its secret is worth nothing afterwards.
+    """
     with _ended():
+        name = _named(key)
         settings = ready(store).settings
 
         async def work(admin: KeyAdmin, log: AdminLog) -> tuple[ApiKey, bool]:
             async with log.act("key.revoke", os_user()) as act:
-                revoked, is_new = await admin.revoke(key)
+                revoked, is_new = await admin.revoke(name)
                 act.to |= {"key": revoked.id}
                 return revoked, is_new
 
@@ -183,6 +196,28 @@ def revoke(key: _Which, store: StoreFlags | None = None, *, json: Json = False) 
             )
         else:
             remark(f"key {revoked.id} was revoked before, at {_time(revoked.revoked_at_us)}")
+
+
+def _named(which: str) -> str:
+    """Return the id or the whole key that *which* is, or for ``-`` the first line of standard
+    input. Raises StartupError."""
+    if which != "-":
+        return which
+    line = sys.stdin.readline(_KEY_CHARS_MAX).strip() if sys.stdin is not None else ""
+    if not line:
+        raise StartupError("KEY: standard input is empty; - reads a whole key from it")
+    return line
+
+
+def _refuse_secret(name: str) -> None:
+    """Raise StartupError for more than the id of a key that stays valid."""
+    key_id = id_in(name.strip())
+    if key_id is not None and name.strip() not in (key_id, f"ck_{key_id}"):
+        raise StartupError(
+            f"KEY: the secret of key {key_id} is an argument, which all users of this machine can"
+            f" see while the command runs; give the id, counter key rotate {key_id}, or - and the"
+            " key on standard input"
+        )
 
 
 @contextmanager
