@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -166,6 +167,8 @@ class TimedProtocol(HttpToolsProtocol):
     _first_bytes: int = 0
     #: The size of the slice being parsed.
     _slice_bytes: int = 0
+    #: The head of a request that asks for another protocol, without the header that does.
+    _plain: bytes = b""
 
     def connection_made(self, transport: Any) -> None:
         self.waiting_since_s = time.monotonic()
@@ -299,10 +302,46 @@ class TimedProtocol(HttpToolsProtocol):
             self.waiting_since_s = time.monotonic()
         self._slice_bytes = len(data)
         self.head_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         size = self.head_bytes - self._first_bytes
         if size > HEAD_BYTES_MAX and self.waiting_since_s is not None:
             self._refuse(_too_large(size))
+
+    def _parse(self, data: bytes) -> None:
+        """Parse *data* as HTTP/1.1, even after a header Upgrade, which a server may ignore (RFC
+        9110, 7.8).
+
+        At the end of such a head the parser stops. A new one gets the head again, without that
+        header, and then what follows the head.
+        """
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except HttpParserUpgrade as upgrade:
+                    since_s = self.waiting_since_s
+                    self.parser = HttpRequestParser(self)
+                    # As in uvicorn.
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                    self.parser.feed_data(self._plain)
+                    if self.waiting_since_s is not None:
+                        self.waiting_since_s = since_s
+                    data = data[upgrade.args[0] :]
+        except HttpParserError:
+            text = "Invalid HTTP request received."
+            self.logger.warning(text)
+            self.send_400_response(text)
+
+    def _plain_head(self) -> bytes:
+        """Return the head of the request without Upgrade. Raises ValueError for CONNECT."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise ValueError("a tunnel")
+        version = self.parser.get_http_version().encode()
+        headers = b"".join(b"%s: %s\r\n" % each for each in self.headers if each[0] != b"upgrade")
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, headers)
 
     def _hold(self) -> None:
         """Update the shared count of memory held by unfinished requests."""
@@ -347,11 +386,9 @@ class TimedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.is_spare or self.head_bytes > HEAD_BYTES_MAX:
             self._check_head()
-        if self.parser.should_upgrade() and any(
-            name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
-        ):
-            # The parser would take the body after an Upgrade for the next request.
-            raise ValueError("an upgrade with a body")
+        if self.parser.should_upgrade():
+            self._plain = self._plain_head()
+            return
         if len(self.url) > URL_BYTES_MAX:
             self.refusal = UriTooLongError(
                 f"the path and query have {len(self.url)} bytes; at most {URL_BYTES_MAX} are"
@@ -406,6 +443,9 @@ class TimedProtocol(HttpToolsProtocol):
             transport.close()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            # Only the head has been parsed, and comes again: see _parse().
+            return
         self.waiting_since_s = None
         super().on_message_complete()
 

@@ -13,6 +13,11 @@ KEYED = b'{"delta": 1}'
 BAD_TOKEN = b'{"delta": 1, "idempotency_token": {"token": "1", "generation_time": "now"}}'
 BODY_MAX = 1024 * 1024
 
+#: What clients send that would like to speak HTTP/2.
+H2C = ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAA")
+KEY = "idempotency-key: h2c"
+CHUNKED = b'9\r\n{"delta":\r\n2\r\n1}\r\n0\r\n\r\n'
+
 Cases = dict[str, tuple[bytes, list[int]]]
 
 FORMS: Cases = {
@@ -98,9 +103,35 @@ HEADS: Cases = {
         request("GET", one(), JSON, f"content-length: {len(add_body(110))}", body=add_body(110)),
         [200],
     ),
-    "upgrade-get": (get("c", "connection: upgrade, close", "upgrade: h2c"), [200]),
-    "upgrade-add": (add(111, 1, "connection: upgrade", "upgrade: h2c"), [400]),
+    "upgrade-get": (get("c", *H2C, CLOSE) + get(), [200]),
+    "upgrade-get-and-another": (get("c", *H2C) + get("c", *H2C) + get(), [200] * 3),
+    "upgrade-add": (add(111, 1, *H2C) + add(111, 2, *H2C) + get(), [200, 409, 200]),
+    "upgrade-put-delete": (
+        request("PUT", one(), *H2C) + request("DELETE", one(), *H2C, JSON, KEY),
+        [405, 200],
+    ),
+    "upgrade-chunked": (
+        request("POST", ADD, *H2C, JSON, KEY, "transfer-encoding: chunked", body=CHUNKED) + get(),
+        [200, 200],
+    ),
+    "upgrade-expect": (add(123, 1, *H2C, "expect: 100-continue") + get(), [100, 200, 200]),
+    "upgrade-1.0": (request("GET", one(), *H2C, version="1.0"), [200]),
+    "upgrade-health": (request("GET", "/healthz", *H2C) + get(), [200, 200]),
+    "upgrade-websocket": (
+        get("c", "connection: upgrade", "upgrade: websocket", "sec-websocket-version: 13")
+        + get("c", "connection: upgrade", "upgrade: TLS/1.2")
+        + get("c", "connection: upgrade", "upgrade: h2c", "upgrade: x"),
+        [200] * 3,
+    ),
     "upgrade-without-connection": (add(112, 1, "upgrade: h2c") + get("c", "upgrade: x"), [200] * 2),
+    "upgrade-two-lengths": (add(124, 1, *H2C, "content-length: 5"), [400]),
+    "upgrade-length-and-chunked": (add(125, 1, *H2C, "transfer-encoding: chunked"), [400]),
+    "upgrade-gzip": (
+        add(126, 1, *H2C).replace(b"content-length:", b"transfer-encoding: gzip\r\nx:"),
+        [501],
+    ),
+    "connect": (request("CONNECT", "localhost:80"), [400]),
+    "connect-with-a-body": (request("CONNECT", "localhost:80", *H2C, "content-length: 5"), [400]),
     "many-headers": (add(113, 1, *(f"x-{number}: y" for number in range(90))), [200]),
     "too-many-headers": (add(113, 1, *["a:"] * 100), [431]),
     "no-length": (request("POST", ADD, JSON), [400]),

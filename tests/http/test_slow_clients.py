@@ -77,6 +77,9 @@ def whole_body() -> bytes:
 UNFINISHED = {
     "no body": (HEAD + TYPE + b"content-length: 200\r\n\r\n",),
     "half a body": (HEAD + TYPE + b"content-length: 200\r\n\r\n", b'{"delta": 1,'),
+    "half a body after an upgrade": (
+        HEAD + TYPE + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 200\r\n\r\n{",
+    ),
     "half the chunks": (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'5\r\n{"del\r\n'),
     "half a chunk": (HEAD + TYPE + b"transfer-encoding: chunked\r\n\r\n", b'ffff\r\n{"del'),
     "half a head": (HEAD + TYPE,),

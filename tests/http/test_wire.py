@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest_asyncio
 
 from tests.support.app import running
 from tests.support.clock import FakeClock
+from tests.support.needs import miss
 from tests.support.rest import fresh
 from tests.support.server import Server, serving
 from tests.support.times import MINUTE
@@ -32,10 +34,12 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         yield server
 
 
-async def told(server: Server, sent: bytes) -> bytes:
+async def told(server: Server, *parts: bytes) -> bytes:
     """All that comes back on a connection of its own, until the service closes it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-    writer.write(sent)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
     async with asyncio.timeout(30):
         received = await reader.read()
     writer.close()
@@ -106,24 +110,44 @@ async def test_a_head_without_end_is_refused(server: Server) -> None:
     assert b"head_too_large" in received
 
 
-async def test_an_upgrade_hides_no_request_in_its_body(server: Server) -> None:
+@pytest.mark.parametrize("length", [b"content-length", b"transfer-encoding"])
+async def test_an_upgrade_hides_no_request_in_its_body(server: Server, length: bytes) -> None:
+    """The header is ignored, and the body is the body, wherever the bytes are cut."""
     hidden = ADD.replace(b"/c/", b"/hidden/") + TYPE + KEY + LENGTH + b"\r\n" + BODY
-    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n" % len(hidden)
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-    writer.write(ADD + TYPE + upgrade)
-    async with asyncio.timeout(30):
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 400")
-        writer.write(hidden)
-        try:
-            more = await reader.read()
-        except ConnectionResetError:
-            # It hung up before it read what is hidden: so be it.
-            more = b""
-    assert b"HTTP/1.1 200" not in more
-    writer.close()
+    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    if length == b"content-length":
+        upgrade += b"content-length: %d\r\n\r\n%s" % (len(hidden), hidden)
+    else:
+        upgrade += b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
+            len(hidden),
+            hidden,
+        )
     get = b"GET /v1/namespaces/default/counters/hidden HTTP/1.1\r\nhost: localhost\r\n"
-    assert b'"count":0' in await told(server, get + b"connection: close\r\n\r\n")
+    sent = ADD + TYPE + upgrade + get + b"connection: close\r\n\r\n"
+    for cut in range(1, len(sent), 7):
+        received = await told(server, sent[:cut], sent[cut:])
+        assert re.findall(rb"HTTP/1.1 (\d+) ", received) == [b"400", b"200"]
+        assert b"invalid_body" in received
+        assert b'"count":0' in received
+
+
+async def test_a_client_of_the_jdk_is_served_with_its_defaults(server: Server) -> None:
+    """It asks for HTTP/2 in its first request, whatever that is."""
+    if shutil.which("java") is None:
+        miss("java is missing")
+    source = Path(__file__).with_name("JdkClient.java")
+    jdk = await asyncio.create_subprocess_exec(
+        *("java", str(source), f"{server.url}/v1/namespaces/default/counters/jdk"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await jdk.communicate()
+    assert printed.decode().split("\n") == [
+        "POST HTTP_1_1 200 replayed=false",
+        "POST HTTP_1_1 200 replayed=true",
+        "GET HTTP_1_1 200 count=2",
+        "DELETE HTTP_1_1 200 replayed=false",
+        "",
+    ]
 
 
 async def test_the_reply_to_a_head_request_comes_at_once(server: Server) -> None:
