@@ -42,6 +42,8 @@ BATCH_ITEMS_MAX: Final = 1_000
 ATOMIC_ITEMS_MAX: Final = 100
 #: Rules of a namespace for CloudEvents; an event that all of them match is one atomic add.
 EVENT_RULES_MAX: Final = 20
+#: Adds of CloudEvents, each event a task, that one process does at once; others wait in turn.
+KEYED_ADDS_AT_ONCE_MAX: Final = 400
 #: The id, source, type and subject of a CloudEvent, and a rule's path into its data.
 EVENT_ATTRIBUTE_CHARS_MAX: Final = 1_024
 #: Live counts that one process streams at once, each to one watcher; how often it polls a watched
@@ -164,6 +166,10 @@ invariant(BODY_BYTES_MAX * 64 <= BODIES_BYTES_MAX, "many of the largest bodies f
 invariant(HEAD_BYTES_MAX * 64 <= UNFINISHED_BYTES_MAX, "many of the largest heads fit in memory")
 invariant(ATOMIC_ITEMS_MAX <= BATCH_ITEMS_MAX, "an atomic add is no larger than a batch")
 invariant(EVENT_RULES_MAX <= ATOMIC_ITEMS_MAX, "what an event adds is an atomic add")
+invariant(2 * EVENT_RULES_MAX <= KEYED_ADDS_AT_ONCE_MAX, "several events are counted at once")
+invariant(
+    KEYED_ADDS_AT_ONCE_MAX < TRICKLE_WRITES, "events alone do not cause the rejection of other adds"
+)
 invariant(
     EVENT_RULES_MAX * BATCH_ITEMS_MAX <= PENDING_WRITES_MAX,
     "one full batch of events that every rule matches must fit the write queue",

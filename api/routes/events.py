@@ -7,10 +7,12 @@ decimals as text: no number is rounded on its way.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
@@ -28,12 +30,12 @@ from api.http.models import CloudEventBody
 from api.http.problems import shown
 from api.http.routing import NAMESPACE, CallOf, InNamespace, route
 from api.telemetry.request_log import LoggedWrite
-from counter.core.event_rules import CloudEvent, adds_of
+from counter.core.event_rules import CloudEvent, adds_of, rules_of
 from counter.core.results import Added, Keyed
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, TokenConflictError
 from counter.limits import EVENT_ATTRIBUTE_CHARS_MAX
-from counter.types import Namespace, Scope
+from counter.types import EventRule, Namespace, Scope
 
 STRUCTURED: Final = b"application/cloudevents+json"
 BATCH: Final = b"application/cloudevents-batch+json"
@@ -53,6 +55,8 @@ _OUTCOMES: Final[Mapping[bool | None, Any]] = {
     True: "replayed",
     None: "untold",
 }
+#: How long rules are applied in one turn of the event loop.
+_MAP_FOR_S: Final = 0.005
 #: Errors of a body that is not what it should be: not JSON, not UTF-8, nested too deeply, a number
 #: with thousands of digits.
 _MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -95,6 +99,8 @@ class EventRoutes:
 
     service: CounterService
     batch_items_max: int
+    now_s: Callable[[], float] = time.monotonic
+    _mapping: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     @route(
         "POST",
@@ -138,20 +144,16 @@ class EventRoutes:
                 field="event_rules",
             )
         events, is_batch = await self._events(call)
-        keyed = []
-        for index, event in enumerate(events):
-            try:
-                keyed.append(Keyed(event.source, event.id, adds_of(rules, event)))
-            except InvalidBodyError as error:
-                if is_batch:
-                    error.detail = f"events.{index}: {error.detail}"
-                raise
-        call.charge(sum(max(1, len(each.items)) for each in keyed))
-        counted = [each for each in keyed if each.items]
-        if len(keyed) == len(counted) == 1:
-            [one] = counted
-            call.logged["of"] = LoggedWrite(namespace, "event", one.scope, one.key)
-        outcomes = await self.service.add_keyed(namespace, counted)
+        by_type = {kind: rules_of(rules, kind) for kind in {each.type for each in events}}
+        adds = sum(max(1, len(by_type[each.type])) for each in events)
+        call.charge(adds)
+        with self.service.one_by_one.holding(adds):
+            keyed = await self._mapped(events, by_type, is_batch)
+            counted = [each for each in keyed if each.items]
+            if len(keyed) == len(counted) == 1:
+                [one] = counted
+                call.logged["of"] = LoggedWrite(namespace, "event", one.scope, one.key)
+            outcomes = await self.service.add_keyed(namespace, counted)
         self.service.events_ignored += len(keyed) - len(counted)
         call.logged["results"] = [
             each
@@ -161,6 +163,30 @@ class EventRoutes:
         _check_all(counted, outcomes)
         found = iter(outcomes)
         return [_outcome(each, next(found) if each.items else []) for each in keyed]
+
+    async def _mapped(
+        self,
+        events: Sequence[CloudEvent],
+        by_type: Mapping[str, Sequence[EventRule]],
+        is_batch: bool,
+    ) -> list[Keyed]:
+        """Return what *events* add, by the rules of their types. Raises InvalidBodyError.
+
+        Long batches of all requests share the event loop: in each of its turns one of them is
+        mapped, for a bounded time.
+        """
+        keyed: list[Keyed] = []
+        while len(keyed) < len(events):
+            async with self._mapping:
+                end_s = self.now_s() + _MAP_FOR_S
+                for at in range(len(keyed), len(events)):
+                    place = f"events.{at}: " if is_batch else ""
+                    keyed.append(_mapped(events[at], by_type[events[at].type], place))
+                    if self.now_s() >= end_s:
+                        # Held until the next turn.
+                        await asyncio.sleep(0)
+                        break
+        return keyed
 
     async def _events(self, call: Call) -> tuple[Sequence[CloudEvent], bool]:
         """Return the events of a request, and whether it is a batch. Raises InvalidBodyError and
@@ -190,6 +216,15 @@ class EventRoutes:
         return [
             _checked(each, f"events.{at}: " if is_batch else "") for at, each in enumerate(found)
         ], is_batch
+
+
+def _mapped(event: CloudEvent, rules: Sequence[EventRule], at: str) -> Keyed:
+    """Return what *event* adds. Raises InvalidBodyError."""
+    try:
+        return Keyed(event.source, event.id, adds_of(rules, event))
+    except InvalidBodyError as error:
+        error.detail = at + error.detail
+        raise
 
 
 def _checked(event: _Event, at: str = "") -> CloudEvent:

@@ -13,6 +13,8 @@ queue is long, because with few adds few can finish.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from counter import limits
@@ -271,3 +273,37 @@ class Bounded:
     def give_back(self, amount: int) -> None:
         """Hold *amount* less."""
         self.held -= amount
+
+    @contextmanager
+    def holding(self, amount: int) -> Iterator[None]:
+        """Hold *amount* more within the block. Raises OverloadedError, as :meth:`take`."""
+        self.take(amount)
+        try:
+            yield
+        finally:
+            self.give_back(amount)
+
+
+class WeightedSemaphore:
+    """Let in work up to a total weight; the rest waits, first come, first served."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+        self._next = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def holding(self, weight: int) -> AsyncIterator[None]:
+        """Wait until *weight* more fits, and hold it within the block. Work that is heavier than
+        the total runs alone."""
+        async with self._next:
+            while self._held and self._held + weight > self._most:
+                self._freed.clear()
+                await self._freed.wait()
+            self._held += weight
+        try:
+            yield
+        finally:
+            self._held -= weight
+            self._freed.set()

@@ -54,17 +54,21 @@ def check_rules(rules: Sequence[EventRule]) -> None:
                 )
 
 
+def rules_of(rules: Sequence[EventRule], kind: str) -> list[EventRule]:
+    """Return the *rules* of events of the type *kind*, in their order."""
+    return [
+        rule
+        for rule in rules
+        if rule.type == kind or (rule.type.endswith("*") and kind.startswith(rule.type[:-1]))
+    ]
+
+
 def adds_of(rules: Sequence[EventRule], event: CloudEvent) -> list[tuple[str, int]]:
-    """Return the counters and deltas of *event*: one for each rule of its type, in their order.
+    """Return the counters and deltas of *event*: one for each of *rules*, which are of its type.
 
     Raises InvalidBodyError if a rule cannot read the event.
     """
-    return [
-        (_counter_of(rule, event), _delta_of(rule, event))
-        for rule in rules
-        if rule.type == event.type
-        or (rule.type.endswith("*") and event.type.startswith(rule.type[:-1]))
-    ]
+    return [(_counter_of(rule, event), _delta_of(rule, event)) for rule in rules]
 
 
 def _too_long(text: str) -> str | None:
@@ -114,7 +118,8 @@ def _text_of(rule: EventRule, event: CloudEvent, path: str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | str):
-        return str(value)
+        # Cut where the name is too long in any case: a template may repeat a long text.
+        return str(value)[: limits.COUNTER_NAME_CHARS_MAX + 1]
     raise _unfit(path, value, f"the rule {_shown(rule.counter)} takes text, a number or a boolean")
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 from counter import limits
 from counter.core import rate_limits
-from counter.core.admission import Bounded, Load
+from counter.core.admission import Bounded, Load, WeightedSemaphore
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
 from counter.core.read import CountReader
@@ -96,8 +96,9 @@ class CounterService:
         self._turns = Turns(self._write_turn, self.load)
         # Their own load: if the cache stalls, the adds of other counters must not look slow.
         self._turns_of_changes = Turns(self._change_turn, Load(clock))
-        #: Adds that one batched write cannot do: each has a task.
+        #: Adds that one batched write cannot do: those under way have tasks, others wait.
         self.one_by_one = Bounded("adds of batches are under way", limits.PENDING_WRITES_MAX)
+        self._keyed = WeightedSemaphore(limits.KEYED_ADDS_AT_ONCE_MAX)
         self.resolver = Resolver(store, clock, guard, self.namespaces)
         self.reader = CountReader(store, cache, clock, guard)
 
@@ -285,16 +286,27 @@ class CounterService:
     async def add_keyed(
         self, namespace: Namespace, lists: Sequence[Keyed]
     ) -> list[list[Added] | CounterError]:
-        """Do an atomic add for each list, all at once; return an outcome for each."""
+        """Do an atomic add for each list; return an outcome for each.
+
+        A long sequence is done in parts that take turns with those of other requests, because each
+        atomic add costs a task. The caller holds the adds in :attr:`one_by_one` meanwhile.
+        """
         if refusal := self._refused(rate_limits.reserve, len(lists)):
             return [refusal] * len(lists)
+        outcomes: list[list[Added] | CounterError] = []
+        longest = max((len(each.items) for each in lists), default=1)
+        size = max(1, limits.KEYED_ADDS_AT_ONCE_MAX // 2 // longest)
         with rate_limits.charged_batch():
-            return await self._at_once(
-                [
-                    partial(self.add_atomic, namespace, items, key, operation="event", scope=scope)
-                    for scope, key, items in lists
-                ]
-            )
+            for start in range(0, len(lists), size):
+                part = lists[start : start + size]
+                async with self._keyed.holding(sum(len(each.items) for each in part)):
+                    outcomes += await _at_once(
+                        partial(
+                            self.add_atomic, namespace, items, key, operation="event", scope=scope
+                        )
+                        for scope, key, items in part
+                    )
+        return outcomes
 
     async def issue_tokens(self, count: int) -> list[Token]:
         """Return *count* tokens in strictly increasing order of ``(generation_time, nonce)``.
@@ -521,29 +533,12 @@ class CounterService:
     async def _add_one_by_one(
         self, namespace: Namespace, adds: Sequence[Add]
     ) -> list[Added | CounterError]:
-        return await self._at_once([partial(self.add, namespace, *each) for each in adds])
-
-    async def _at_once(
-        self, calls: Sequence[Callable[[], Awaitable[_Answer]]]
-    ) -> list[_Answer | CounterError]:
-        """Make all *calls* at once, each in its own task, and return an outcome for each: one
-        failure does not affect others."""
         try:
-            self.one_by_one.take(len(calls))
+            with self.one_by_one.holding(len(adds)):
+                return await _at_once(partial(self.add, namespace, *each) for each in adds)
         except OverloadedError as error:
-            count_failure(self.tally, error, len(calls))
-            return [error] * len(calls)
-
-        async def outcome(call: Callable[[], Awaitable[_Answer]]) -> _Answer | CounterError:
-            try:
-                return await call()
-            except CounterError as error:
-                return error
-
-        try:
-            return await asyncio.gather(*map(outcome, calls))
-        finally:
-            self.one_by_one.give_back(len(calls))
+            count_failure(self.tally, error, len(adds))
+            return [error] * len(adds)
 
     async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Return if the token was applied; otherwise raise its error."""
@@ -621,6 +616,21 @@ class Turns:
             except Exception:
                 # An add that cannot be answered must not block the others.
                 _log.exception("the outcome of an add could not be reported")
+
+
+async def _at_once(
+    calls: Iterable[Callable[[], Awaitable[_Answer]]],
+) -> list[_Answer | CounterError]:
+    """Make all *calls* at once, each in its own task, and return an outcome for each: one failure
+    does not affect others."""
+
+    async def outcome(call: Callable[[], Awaitable[_Answer]]) -> _Answer | CounterError:
+        try:
+            return await call()
+        except CounterError as error:
+            return error
+
+    return await asyncio.gather(*map(outcome, calls))
 
 
 def _adds_of(events: Sequence[Event]) -> list[Add]:

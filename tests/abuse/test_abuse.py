@@ -1,6 +1,7 @@
 """The attacks of this folder, short: they cost little memory, and others are answered meanwhile."""
 
 from tests.abuse import (
+    event_batches,
     late_tokens,
     live_streams,
     many_shards,
@@ -30,6 +31,10 @@ def test_live_streams() -> None:
 
 def test_bodies_of_very_many_unknown_fields() -> None:
     measure(unknown_fields.attack, 2, 1.0).check()
+
+
+def test_batches_of_events_that_many_rules_match() -> None:
+    measure(event_batches.attack, 8, 2.0).check()
 
 
 def test_namespaces_of_very_many_shards() -> None:
