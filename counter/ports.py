@@ -249,9 +249,10 @@ class EventStore(Protocol):
         *,
         until_us: int | None = None,
     ) -> Sequence[Fold]:
-        """Return the fold of each counter's events after an instant. No event at *until_us* or
-        later is acknowledged, so the store need not read there. A span without slices is empty; one
-        that begins before ``dropped_before`` raises SliceMissingError.
+        """Return the fold of each counter's events after an instant, including those that are
+        later than the caller's clock. No event at *until_us* or later is acknowledged, so the store
+        need not read there. A span without slices is empty; one that begins before
+        ``dropped_before`` raises SliceMissingError.
 
         If the store can, it reads one snapshot: an atomic add is in all its tails or in none.
         """

@@ -122,7 +122,11 @@ class CountAnswer(_Whose):
     model_config = example(_COUNT)
 
     count: Int64 = Field(description=_OF_ANY_SIZE)
-    as_of: TimeOut = Field(description="The instant that the count is exact as of.")
+    as_of: TimeOut = Field(
+        description=(
+            "The instant that the count is exact as of. An accurate count can include later adds."
+        )
+    )
     accuracy: Accuracy = Field(description="What the count is worth.")
     retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
         None, description="Always false, and only of BEST_EFFORT: a retry may count twice."

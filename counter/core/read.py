@@ -28,7 +28,11 @@ _ATTEMPTS_MAX: Final = 10
 
 
 class Count(NamedTuple):
-    """A count and the instant it is exact as of."""
+    """A count and the instant it is exact as of.
+
+    An ACCURATE count can also include later events: from a clock that is ahead, or written during
+    the read.
+    """
 
     counter: str
     count: int  # type: ignore[assignment]  # no caller uses tuple.count()

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.core.read import CountReader
+from counter.core.read import Count, CountReader
 from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterUpdate, Namespace, Pending, WindowRow
 from counter.windows import window_of
@@ -99,6 +99,31 @@ async def test_a_count_out_of_the_cache_is_as_old_as_when_it_was_put_there() -> 
     (among,) = await reader.read(namespace, ["c"], EVENTUALLY)
     for again in (alone, among):
         assert (again.count, again.as_of_us) == (0, first.as_of_us)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+async def test_only_an_accurate_count_can_include_adds_after_its_as_of(many: bool) -> None:
+    """From a token that is ahead, and of a moment during the read."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
+
+    async def read(max_staleness_us: int) -> Count:
+        if many:
+            return (await reader.read(namespace, ["c"], max_staleness_us))[0]
+        return await reader.read_one(namespace, "c", max_staleness_us)
+
+    async def meanwhile() -> None:
+        world.clock.advance(1_000)
+        await world.add("c", 3)
+
+    await world.api.add(namespace, "c", 2, world.token(age_us=-1_000_000))
+    with before_the_second(world, ("watermarks", "heads"), meanwhile):
+        began_us = world.clock.now_us()
+        accurate = await read(0)
+    assert (accurate.count, accurate.as_of_us) == (5, began_us)
+    eventual = await read(EVENTUALLY)
+    assert (eventual.count, eventual.as_of_us < began_us) == (0, True)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
