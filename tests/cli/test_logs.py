@@ -5,11 +5,13 @@ import json
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from counter.cli.app import app
 from tests.support.rest import fresh
 from tests.support.server import ROOT, Server, refused
 
@@ -102,3 +104,20 @@ async def test_an_audit_log_that_cannot_be_written_ends_a_start(tmp_path: Path) 
     code, said = refused(tmp_path / "data", audit_log=str(tmp_path / "missing" / "audit.jsonl"))
     assert code == 2
     assert said.startswith("counter: audit_log '")
+
+
+@pytest.mark.parametrize("command", ["serve", "rollup", "schema apply", "key list", "audit"])
+def test_each_command_with_settings_warns_of_a_variable_that_is_none(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is not refused: in Kubernetes other services set variables that begin so."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COUNTER_RETENTOIN", "24h")
+    monkeypatch.setattr("api.serve.serve", lambda *_: None)
+    with suppress(SystemExit):
+        app(command.split())
+    said = "COUNTER_RETENTOIN in the environment is no setting; is it COUNTER_RETENTION?"
+    assert said in caplog.messages
