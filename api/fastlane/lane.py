@@ -34,7 +34,10 @@ from counter.types import CounterType, Namespace, Written
 _BODY_BYTES_MAX: Final = 65_536
 #: A request with one of these headers goes through uvicorn.
 _UNUSUAL: Final = frozenset(
-    {b"transfer-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"}
+    {
+        *(b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"),
+        *(b"origin", b"sec-fetch-site"),
+    }
 )
 #: Paths with names that are valid without decoding.
 _PATH: Final = re.compile(

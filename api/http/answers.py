@@ -33,7 +33,10 @@ def problem_reply(error: CounterError) -> Reply:
     allow = error.fields.get("allow")
     if allow is not None:
         headers.append((b"allow", ", ".join(allow).encode()))
-    if error.status == HTTPStatus.UNAUTHORIZED:
+    if error.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        # The only content coding of requests (RFC 9110, 15.5.16).
+        headers.append((b"accept-encoding", b"identity"))
+    elif error.status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b'Bearer realm="counter"'))
     elif isinstance(error, RateLimitedError):
         # draft-ietf-httpapi-ratelimit-headers: what is allowed, and what is left of it.

@@ -168,9 +168,19 @@ class Call:
             raise UnsupportedMediaTypeError(f"Content-Type is {shown}; send {wanted}")
         return media
 
+    def require_plain(self) -> None:
+        """Raise UnsupportedMediaTypeError if the body is compressed: a small one could be large
+        when it is decoded, and adds are small."""
+        for name, value in self.scope["headers"]:
+            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+                raise UnsupportedMediaTypeError(
+                    f"Content-Encoding is {value[:80].decode('latin-1')}; send the body without one"
+                )
+
     async def body(self) -> bytes:
-        """Return the whole body. Raises BodyTooLargeError, as soon as the size is known, and
-        OverloadedError."""
+        """Return the whole body. Raises UnsupportedMediaTypeError, BodyTooLargeError, as soon as
+        the size is known, and OverloadedError."""
+        self.require_plain()
         announced = int(self.header(b"content-length") or 0)
         if announced > self.body_bytes_max:
             # Before 100 Continue is sent.

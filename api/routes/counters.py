@@ -114,6 +114,7 @@ class CounterRoutes:
                 field="Idempotency-Key",
             )
         if ndjson and call.header(b"transfer-encoding") is not None:
+            call.require_plain()
             return await self.streams.open(call)
         body = await call.body()
         if ndjson:

@@ -3,6 +3,8 @@
 Each is sent on a connection of its own, with a last request behind it that ends the connection.
 """
 
+import gzip
+
 from tests.support.bytes_on_wire import CLOSE, JSON, add, add_body, get, one, post, request
 from tests.support.rest import uuid7
 from tests.support.times import MINUTE, SECOND, START_US
@@ -138,6 +140,15 @@ HEADS: Cases = {
     "length-with-spaces": (request("GET", one(), "content-length:   0  "), [200]),
     "content-type-charset": (post(ADD, add_body(114), f"{JSON}; charset=utf-8"), [200]),
     "content-type-capitals": (post(ADD, add_body(115), "Content-Type: Application/JSON"), [200]),
+    "compressed": (
+        post(ADD, gzip.compress(add_body(127)), JSON, "content-encoding: gzip")
+        + post(ADD, add_body(127), JSON, "content-encoding: br")
+        + post(ADD, add_body(127), JSON, "content-encoding: identity", "content-encoding: gzip")
+        + post(ADD, gzip.compress(bytes(2**24)), JSON, "Content-Encoding: GZIP, identity")
+        + post(ADD, add_body(127), JSON, "content-encoding: identity", "content-encoding:"),
+        [415, 415, 415, 415, 200],
+    ),
+    "compressed-get": (get("c", "content-encoding: gzip"), [200]),
     "content-type-missing": (post(ADD, add_body(116)), [415]),
     "content-type-empty": (post(ADD, add_body(117), "content-type:"), [415]),
     "content-type-other": (post(ADD, add_body(118), "content-type: text/plain"), [415]),

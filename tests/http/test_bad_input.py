@@ -1,5 +1,6 @@
 """A malformed request is refused in words that help, and leaves nothing behind."""
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -112,6 +113,44 @@ async def test_a_line_of_very_many_fields_is_refused_at_the_first_that_is_wrong(
     assert second["code"] == "invalid_body"
 
 
+def taking_a_body(app: App) -> list[Any]:
+    """The routes whose requests have a body."""
+    routes = [each for each in app.application.front.routes.values() if each.method != "GET"]
+    taking = [each for each in routes if each.body or each.path.endswith(("/batch/add", "/events"))]
+    assert len(taking) >= 12
+    return taking
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, x-gzip"])
+async def test_a_compressed_body_is_refused_by_every_operation_with_a_body(
+    rest: Rest, app: App, coding: str
+) -> None:
+    rules = [{"type": "order.paid", "counter": "c"}]
+    assert (await rest.http.put(rest.path(), json={"event_rules": rules})).is_success
+    for route in taking_a_body(app):
+        path = route.path.format(namespace="default", counter="c")
+        for content_type in ("application/json", "application/x-ndjson"):
+            headers = {"content-type": content_type, "content-encoding": coding}
+            if content_type == "application/json" or path.endswith("batch/add"):
+                answer = await app.http.request(
+                    route.method, path, content=gzip.compress(b"{}"), headers=headers
+                )
+                problem = assert_problem(
+                    *(answer, 415, "unsupported_media_type"), applied=None, retry="never"
+                )
+                assert problem["detail"].startswith(f"Content-Encoding is {coding}; ")
+                assert answer.headers["accept-encoding"] == "identity"
+
+
+async def test_a_compressed_stream_is_refused(rest: Rest) -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        yield gzip.compress(b'{"counter": "c", "delta": 1}\n')
+
+    headers = {"content-type": "application/x-ndjson", "content-encoding": "gzip"}
+    answer = await rest.http.post(rest.path(verb="batch/add"), content=lines(), headers=headers)
+    assert_problem(answer, 415, "unsupported_media_type", applied=None, retry="never")
+
+
 #: Bytes that are not UTF-8: a byte that it never has, a surrogate, a part of a character, and a
 #: character beyond the last one.
 NOT_UTF8 = [b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xf4\x90\x80\x80"]
@@ -133,10 +172,7 @@ MANY_COLONS = b":" * (FIELDS_EXPLAINED_MAX + 1)
 async def test_a_name_that_is_not_utf8_is_refused_by_every_operation_with_a_body(
     app: App, form: bytes, filler: bytes
 ) -> None:
-    routes = [each for each in app.application.front.routes.values() if each.method != "GET"]
-    taking = [each for each in routes if each.body or each.path.endswith(("/batch/add", "/events"))]
-    assert len(taking) >= 12
-    for route in taking:
+    for route in taking_a_body(app):
         path = route.path.format(namespace="default", counter="c")
         for bad in NOT_UTF8:
             answer = await app.http.request(
