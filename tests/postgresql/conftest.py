@@ -1,7 +1,7 @@
 """A store over a real PostgreSQL whose clock the test holds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -13,8 +13,9 @@ from counter.storage.postgresql.fence import STILL
 from counter.types import Event
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW, WINDOW, make_namespace, make_slices
+from tests.postgresql.pair import Pair
 from tests.support.clock import FakeClock
-from tests.support.postgresql import FreshStore
+from tests.support.postgresql import FreshStore, postgresql_server
 
 LIMIT = 2 * WINDOW
 
@@ -85,3 +86,11 @@ async def world(postgresql: PostgresqlServer) -> AsyncIterator[World]:
     await world.begin()
     yield world
     await store.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with postgresql_server() as primary:
+        standby = PostgresqlServer(primary.folder.parent / "standby", "standby")
+        yield Pair(primary, standby)
+        standby.stop()

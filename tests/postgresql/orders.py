@@ -311,6 +311,9 @@ class Session:
         self._statement: Statement | None = None
         self.is_broken = False
 
+    async def run(self, work: Callable[["Session"], Awaitable[T]]) -> T:
+        return await work(self)
+
     async def fetch(self, sql: str, *arguments: Any) -> Sequence[Any]:
         met = self._meet(sql)
         self._statement = Statement(self._orders, self._backend, sql, arguments, met)

@@ -18,13 +18,11 @@ from scripts.cluster_process import ClusterError
 from scripts.demo_process import HOST
 from scripts.postgresql_server import PostgresqlServer, postgresql_missing
 from tests.contracts.cases import DATASET, NOW, make_namespace, make_slices
-from tests.postgresql.test_failover import Pair, pair
+from tests.postgresql.pair import Pair
 from tests.postgresql.test_faults import added, service
 from tests.support.clock import FakeClock
 from tests.support.needs import miss
 from tests.support.postgresql import FreshStore
-
-__all__ = ["pair"]
 
 DELTA = 0x1234567
 

@@ -275,6 +275,9 @@ class _Pool:
     async def acquire(self) -> object:
         return self
 
+    async def run(self, work: Callable[[object], Awaitable[object]]) -> object:
+        return await work(self)
+
     async def release(self, _: object, timeout: float) -> None:
         pass
 

@@ -59,6 +59,7 @@ async def test_a_good_server_is_shown(database: Answering) -> None:
             {"server_version": "13.22", "server_version_num": "130022"},
             "version 13.22: it must be 14 or newer; upgrade it",
         ),
+        ({"client_min_messages": "error"}, "client_min_messages = error, .*: set it to warning"),
         ({"default_transaction_isolation": "serializable"}, "= serializable, .*ALTER ROLE"),
     ],
 )

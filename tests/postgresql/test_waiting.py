@@ -50,6 +50,12 @@ async def test_a_replayed_append_is_committed_as_a_write_is(world: World) -> Non
     await connection.close()
 
 
+async def test_another_warning_of_the_server_leaves_the_outcome_known(world: World) -> None:
+    """Such as that transaction ids will run out, which each statement may report."""
+    sql = "DO $$ BEGIN RAISE WARNING 'not of a standby'; END $$"
+    assert await world.database.rows(sql) == []
+
+
 async def test_of_two_that_make_a_dataset_at_once_one_makes_it(world: World) -> None:
     make = "SELECT counter.make_dataset('second', '{}')"
     connection = await asyncpg.connect(world.dsn)

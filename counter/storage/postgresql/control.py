@@ -75,6 +75,7 @@ class PostgresqlControl:
             settings.shards,
         )
         if made is None:
+            await self._database.confirm()
             return None
         eras = (Era(0, settings.accept_limit_us),)
         return Namespace(made, name, settings, eras, dataset, now_us, 1)

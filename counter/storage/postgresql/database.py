@@ -19,6 +19,7 @@ from counter.errors import (
 )
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.postgresql.hosts import Hosts, refusal
+from counter.storage.postgresql.session import Session
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
@@ -91,6 +92,7 @@ class Database:
             await probe.close(timeout=timeout_s)
         return await asyncpg.create_pool(
             connect=connect,
+            connection_class=Session,
             # With a minimum the pool reconnects by itself, and logs each failure with a trace.
             min_size=0,
             max_size=self.options.connections_max,
@@ -99,7 +101,11 @@ class Database:
             statement_cache_size=_STATEMENTS_KEPT if is_direct else 0,
             # What a client that is gone has begun ends, too. A pooler refuses such settings.
             server_settings=(
-                {"statement_timeout": str(self.options.timeout_us // MILLISECOND)}
+                {
+                    "statement_timeout": str(self.options.timeout_us // MILLISECOND),
+                    # Without it a server may not say that a wait for a standby was cancelled.
+                    "client_min_messages": "warning",
+                }
                 if is_direct
                 else None
             ),
@@ -131,6 +137,11 @@ class Database:
         row = await self.row(sql, *arguments)
         return None if row is None else row[0]
 
+    async def confirm(self) -> None:
+        """Wait until the synchronous standby has what was found: a transaction that wrote nothing
+        does not wait by itself."""
+        await self.rows("SELECT {s}.wait_as_a_write()")
+
     async def transaction(self, work: Callable[[asyncpg.Connection], Awaitable[_T]]) -> _T:
         """Return the result of *work*, which runs in a transaction and may be run again."""
 
@@ -149,7 +160,8 @@ class Database:
                 async with asyncio.timeout(self.options.timeout_us / SECOND):
                     connection = await pool.acquire()
                     try:
-                        return await work(connection)
+                        result: _T = await connection.run(work)
+                        return result
                     finally:
                         releasing = asyncio.create_task(_release(pool, connection))
                         self._releasing.add(releasing)

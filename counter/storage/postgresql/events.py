@@ -214,7 +214,7 @@ class PostgresqlEvents:
                 if not isinstance(cause, asyncpg.PostgresError) or cause.sqlstate != "CN003":
                     raise
                 # The transaction was undone, so its commit waited for no standby.
-                await self._database.rows("SELECT {s}.wait_as_a_write()")
+                await self._database.confirm()
                 return Written.CONFLICT
         return _OUTCOMES[outcome]
 

@@ -26,6 +26,8 @@ class PostgresqlKeys:
             " ON CONFLICT DO NOTHING RETURNING id",
             *(key.id, key_document(key)),
         )
+        if made is None:
+            await self._database.confirm()
         return made is not None
 
     async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:

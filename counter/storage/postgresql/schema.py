@@ -105,6 +105,7 @@ async def apply_schema(database: Database, datasets: Sequence[Dataset]) -> Seque
                 "SELECT make_dataset($1, $2)", each.name, json.dumps(body)
             ):
                 did.append(f"made dataset {each.name}")
+        await connection.execute("SELECT wait_as_a_write()")
         return did or [f"schema {schema} is up to date"]
 
     return await database.transaction(make)

@@ -18,7 +18,12 @@ _DURABLE: Final = ("fsync", "full_page_writes", "synchronous_commit")
 _READ: Final = (
     *_DURABLE,
     *("server_version", "server_version_num", "server_encoding"),
-    *("default_transaction_isolation", "synchronous_standby_names", "data_checksums"),
+    *(
+        "client_min_messages",
+        "default_transaction_isolation",
+        "synchronous_standby_names",
+        "data_checksums",
+    ),
 )
 
 
@@ -78,6 +83,12 @@ def _refuse(found: Mapping[str, str]) -> None:
         raise StartupError(
             f"PostgreSQL runs with default_transaction_isolation = {isolation}, and every add would"
             " be refused: set it to 'read committed', for the service's role by ALTER ROLE"
+        )
+    if found["client_min_messages"] == "error":
+        raise StartupError(
+            "PostgreSQL runs with client_min_messages = error, and would not report that a commit's"
+            " wait for a standby was cancelled: set it to warning, for the service's role by"
+            " ALTER ROLE"
         )
     encoding = found["server_encoding"]
     if encoding != "UTF8":
