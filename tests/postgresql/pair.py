@@ -61,4 +61,7 @@ class Pair:
 
     def fail_over(self) -> None:
         self.primary.kill()
+        self.promote()
+
+    def promote(self) -> None:
         self.standby.run("pg_ctl", "promote", "-D", str(self.standby.data))

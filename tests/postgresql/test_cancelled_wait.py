@@ -14,7 +14,7 @@ import pytest
 from counter.clock import SystemClock
 from counter.errors import StoreUnavailableError
 from counter.limits import DAY, HOUR, MINUTE, SECOND
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, session
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import apply_schema
 from counter.types import (
@@ -144,13 +144,15 @@ async def _through(pair: Pair, is_pooled: bool) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooled"])
 async def test_no_call_acknowledges_what_may_be_on_the_primary_alone(
-    pair: Pair, is_pooled: bool
+    pair: Pair, is_pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pair.begin()
     async with service(pair.primary.dsn()):
         pass  # Makes the slices.
     operator = await asyncpg.connect(pair.primary.dsn())
     acknowledged = []
+    # A connection that has no proof to renew.
+    monkeypatch.setattr(session, "_PROVEN_S", 1e9)
     async with _through(pair, is_pooled) as dsn, _site(dsn) as site:
         pair.standby.pause()
         for name, call in _calls(site).items():

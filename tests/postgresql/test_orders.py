@@ -88,8 +88,8 @@ def close_windows_without_moving_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: list[tuple[Fault, int]] = [
-    (append_without_the_lock, 5),
-    (close_windows_without_waiting, 0),
+    (append_without_the_lock, 7),
+    (close_windows_without_waiting, 23),
     (decide_without_waiting, 5),
 ]
 

@@ -21,6 +21,8 @@ from counter.limits import SECOND
 #: What callbacks that belong to no process run in.
 NOWHERE: Final = Context()
 _PROCESS: Final[ContextVar["Process | None"]] = ContextVar("process", default=None)
+#: More than any clean-up awaits.
+_CLOSES_MAX: Final = 10
 
 
 class Handle:
@@ -231,7 +233,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if task.done():
                 continue
             setattr(task, "_log_destroy_pending", False)  # noqa: B010
-            try:
-                task.get_coro().close()
-            except (RuntimeError, StopIteration):
-                continue
+            # One that awaits while it cleans up is closed there again.
+            for _ in range(_CLOSES_MAX):
+                try:
+                    task.get_coro().close()
+                except (RuntimeError, StopIteration):
+                    continue
+                break

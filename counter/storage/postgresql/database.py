@@ -19,7 +19,7 @@ from counter.errors import (
 )
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.postgresql.hosts import Hosts, refusal
-from counter.storage.postgresql.session import Session
+from counter.storage.postgresql.session import NotPrimaryError, Session
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
@@ -79,11 +79,16 @@ class Database:
         except (*_BROKEN, ValueError, asyncpg.PostgresError) as error:
             raise refusal(error) or unavailable(error) from error
 
-    async def _connect(self, connect: Callable[..., Awaitable[asyncpg.Connection]]) -> asyncpg.Pool:
+    async def _connect(self, connect: Callable[..., Awaitable[Session]]) -> asyncpg.Pool:
         """Return a pool that keeps prepared statements, unless a pooler is in between: that may run
         each statement over another session of the server."""
         timeout_s = self.options.timeout_us / SECOND
-        probe = await connect(timeout=timeout_s, command_timeout=timeout_s, statement_cache_size=0)
+        probe = await connect(
+            connection_class=Session,
+            timeout=timeout_s,
+            command_timeout=timeout_s,
+            statement_cache_size=0,
+        )
         try:
             # A pooler names no process of the server to its clients.
             process = await probe.fetchval("SELECT pg_backend_pid()")
@@ -171,6 +176,9 @@ class Database:
                 if error.sqlstate not in _UNDONE or attempt == _ATTEMPTS_MAX - 1:
                     raise _converted(error) from error
             except _BROKEN as error:
+                if isinstance(error, NotPrimaryError):
+                    # The next statements find the primary.
+                    await pool.expire_connections()
                 raise unavailable(error) from error
             await asyncio.sleep(0)
         raise AssertionError  # The last attempt returns or raises.
@@ -230,8 +238,6 @@ def unavailable(error: BaseException) -> StoreUnavailableError:
     state = getattr(error, "sqlstate", "")
     if state in _NO_SCHEMA:
         hint = ": run `counter schema apply`"
-    elif state == "25006":
-        hint = ": this server is a standby; add target_session_attrs=read-write to the DSN"
     elif state == "53100":
         hint = ": make room on the disk of the server"
     elif state == "53300":

@@ -6,6 +6,7 @@ power is, and would never try the next one.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections import deque
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 
 from counter.errors import StartupError
+from counter.storage.postgresql.session import Session
 
 _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _PORT_MAX: Final = 65_535
@@ -65,11 +67,13 @@ class Hosts:
                 for place in places.split(",")
             )
 
-    async def connect(self, *_: object, timeout: float, **given: Any) -> asyncpg.Connection:
-        """Return a connection to the first host that accepts, after *timeout* seconds at most.
+    async def connect(self, *_: object, timeout: float, **given: Any) -> Session:
+        """Return a connection to the first host that accepts and proves to be the primary, after
+        *timeout* seconds at most.
 
-        The next one is tried if a host cannot be reached, is not ready, or is not what
-        target_session_attrs asks for; if it refuses to log in, it raises that error.
+        The next one is tried if a host cannot be reached, is not ready, is not what
+        target_session_attrs asks for, or confirms no commit; if it refuses to log in, that error is
+        raised.
 
         A host that fails, or is silent, is tried last the next time, even if the caller did not
         wait for this.
@@ -77,10 +81,13 @@ class Hosts:
         failed: list[str] = []
         for host, dsn in tuple(self._hosts):
             share_s = timeout / len(self._hosts)
-            connected = False
+            connection: Session | None = None
+            proven = False
             try:
-                connection = await asyncpg.connect(dsn, timeout=share_s, **given)
-                connected = True
+                async with asyncio.timeout(share_s):
+                    connection = await asyncpg.connect(dsn, **given)
+                    await connection.prove()
+                proven = True
                 return connection
             except ssl.SSLCertVerificationError:
                 raise
@@ -94,7 +101,9 @@ class Hosts:
                 error.args = (f"{host or _DEFAULT}: {error.args[0]}", *error.args[1:])
                 raise
             finally:
-                if not connected and self._hosts[0] == (host, dsn):
+                if connection is not None and not proven:
+                    connection.terminate()
+                if not proven and self._hosts[0] == (host, dsn):
                     self._hosts.rotate(-1)
         raise ConnectionError("; ".join(failed))
 

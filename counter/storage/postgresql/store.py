@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from counter.errors import StartupError, StoreUnavailableError
-from counter.limits import SECOND
 from counter.metrics import StoreTally
 from counter.ports import Capabilities, Clock
 from counter.storage.postgresql.control import PostgresqlControl
@@ -44,12 +43,6 @@ class PostgresqlStore:
             if version is None:
                 raise StartupError("the schema is empty: run `counter schema apply`")
             check_version(version)
-            if await self._database.value("SHOW transaction_read_only") == "on":
-                raise StoreUnavailableError(
-                    "PostgreSQL: this server is a standby, or read-only: name all hosts in the DSN,"
-                    " and add target_session_attrs=read-write",
-                    retry_after_us=SECOND,
-                )
             await check_server(self._database)
         except StoreUnavailableError as error:
             await self._database.close()
