@@ -14,12 +14,12 @@ from api.http.middleware import App
 
 _METHODS: Final = b"GET, HEAD, POST, PUT, DELETE"
 _SENT: Final = (
-    b"authorization, content-type, idempotency-key, if-match, if-none-match, request-timeout,"
-    b" traceparent, tracestate, x-request-id"
+    b"authorization, content-type, idempotency-key, if-match, if-none-match, prefer,"
+    b" request-timeout, traceparent, tracestate, x-request-id"
 )
 _SHOWN: Final = (
-    b"etag, idempotency-replayed, idempotency-ttl, ratelimit, ratelimit-policy, retry-after,"
-    b" x-request-id"
+    b"etag, idempotency-replayed, idempotency-ttl, preference-applied, ratelimit,"
+    b" ratelimit-policy, retry-after, x-request-id"
 )
 #: How long a browser may cache the permissions.
 _REMEMBERED_S: Final = b"600"

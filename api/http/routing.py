@@ -324,3 +324,12 @@ def created(
     ] = None,
 ) -> None:
     """A change that may create."""
+
+
+def prefers(
+    prefer: Annotated[
+        _Text,
+        Header(description="`return=representation` asks for the outcomes (RFC 7240)."),
+    ] = None,
+) -> None:
+    """A request whose answer is empty unless it asks for more."""

@@ -319,7 +319,8 @@ async def test_a_batch_of_events_takes_more_than_a_second_has_or_nothing(door: D
         return [{**common, "id": str(n)} for n in range(count)]
 
     async def outcomes(header: Header, sent: list[dict[str, str]]) -> set[str]:
-        answer = await door.http.post(path, json=sent, headers=header)
+        shown = {**header, "prefer": "return=representation"}
+        answer = await door.http.post(path, json=sent, headers=shown)
         results = answer.json().get("results", [answer.json()])
         return {each.get("outcome") or each["code"] for each in results}
 

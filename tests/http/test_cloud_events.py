@@ -19,6 +19,7 @@ RULES = [
     {"type": "order.paid", "counter": "orders.{subject}", "delta": "data.quantity"},
     {"type": "order.*", "counter": "all", "delta": 1},
 ]
+SHOWN = {"prefer": "return=representation"}
 Event = dict[str, Any]
 
 
@@ -101,7 +102,8 @@ BAD_RULES: list[Any] = [
 
 async def send(rest: Rest, body: Any, content_type: str | None = None) -> httpx.Response:
     kind = content_type or (BATCH if isinstance(body, list) else STRUCTURED)
-    return await rest.raw(rest.path(verb="events"), json.dumps(body).encode(), content_type=kind)
+    headers = {"content-type": kind, **SHOWN}
+    return await rest.http.post(rest.path(verb="events"), json=body, headers=headers)
 
 
 async def outcomes(rest: Rest, body: Any) -> list[str]:
@@ -126,6 +128,32 @@ async def test_one_event_counts_once_in_each_counter(rest: Rest) -> None:
     ]
     assert again.json()["results"][2]["adds"] == []
     assert await counts(rest) == (4, 2)
+
+
+@words_and_bounds
+async def test_the_answer_is_empty_unless_it_asks_for_the_outcomes(rest: Rest) -> None:
+    """A broker such as Knative takes a body that is no CloudEvent for a failed delivery."""
+    for at, (prefer, is_shown) in enumerate(
+        (
+            (None, False),
+            ("return=minimal", False),
+            ("x-return=representation", False),
+            ("return=representation-of-all", False),
+            ("respond-async, Return = \"representation\"; foo", True),
+            ("return=representation", True),
+        )
+    ):
+        for verb in ("events", "api/v1/events"):
+            headers = {"content-type": STRUCTURED}
+            if prefer is not None:
+                headers["prefer"] = prefer
+            path = rest.path(verb=verb)
+            answer = await rest.http.post(path, json=event(at), headers=headers)
+            assert answer.status_code == (200 if is_shown else 204), prefer
+            assert bool(answer.content) is ("content-type" in answer.headers) is is_shown
+            applied = answer.headers.get("preference-applied")
+            assert applied == ("return=representation" if is_shown else None)
+    assert await counts(rest) == (12, 6)
 
 
 async def test_copies_in_one_batch_and_at_once_count_once(rest: Rest) -> None:
@@ -248,7 +276,7 @@ async def test_nulls_extensions_and_plain_json_are_accepted(rest: Rest) -> None:
 
 async def binary(rest: Rest, body: bytes = b'{"quantity": 2}', **changes: Any) -> httpx.Response:
     """An event whose attributes are headers."""
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", **SHOWN}
     attributes = {name: value for name, value in event(**changes).items() if name != "data"}
     headers |= {f"ce-{name}": quote(value, safe="/ ") for name, value in attributes.items()}
     return await rest.http.post(rest.path(verb="events"), content=body, headers=headers)
@@ -260,7 +288,7 @@ async def test_binary_events_are_the_same_events(rest: Rest) -> None:
             assert (await binary(rest, subject=name, id=name)).status_code == 200
         assert await outcomes(rest, event(id=name, subject=name)) == ["replayed"]
         assert await rest.count(f"orders.{name}") == 2
-    quoted = {"content-type": "application/json", "ce-subject": '"a\\"b"', "ce-id": "q"}
+    quoted = {"content-type": "application/json", **SHOWN, "ce-subject": '"a\\"b"', "ce-id": "q"}
     quoted |= {"ce-specversion": "1.0", "ce-source": "/shop", "ce-type": "order.paid"}
     answer = await rest.http.post(
         rest.path(verb="events"), content=b'{"quantity":2}', headers=quoted
@@ -292,7 +320,9 @@ async def test_templates_take_what_was_written(rest: Rest) -> None:
     text = json.dumps(event(data=data)).replace("1.5", "1.50")
     counter = "{source}|{type}|{data.a.b}|{data.big}|{data.on}|{data.name}"
     await set_rules(rest, [{"type": "*", "counter": counter}])
-    answer = await rest.raw(rest.path(verb="events"), text.encode(), content_type=STRUCTURED)
+    answer = await rest.http.post(
+        rest.path(verb="events"), content=text, headers={"content-type": STRUCTURED, **SHOWN}
+    )
     [add] = answer.json()["results"][0]["adds"]
     assert add == {"counter": f"/shop|order.paid|1.50|{2**70}|true|x", "delta": 1}
 

@@ -58,7 +58,7 @@ class Desk:
                 if each
             )
         ):
-            assert answer.status_code == 200, answer.text
+            assert answer.status_code == 204, answer.text
 
     async def delete(self, counters: list[str]) -> None:
         """Delete *counters*, after all that came and before all that will come."""
