@@ -1,19 +1,23 @@
 /** JSON with exact integers: `JSON.parse` rounds those over 2^53, and counts have up to 64 bits and more. */
 
-const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
-const LARGE = /^-?\d{16,}$/;
+const TOKENS = /("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
+/** No count is longer, and BigInt takes more than linear time. */
+const LARGE = /^-?\d{16,1000}$/;
 
 /** Parse `text`; integers of 16 digits or more become bigints. Throws SyntaxError. */
 export function parseJson(text: string): unknown {
-  // It must be valid before the expression below may cut it into tokens.
+  // It must be valid before the expression above may cut it into tokens.
   const rounded: unknown = JSON.parse(text);
   if (!/\d{16}/.test(text)) return rounded;
-  let mark = "bigint:";
-  while (text.includes(mark)) mark += ":";
-  const marked = text.replace(TOKENS, (token) => (LARGE.test(token) ? `"${mark}${token}"` : token));
-  return JSON.parse(marked, (_, value: unknown) =>
-    typeof value === "string" && value.startsWith(mark) ? BigInt(value.slice(mark.length)) : value,
-  );
+  // Each text that is a value begins with a mark that says whether it was a number.
+  const marked = text.replace(TOKENS, (token: string, string?: string, colon?: string) => {
+    if (string !== undefined) return colon === undefined ? `"s${string.slice(1)}` : token;
+    return LARGE.test(token) ? `"n${token}"` : token;
+  });
+  return JSON.parse(marked, (_, value: unknown) => {
+    if (typeof value !== "string") return value;
+    return value.startsWith("n") ? BigInt(value.slice(1)) : value.slice(1);
+  });
 }
 
 /** Return `value` as a bigint. Throws TypeError if it is not an exact integer. */

@@ -46,11 +46,17 @@ const WAIT_MAX_MS = 366 * 86_400_000;
 const TTL_MAX_MS = 100 * 366 * 86_400_000;
 const QUEUE_SHARE = 0.5;
 const TRY_LATER = [408, 425, 429];
-/** Codes of failures before there was a connection, as Node reports them; browsers report nothing. */
-const UNSENT = [
-  ...["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "EADDRNOTAVAIL"],
-  ...["UND_ERR_CONNECT_TIMEOUT"],
-];
+/** What fails before a byte is sent, as Node reports it; browsers report nothing. The code alone does not say so: that of
+ * a host that is unreachable comes from an established connection too. */
+const UNSENT_SYSCALLS = ["connect", "getaddrinfo"];
+const UNSENT_CODE = "UND_ERR_CONNECT_TIMEOUT";
+/** Ports that fetch never connects to: https://fetch.spec.whatwg.org/#bad-port */
+const BAD_PORTS = new Set([
+  ...[0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104, 109],
+  ...[110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513, 514, 515, 526, 530],
+  ...[531, 532, 540, 548, 554, 556, 563, 587, 601, 636, 989, 990, 993, 995, 1719, 1720, 1723, 2049, 3659, 4045, 4190],
+  ...[5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080],
+]);
 const DISTRUSTED =
   /^(CERT_|ERR_TLS_CERT|DEPTH_ZERO_SELF_SIGNED_CERT|SELF_SIGNED_CERT|UNABLE_TO_(VERIFY|GET_ISSUER))/;
 
@@ -151,12 +157,12 @@ export class Transport {
     const causes = causesOf(error);
     const codes = causes.map((each) => String((each as { code?: unknown }).code ?? ""));
     const isDistrusted = codes.some((code) => DISTRUSTED.test(code));
-    const connects = causes.some((each) => (each as { syscall?: unknown }).syscall === "connect");
-    const sent = !(isDistrusted || connects || codes.some((code) => UNSENT.includes(code)));
+    const isUnsent = codes.includes(UNSENT_CODE) ||
+      causes.some((each) => UNSENT_SYSCALLS.includes(String((each as { syscall?: unknown }).syscall)));
     const last = causes.at(-1);
     const said = last instanceof Error ? last.message || codes.find((code) => code !== "") : String(last);
     const detail = this.#withoutKey(`${base} does not answer: ${said ?? "no reason is given"}`);
-    return { kind: "none", detail, sent, again: !isDistrusted, cause: error };
+    return { kind: "none", detail, sent: !(isDistrusted || isUnsent), again: !isDistrusted, cause: error };
   }
 
   #withoutKey(text: string): string {
@@ -227,6 +233,9 @@ function baseOf(given: string): string {
   }
   if (!["http:", "https:"].includes(url.protocol) || url.username || url.password || url.search || url.hash) {
     throw invalid("the URL must be http or https, without user, query and fragment");
+  }
+  if (url.port !== "" && BAD_PORTS.has(Number(url.port))) {
+    throw invalid(`fetch never connects to port ${url.port}, which belongs to another protocol; use another port`);
   }
   return url.origin + url.pathname.replace(/\/+$/, "");
 }

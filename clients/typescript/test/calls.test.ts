@@ -89,10 +89,35 @@ test("resolve returns whether the add is counted", async () => {
 });
 
 test("no connection: nothing was sent", async () => {
-  const refused = Object.assign(new TypeError("fetch failed"), { cause: { code: "ECONNREFUSED" } });
-  const { client } = made([refused]);
-  await assert.rejects(client.add("c", 1), UnsentError);
-  await assert.rejects(client.get("c"), (error) => error instanceof UnavailableError && !error.sent);
+  for (const cause of [
+    ...["ECONNREFUSED", "EHOSTUNREACH", "ENETUNREACH", "ETIMEDOUT"].map((code) => ({ code, syscall: "connect" })),
+    { code: "ENOTFOUND", syscall: "getaddrinfo" },
+    { code: "UND_ERR_CONNECT_TIMEOUT" },
+    { code: "ECONNREFUSED", errors: [{ code: "ECONNREFUSED", syscall: "connect" }] },
+  ]) {
+    const { client } = made([Object.assign(new TypeError("fetch failed"), { cause })]);
+    await assert.rejects(client.add("c", 1), UnsentError);
+    await assert.rejects(client.get("c"), (error) => error instanceof UnavailableError && !error.sent);
+  }
+});
+
+test("a connection that fails later may have sent something, whatever the code is", async () => {
+  for (const code of ["EHOSTUNREACH", "ENETUNREACH", "ECONNREFUSED", "EADDRNOTAVAIL", "ETIMEDOUT", "ECONNRESET"]) {
+    for (const cause of [{ code, syscall: "read" }, { code, syscall: "write" }, { code }]) {
+      const { client } = made([Object.assign(new TypeError("fetch failed"), { cause })]);
+      await assert.rejects(client.add("c", 1), UnknownOutcomeError, code);
+    }
+  }
+});
+
+test("a port that fetch never connects to is refused at once", async () => {
+  for (const port of [1, 22, 6000, 6667, 10080]) {
+    const url = `http://127.0.0.1:${port}`;
+    await assert.rejects(fetch(url), (error: Error) => (error.cause as Error).message === "bad port");
+    assert.throws(() => new CounterClient({ url }), { code: "invalid_parameter", message: RegExp(`port ${port}`) });
+    assert.throws(() => new CounterClient({ url: ["http://127.0.0.1", url] }), RefusedError);
+  }
+  for (const port of ["", ":443", ":8080", ":8443"]) new CounterClient({ url: `https://127.0.0.1${port}` });
 });
 
 test("a void token of the client's own is replaced by one with the service's time", async () => {

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { parseJson, writeJson } from "../src/json.js";
+import { integer, parseJson, writeJson } from "../src/json.js";
 import { optionsOf } from "../src/options.js";
 import { Budget, pauseMs } from "../src/retrying.js";
 import { Token } from "../src/node.js";
@@ -55,4 +55,30 @@ test("JSON keeps large integers, and whatever looks like one in text", () => {
   assert.equal(writeJson(found), text);
   assert.deepEqual(parseJson('["bigint:1", 1234567890123456789]'), ["bigint:1", 1234567890123456789n]);
   assert.throws(() => parseJson("00000000000000000001"), SyntaxError);
+});
+
+/** In quadratic time this would not end: the longest answer that is read has 8 MiB. */
+test("JSON of an answer is read in linear time, whatever it holds", () => {
+  const large = "1234567890123456";
+  const bytes = 8 * 1024 * 1024;
+  const hostile = {
+    marks: `["bigint${":".repeat(bytes)}",${large}]`,
+    colons: `{"a${":".repeat(bytes)}":${large}}`,
+    quotes: `["${'\\"'.repeat(bytes / 2)}",${large}]`,
+    spaces: `["a"${" ".repeat(bytes)},${large}]`,
+    strings: `[${'"",'.repeat(bytes / 3)}${large}]`,
+    brackets: `${"[".repeat(bytes / 2)}${large}${"]".repeat(bytes / 2)}`,
+    digits: `[${"9".repeat(bytes)}]`,
+    keys: `{${Array.from({ length: 10_000 }, (_, at) => `"${"9".repeat(20)}${at}":${large}`).join(",")}}`,
+  };
+  for (const text of Object.values(hostile)) {
+    try {
+      parseJson(text);
+    } catch (error) {
+      // Nested too deeply.
+      assert.ok(error instanceof RangeError);
+    }
+  }
+  assert.throws(() => integer(parseJson("9".repeat(1_001))), TypeError);
+  assert.equal(integer(parseJson("9".repeat(1_000))), 10n ** 1_000n - 1n);
 });
