@@ -50,6 +50,27 @@ async def test_a_replayed_append_is_committed_as_a_write_is(world: World) -> Non
     await connection.close()
 
 
+@pytest.mark.parametrize("call", ["find", "decided"])
+async def test_what_was_found_is_reported_as_a_write_is(world: World, call: str) -> None:
+    """The commit of a transaction without an id would not wait for the synchronous standby."""
+    store = world.store
+    await store.events.append(world.namespace, [add()])
+    await store.decisions.decide(world.namespace, [add("d")], Decision(Outcome.VOID, b""))
+    connection = await asyncpg.connect(world.dsn)
+
+    async def rows(sql: str, *arguments: Any) -> Any:
+        return await connection.fetch(sql.replace("{s}", "counter"), *arguments)
+
+    async with connection.transaction():
+        with patch.object(world.database, "rows", rows):
+            if call == "find":
+                assert await store.events.find(world.namespace, [add()]) == [add()]
+            else:
+                assert await store.decisions.decided(world.namespace, [add("d")])
+        assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is not None
+    await connection.close()
+
+
 async def test_another_warning_of_the_server_leaves_the_outcome_known(world: World) -> None:
     """Such as that transaction ids will run out, which each statement may report."""
     sql = "DO $$ BEGIN RAISE WARNING 'not of a standby'; END $$"
