@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from api.http.auth import Gate
 from api.http.call import AsgiScope, Receive, Send
-from api.http.connections import Connections
+from api.http.connections import Connections, ReadQueue
 from api.http.hooks import Observer
 from api.http.load_shedding import Door
 from api.http.middleware import Front
@@ -246,7 +246,7 @@ def create_app(
             *([RollupMetrics(worker, clock, leases)] if rollup and settings.rollup else []),
         )
     )
-    streams, live = _streams(settings, service, gate)
+    streams, live = _streams(settings, service, gate, connections.queue)
     handlers = _handlers(settings, service, store, clock, guard, gate, streams)
     insight = InsightRoutes(service, store, clock, health, exposition)
     routes = routes_of(*handlers, live, insight)
@@ -285,11 +285,11 @@ def _gate(keys: KeyRing, settings: Settings, clock: Clock) -> Gate:
 
 
 def _streams(
-    settings: Settings, service: CounterService, gate: Gate
+    settings: Settings, service: CounterService, gate: Gate, queue: ReadQueue
 ) -> tuple[AddStreams, LiveRoutes]:
     # Behind a proxy all streams come from one address.
     shares = not settings.tls_in_front
-    adds = AddStreams(service, gate, settings.batch_items_max, shares_by_address=shares)
+    adds = AddStreams(service, gate, settings.batch_items_max, queue, shares_by_address=shares)
     return adds, LiveRoutes(service, gate, shares_by_address=shares)
 
 
@@ -340,7 +340,7 @@ def _handlers(
     """The handlers that need nothing but these, the hottest first: routes are tried in order."""
     admin_log = AdminLog(settings.audit_log, clock)
     return (
-        CounterRoutes(service, settings.batch_items_max, streams),
+        CounterRoutes(service, settings.batch_items_max, streams, streams.queue),
         EventRoutes(service, settings.batch_items_max),
         ReportRoutes(service, store, clock, admin_log),
         NamespaceRoutes(service, settings, admin_log),

@@ -55,12 +55,14 @@ LIVE_STREAMS_PER_ADDRESS_MAX: Final = 100
 LIVE_LOOK_US: Final = 500 * MILLISECOND
 LIVE_STREAM_US: Final = 5 * MINUTE
 #: Streams of adds that one process answers at once; the share of a key and of an address; the bytes
-#: of one that wait for a commit; its longest line; and how long it may send none.
+#: of one that wait for a commit; its longest line; how many lines in a row may be no adds; and how
+#: long it may send none.
 ADD_STREAMS_MAX: Final = 200
 ADD_STREAMS_PER_KEY_MAX: Final = 50
 ADD_STREAMS_PER_ADDRESS_MAX: Final = 100
 ADD_STREAM_BYTES_MAX: Final = 256 * 1024
 ADD_STREAM_LINE_BYTES_MAX: Final = 16 * 1024
+ADD_STREAM_REFUSED_MAX: Final = 1_000
 ADD_STREAM_SILENCE_US: Final = 5 * MINUTE
 PAGE_ITEMS_MAX: Final = 1_000
 PAGE_ITEMS_DEFAULT: Final = 100

@@ -6,8 +6,8 @@ import asyncio
 import ipaddress
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Generator, Iterable
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric
 
@@ -23,8 +23,11 @@ LATE: Final = "late"
 MALFORMED: Final = "malformed"
 UNTAKEN: Final = "untaken"
 HANDSHAKE: Final = "handshake"
-#: How long one turn of the event loop reads large segments.
+#: How long one turn of the event loop reads large segments and does the work of their requests.
 _READ_FOR_S: Final = 0.01
+_T = TypeVar("_T")
+#: Work that yields after each part, which takes a millisecond at most, and returns its result.
+Steps: TypeAlias = Generator[None, None, _T]
 
 
 class Reader(Protocol):
@@ -36,8 +39,8 @@ class Reader(Protocol):
 
 
 class ReadQueue:
-    """Reads large segments of all connections in turn, for a bounded time in each turn of the event
-    loop. Small segments do not wait for it."""
+    """Reads large segments of all connections, and does the work that large requests cause, in
+    turn: for a bounded time in each turn of the event loop. Small segments do not wait for it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -52,6 +55,12 @@ class ReadQueue:
             self._begin()
         elif len(self._queue) == 1:
             self._read()
+
+    async def run(self, steps: Steps[_T]) -> _T:
+        """Do the work of *steps*, one step at a time in turn with all others; return its result."""
+        work = _Work(steps)
+        self.read(work)
+        return await work.result
 
     def _begin(self) -> None:
         """Begin a turn that has work to do."""
@@ -68,6 +77,27 @@ class ReadQueue:
             reader = self._queue.popleft()
             if reader.read_until(end_s):
                 self._queue.append(reader)
+
+
+class _Work(Generic[_T]):
+    """The steps of one request, as a :class:`Reader`."""
+
+    def __init__(self, steps: Steps[_T]) -> None:
+        self._steps = steps
+        self.result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+
+    def read_until(self, _: float) -> bool:
+        """Do one step, so that a request of few steps waits for one step of each other request."""
+        if self.result.cancelled():
+            self._steps.close()
+            return False
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            self.result.set_result(end.value)
+        except Exception as error:
+            self.result.set_exception(error)
+        return not self.result.done()
 
 
 class Connections:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -13,6 +13,8 @@ from counter.errors import CounterError, InvalidBodyError
 PROBLEM_TYPE: Final = b"application/problem+json"
 _VALUE_CHARS_MAX: Final = 80
 _FIELDS_MAX: Final = 10
+_ITEMS_EXPLAINED_MAX: Final = 10
+_T = TypeVar("_T")
 
 
 def problem_types() -> list[type[CounterError]]:
@@ -71,6 +73,26 @@ def body_error(error: ValidationError, at: Sequence[int | str] = ()) -> InvalidB
     if wrong[0]["type"].endswith("_type") and isinstance(wrong[0]["input"], str):
         value = f" (it is the text {first['value']!r})"
     return InvalidBodyError(f"{first['field']}: {first['message']}{value}", errors=found)
+
+
+class ItemProblems:
+    """The problems of the bad items of one batch. Only the first ones are explained, because an
+    explanation costs many times what a bad item costs its sender; the others share one problem."""
+
+    def __init__(self) -> None:
+        self._found: list[CounterError] = []
+
+    def of(self, error: _T, explain: Callable[[_T], CounterError]) -> CounterError:
+        """Return the problem of one more bad item; *explain* makes it of *error*."""
+        if len(self._found) < _ITEMS_EXPLAINED_MAX:
+            self._found.append(explain(error))
+        elif len(self._found) == _ITEMS_EXPLAINED_MAX:
+            self._found.append(
+                InvalidBodyError(
+                    f"only the first {_ITEMS_EXPLAINED_MAX} bad items of a batch are explained"
+                )
+            )
+        return self._found[-1]
 
 
 def shown(value: Any) -> str:

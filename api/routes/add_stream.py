@@ -11,20 +11,27 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from api.http.answers import added_texts
 from api.http.auth import Caller, Gate
 from api.http.call import NDJSON, Call, Message, Receive, Send
+from api.http.connections import ReadQueue
 from api.http.middleware import known_error
 from api.http.problems import problem_bytes
 from api.http.streaming import StreamReply, Streams
-from api.routes.items import Items
+from api.routes.items import Items, texts_of
 from counter import limits
 from counter.background import pause
-from counter.core.rate_limits import ALLOWANCE
+from counter.core.rate_limits import ALLOWANCE, charged_batch
 from counter.core.results import Added
 from counter.core.service import CounterService
 from counter.durations import format_duration
-from counter.errors import CounterError, OverloadedError, RateLimitedError, StreamEndedError
+from counter.errors import (
+    CounterError,
+    InvalidBodyError,
+    OverloadedError,
+    RateLimitedError,
+    StreamEndedError,
+    TokenMissingError,
+)
 from counter.limits import MILLISECOND, SECOND
 from counter.types import Namespace, Scope
 
@@ -32,6 +39,8 @@ from counter.types import Namespace, Scope
 _LOOK_US: Final = 50 * MILLISECOND
 #: What was not done, and will be done later.
 _REJECTED: Final = (OverloadedError, RateLimitedError)
+#: Lines that no later attempt can make adds.
+_NO_ADD: Final = (InvalidBodyError, TokenMissingError)
 #: How long a client may take to stop sending when its stream was ended: if the connection were
 #: closed before, its last answers could be lost on their way.
 _LAST_WORDS_S: Final = 1.0
@@ -46,13 +55,16 @@ class AddStreams:
         service: CounterService,
         gate: Gate,
         items_max: int,
+        queue: ReadQueue,
         *,
         shares_by_address: bool = True,
     ) -> None:
-        """A commit has at most *items_max* lines of a stream."""
+        """A commit has at most *items_max* lines of a stream. *queue* shares the time to read lines
+        and to make answers."""
         self._service = service
         self._gate = gate
         self._items_max = items_max
+        self.queue = queue
         self.silence_us = limits.ADD_STREAM_SILENCE_US
         self.streams = Streams(
             "streams of adds",
@@ -93,12 +105,17 @@ class AddStreams:
         """Answer all lines. A line that says why follows them if the stream is ended here."""
         # The head at once: some clients send nothing before they have it.
         await send(_piece(b""))
-        number = 0
+        number = refused = 0
         try:
             while some := await lines.take(self._items_max, self.silence_us):
-                texts = await self._add(call, lines, some, number)
+                namespace, outcomes = await self._add(call, lines, some, number)
+                texts = await self.queue.run(texts_of(namespace, outcomes))
                 number += len(some)
                 await send(_piece("".join(f"{text}\n" for text in texts).encode()))
+                for each in outcomes:
+                    refused = refused + 1 if isinstance(each, _NO_ADD) else 0
+                if refused >= limits.ADD_STREAM_REFUSED_MAX:
+                    raise StreamEndedError(f"the last {refused} lines are no adds: correct them")
         except CounterError as error:
             ended = StreamEndedError(
                 f"{error.detail}; the {number} lines before this are answered, and what came after"
@@ -109,49 +126,75 @@ class AddStreams:
 
     async def _add(
         self, call: Call, lines: _Lines, some: Sequence[bytes | None], number: int
-    ) -> Sequence[str]:
-        """Return the outcomes of *some* lines, the first of which has this *number*. Raises
-        CounterError if the stream must end, with nothing added."""
-        caller, namespace = await self._let_in(call, lines, len(some))
-        ALLOWANCE.set(caller)
+    ) -> tuple[Namespace, Sequence[Added | CounterError]]:
+        """Return the namespace and the outcomes of *some* lines, the first of which has this
+        *number*. Raises CounterError if the stream must end, with nothing added."""
+        namespace = await self._let_in(call, lines, len(some))
         outcomes = await self._outcomes(namespace, some, number)
         while rejected := [n for n, each in enumerate(outcomes) if isinstance(each, _REJECTED)]:
             try:
-                await lines.pause(_LOOK_US)
-            except StreamEndedError:
+                namespace, late = await self._wait(call, lines, [outcomes[n] for n in rejected])
+            except CounterError:
                 # The others were added, so these have answers too.
                 break
-            again = await self._outcomes(namespace, [some[index] for index in rejected], number)
+            with charged_batch(resolutions=late):
+                again = await self._outcomes(namespace, [some[n] for n in rejected], number)
             for index, outcome in zip(rejected, again, strict=True):
                 outcomes[index] = outcome
-        return added_texts(namespace, outcomes)
+        return namespace, outcomes
 
     async def _outcomes(
         self, namespace: Namespace, some: Sequence[bytes | None], number: int
     ) -> list[Added | CounterError]:
         try:
-            return [*await Items.of_lines(some, number).add(self._service, namespace)]
+            items = await self.queue.run(Items.of_lines(some, number))
+            return [*await items.add(self._service, namespace)]
         except Exception as error:
             return [known_error(error)] * len(some)
 
-    async def _let_in(self, call: Call, lines: _Lines, adds: int) -> tuple[Caller, Namespace]:
-        """Wait until *adds* more may be added; return the caller and the namespace, which may have
-        changed since the last time. Raises CounterError."""
-        namespaces = self._service.namespaces
+    async def _let_in(self, call: Call, lines: _Lines, adds: int) -> Namespace:
+        """Wait until *adds* more may be added; return the namespace. Raises CounterError."""
         while True:
-            caller = self._gate.caller(call.header(b"authorization"))
-            caller.require(Scope.WRITE, call.namespace)
-            if namespaces.doubts(call.namespace, writes=True):
-                await namespaces.look()
-            namespace = namespaces.get(call.namespace)
+            caller, namespace = await self._check(call)
             wait_us = _LOOK_US
             if self._service.load.refuses() is None:
                 try:
                     self._gate.charge(caller, namespace, adds)
-                    return caller, namespace
+                    return namespace
                 except RateLimitedError as error:
                     wait_us = error.retry_after_us or SECOND
             await lines.pause(wait_us)
+
+    async def _wait(
+        self, call: Call, lines: _Lines, refusals: Sequence[Added | CounterError]
+    ) -> tuple[Namespace, int]:
+        """Wait until lines that were rejected can be added; return the namespace, and how many of
+        them are late tokens, whose resolutions are charged. Raises CounterError.
+
+        They are charged before they are read again: if many streams wait for the rate of one key,
+        all but one of them only look at it."""
+        late = sum(isinstance(each, RateLimitedError) for each in refusals)
+        wait_us = max(getattr(each, "retry_after_us", None) or 0 for each in refusals)
+        while True:
+            await lines.pause(max(wait_us, _LOOK_US))
+            caller, namespace = await self._check(call)
+            try:
+                if late:
+                    caller.resolve(late, overdraws=False)
+                return namespace, late
+            except RateLimitedError as error:
+                wait_us = error.retry_after_us or SECOND
+
+    async def _check(self, call: Call) -> tuple[Caller, Namespace]:
+        """Return the caller and the namespace, which may have changed since the last time. Raises
+        CounterError if the stream must end."""
+        caller = self._gate.caller(call.header(b"authorization"))
+        caller.require(Scope.WRITE, call.namespace)
+        namespaces = self._service.namespaces
+        if namespaces.doubts(call.namespace, writes=True):
+            await namespaces.look()
+        ALLOWANCE.set(caller)
+        return caller, namespaces.get(call.namespace)
 
 
 class _Lines:
@@ -208,6 +251,7 @@ class _Lines:
                 return some
             if self._is_whole or b"\n" in self._data:
                 # All of those lines were empty.
+                await asyncio.sleep(0)
                 continue
             self._changed.clear()
             if not await pause(self._changed, silence_us / SECOND):

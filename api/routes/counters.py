@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import Query
@@ -21,12 +22,12 @@ from api.http.answer_models import (
 from api.http.answers import (
     added_reply,
     added_text,
-    added_texts,
     cleared_reply,
     count_reply,
     count_text,
 )
 from api.http.call import JSON, NDJSON, Call, Reply
+from api.http.connections import ReadQueue, Steps
 from api.http.models import (
     AddBody,
     AtomicAddBody,
@@ -35,15 +36,16 @@ from api.http.models import (
     ClearBody,
     StalenessQuery,
 )
-from api.http.problems import problem_bytes
+from api.http.problems import ItemProblems, problem_bytes
 from api.http.routing import COUNTER, NAMESPACE, REPLAYED, TTL, CallOf, InNamespace, keyed, route
 from api.routes.add_stream import AddStreams
-from api.routes.items import Items, check_number, lines_of, token_of
+from api.routes.items import Items, check_number, lines_of, texts_of, token_of
 from api.telemetry.request_log import LoggedWrite
+from counter.background import TURN_ITEMS
 from counter.clock import to_rfc3339
 from counter.core.results import Added
 from counter.core.service import CounterService
-from counter.errors import InvalidBodyError, InvalidParameterError
+from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
 from counter.types import Namespace, Scope
 
@@ -69,6 +71,8 @@ class CounterRoutes:
     service: CounterService
     batch_items_max: int
     streams: AddStreams
+    #: Reads the items of batches and makes their answers in turn.
+    queue: ReadQueue
 
     @route("POST", f"{COUNTER}/add", Scope.WRITE, tag="counters", adds=1, **_KEYED)
     async def add_to_counter(
@@ -118,14 +122,13 @@ class CounterRoutes:
             return await self.streams.open(call)
         body = await call.body()
         if ndjson:
-            lines = lines_of(body)
-            check_number("items", len(lines), self.batch_items_max)
-            items = Items.of_lines(lines)
+            reading = Items.of_lines(lines_of(body, self.batch_items_max))
         else:
-            items = Items.of_json(body, self.batch_items_max)
+            reading = Items.of_json(body, self.batch_items_max)
+        items = await self.queue.run(reading)
         call.charge(len(items.events or items.adds))
         outcomes = call.logged["results"] = await items.add(self.service, namespace)
-        texts = added_texts(namespace, outcomes)
+        texts = await self.queue.run(texts_of(namespace, outcomes))
         if ndjson:
             return Reply(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
         return _results(texts)
@@ -136,11 +139,11 @@ class CounterRoutes:
     ) -> Annotated[Reply, BatchGetAnswer]:
         """Read many counters."""
         check_number("counters", len(body.counters), self.batch_items_max)
-        problems = {name: _name_problem(name, i) for i, name in enumerate(body.counters)}
-        names = [name for name in body.counters if problems[name] is None]
+        problems = await self.queue.run(_name_problems(body.counters))
+        names = [name for name in body.counters if name not in problems]
         counts = iter(await self.service.reader.read(namespace, names, body.max_staleness))
         return _results(
-            problems[name] or count_text(namespace.name, next(counts)) for name in body.counters
+            problems.get(name) or count_text(namespace.name, next(counts)) for name in body.counters
         )
 
     @route("POST", f"{COUNTER}/add-and-get", Scope.WRITE, tag="counters", adds=1, **_KEYED)
@@ -200,10 +203,19 @@ def _results(texts: Iterable[str]) -> Reply:
     return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
 
 
-def _name_problem(name: str, index: int) -> str | None:
-    """The problem of a counter's name that is not valid, in JSON."""
-    try:
-        check_counter_name(name)
-    except ValueError as error:
-        return problem_bytes(InvalidBodyError(f"counters.{index}: {error}")).decode()
-    return None
+def _name_problems(names: Sequence[str]) -> Steps[Mapping[str, str]]:
+    """Return the problem, in JSON, of each of *names* that is not valid."""
+    problems, found = ItemProblems(), dict[str, CounterError]()
+    for index, name in enumerate(names):
+        if index and not index % TURN_ITEMS:
+            yield
+        try:
+            check_counter_name(name)
+        except ValueError as error:
+            found[name] = problems.of(error, partial(_name_problem, index))
+    texts = {each: problem_bytes(each).decode() for each in set(found.values())}
+    return {name: texts[each] for name, each in found.items()}
+
+
+def _name_problem(index: int, error: ValueError) -> CounterError:
+    return InvalidBodyError(f"counters.{index}: {error}")

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
 
+import msgspec
 import pydantic_core
+from msgspec import Raw, Struct
 from pydantic import TypeAdapter, ValidationError
 
+from api.http.answers import added_texts
+from api.http.connections import Steps
 from api.http.fast_json import read_batch, read_lines
-from api.http.models import BatchAddBody, BatchAddItem, TokenBody, check_size
-from api.http.problems import body_error
-from counter.core.results import Add, Added, Credential
-from counter.core.service import CounterService
+from api.http.models import BatchAddBody, BatchAddItem, TokenBody, check_size, read_body
+from api.http.problems import ItemProblems, body_error
+from counter.background import TURN_ITEMS
+from counter.core.results import Add, Added
+from counter.core.service import CounterService, adds_of
 from counter.errors import CounterError, InvalidBodyError
 from counter.limits import ADD_STREAM_LINE_BYTES_MAX
 from counter.tokens import parse_generation_time, parse_nonce
 from counter.types import Event, Namespace, Token
 
 _BATCH_ADD_ITEM: Final[TypeAdapter[BatchAddItem]] = TypeAdapter(BatchAddItem)
+_LINE: Final = re.compile(rb"\S[^\n]*")
+
+
+class _Body(Struct, forbid_unknown_fields=True):
+    items: list[Raw]
+
+
+_read_items: Final = msgspec.json.Decoder(_Body).decode
 
 
 class Items(NamedTuple):
@@ -28,32 +43,38 @@ class Items(NamedTuple):
     adds: Sequence[Add | CounterError] = ()
 
     @classmethod
-    def of_json(cls, body: bytes, most: int) -> Items:
+    def of_json(cls, body: bytes, most: int) -> Steps[Items]:
         """Read a body in JSON. Raises InvalidBodyError, also for more than *most* items."""
         events = read_batch(body)
         if events is not None:
             check_number("items", len(events), most)
             return cls(events)
+        yield
+        raws = _raw_items(body, most)
+        yield
         check_size(BatchAddBody, body)
-        try:
-            # All at once first: bad items are rare.
-            items = BatchAddBody.model_validate_json(body).items
-        except ValidationError as error:
-            raws = _raw_items(body, error)
-            check_number("items", len(raws), most)
-            return cls(
-                (), [_add_of_json(pydantic_core.to_json(raw), i) for i, raw in enumerate(raws)]
-            )
-        check_number("items", len(items), most)
-        return cls((), [_add_of(item, index) for index, item in enumerate(items)])
+        return (yield from cls.of_lines([*map(bytes, raws)]))
 
     @classmethod
-    def of_lines(cls, lines: Sequence[bytes | None], first: int = 0) -> Items:
+    def of_lines(cls, lines: Sequence[bytes | None], first: int = 0) -> Steps[Items]:
         """Read *lines* of JSON; None is one that is too long. *first* is the index of the first."""
-        events = read_lines(lines)
-        if events is not None:
-            return cls(events)
-        return cls((), [_add_of_json(line, index) for index, line in enumerate(lines, first)])
+        events: list[Event] = []
+        adds: list[Add | CounterError] = []
+        problems = ItemProblems()
+        for start in range(0, len(lines), TURN_ITEMS):
+            if start:
+                yield
+            part = lines[start : start + TURN_ITEMS]
+            usual = read_lines(part)
+            if usual is not None and not adds:
+                events += usual
+                continue
+            adds = adds or [*adds_of(events)]
+            if usual is not None:
+                adds += adds_of(usual)
+                continue
+            adds += [_item(line, index, problems) for index, line in enumerate(part, first + start)]
+        return cls((), adds) if adds else cls(events)
 
     async def add(
         self, service: CounterService, namespace: Namespace
@@ -69,15 +90,33 @@ class Items(NamedTuple):
         return [next(left) if isinstance(each, Add) else each for each in self.adds]
 
 
+def texts_of(namespace: Namespace, outcomes: Sequence[Added | CounterError]) -> Steps[list[str]]:
+    """Return the outcomes in JSON."""
+    texts: list[str] = []
+    for start in range(0, len(outcomes), TURN_ITEMS):
+        if start:
+            yield
+        texts += added_texts(namespace, outcomes[start : start + TURN_ITEMS])
+    return texts
+
+
 def check_number(field: str, count: int, most: int) -> None:
     """Raise InvalidBodyError unless a batch may have so many."""
     if not 1 <= count <= most:
         raise InvalidBodyError(f"{field} has {count} items; 1 to {most} are allowed", field=field)
 
 
-def lines_of(body: bytes) -> list[bytes]:
-    """Return the lines of *body* that are not empty."""
-    return [line for each in body.split(b"\n") if (line := each.strip())]
+def lines_of(body: bytes, most: int) -> list[bytes]:
+    """Return the lines of *body* that are not empty. Raises InvalidBodyError for more than
+    *most*, without looking at the others."""
+    found = islice(_LINE.finditer(body), most + 1)
+    lines = [each[0].rstrip() for each in found]
+    if len(lines) > most:
+        raise InvalidBodyError(
+            f"items has at least {most + 1} items; 1 to {most} are allowed", field="items"
+        )
+    check_number("items", len(lines), most)
+    return lines
 
 
 def token_of(body: TokenBody | None) -> Token | None:
@@ -105,35 +144,40 @@ def token_of(body: TokenBody | None) -> Token | None:
     return Token(nonce, time_us)
 
 
-def _add_of(item: BatchAddItem, index: int) -> Add | CounterError:
+def _raw_items(body: bytes, most: int) -> Sequence[Raw]:
+    """Return the items of a JSON body, each in JSON. Raises InvalidBodyError if it has none, or
+    more than *most*."""
     try:
-        token: Credential = token_of(item.get("idempotency_token"))
-    except CounterError as error:
-        error.detail = f"items.{index}.{error.detail}"
-        return error
-    return Add(item["counter"], item["delta"], token)
+        raws = _read_items(body).items
+    except (msgspec.MsgspecError, RecursionError):
+        # The models say what is wrong with it.
+        items = read_body(BatchAddBody, body).items
+        raws = [Raw(pydantic_core.to_json(each)) for each in items]
+    check_number("items", len(raws), most)
+    return raws
 
 
-def _raw_items(body: bytes, error: ValidationError) -> list[Any]:
-    """The items of a JSON body of which some are bad; *error* if it has none."""
-    wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    if any(each["loc"][:1] != ("items",) or len(each["loc"]) < 2 for each in wrong):
-        raise body_error(error) from error
-    items: list[Any] = pydantic_core.from_json(body)["items"]
-    return items
+def _item(raw: bytes | None, index: int, problems: ItemProblems) -> Add | CounterError:
+    """Read the item at *index*, or return its problem."""
+    try:
+        return _add_of_json(raw, index)
+    except InvalidBodyError as error:
+        return problems.of(error, lambda known: known)
+    except ValidationError as error:
+        return problems.of(error, lambda wrong: body_error(wrong, ("items", index)))
 
 
-def _add_of_json(raw: bytes | None, index: int) -> Add | CounterError:
+def _add_of_json(raw: bytes | None, index: int) -> Add:
     if raw is None:
-        return InvalidBodyError(
+        raise InvalidBodyError(
             f"items.{index} has more than {ADD_STREAM_LINE_BYTES_MAX} bytes; no line may",
             field=f"items.{index}",
         )
+    check_size(BatchAddItem, raw, f"items.{index}.")
+    item = _BATCH_ADD_ITEM.validate_json(raw)
     try:
-        check_size(BatchAddItem, raw, f"items.{index}.")
-        item = _BATCH_ADD_ITEM.validate_json(raw)
+        token = token_of(item.get("idempotency_token"))
     except InvalidBodyError as error:
-        return error
-    except ValidationError as error:
-        return body_error(error, ("items", index))
-    return _add_of(item, index)
+        error.detail = f"items.{index}.{error.detail}"
+        raise
+    return Add(item["counter"], item["delta"], token)

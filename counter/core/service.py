@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
+from types import NoneType
 from typing import Final, TypeVar
 
 from counter import limits
@@ -258,8 +259,8 @@ class CounterService:
             if None not in answers:
                 # The usual case: one write handled all of them.
                 return [each for each in answers if each is not None]
-            return await self._finish(namespace, answers, _adds_of(events))
-        return await self.add_many(namespace, _adds_of(events))
+            return await self._finish(namespace, answers, adds_of(events))
+        return await self.add_many(namespace, adds_of(events))
 
     @counts_failures
     async def add_atomic(
@@ -361,10 +362,7 @@ class CounterService:
         if self._guard is not None:
             self._guard.check(namespace.dataset)
         if credential is None:
-            raise TokenMissingError(
-                f"namespace {namespace.name!r} is {namespace.settings.counter_type}: give an"
-                " idempotency_token in the body or an Idempotency-Key header"
-            )
+            raise _token_missing(namespace)
         if isinstance(credential, Token):
             return await submit(credential)
         rate_limits.reserve()
@@ -500,14 +498,17 @@ class CounterService:
         """Complete *results* with the outcomes of late adds and of adds without a token.
 
         Late tokens and arbitrary keys are charged here, before their tasks start: a batch gets all
-        of them or none, and one refusal serves all.
+        of them or none, and one refusal serves all. So does the one of adds without a credential.
         """
         left = [each for each, result in zip(adds, results, strict=True) if result is None]
         late = sum(isinstance(each.credential, Token) for each in left)
         keys = sum(isinstance(each.credential, str) for each in left)
+        missing = _token_missing(namespace)
+        count_failure(self.tally, missing, len(left) - late - keys)
         refusals = {
             Token: self._refused(rate_limits.resolve, late),
             str: self._refused(rate_limits.reserve, keys),
+            NoneType: missing,
         }
         admitted = [each for each in left if refusals.get(type(each.credential)) is None]
         others: Iterator[Added | CounterError] = iter(())
@@ -633,7 +634,7 @@ async def _at_once(
     return await asyncio.gather(*map(outcome, calls))
 
 
-def _adds_of(events: Sequence[Event]) -> list[Add]:
+def adds_of(events: Sequence[Event]) -> list[Add]:
     """Return the adds that *events* came from, each with its token."""
     return [Add(e.counter, e.delta, Token(e.event_id, e.event_time_us)) for e in events]
 
@@ -653,6 +654,13 @@ def _events_of_atomic(items: Sequence[tuple[str, int]], token: Token) -> list[Ev
         )
     atom = fingerprint(events)
     return [event._replace(atom=atom) for event in events]
+
+
+def _token_missing(namespace: Namespace) -> TokenMissingError:
+    return TokenMissingError(
+        f"namespace {namespace.name!r} is {namespace.settings.counter_type}: give an"
+        " idempotency_token in the body or an Idempotency-Key header"
+    )
 
 
 def _unexpected(error: Exception) -> CounterError:

@@ -6,6 +6,7 @@ while this one measures. Run one with ``python -m tests.abuse.NAME``.
 
 import asyncio
 import json
+import os
 import re
 import ssl
 import sys
@@ -49,11 +50,13 @@ class Figures:
     requests_ms: list[float] = field(default_factory=list)
     #: Health checks and requests of the well-behaved client that were not answered 200.
     failed: list[str] = field(default_factory=list)
+    #: CPU time of the service while the attack ran, the watchers' requests included.
+    cpu_s: float = 0.0
 
     def __str__(self) -> str:
         return (
-            f"resident memory {self.resident_mib[0]:.0f} MiB before, {max(self.resident_mib):.0f}"
-            f" at most, {self.resident_mib[-1]:.0f} at the end;"
+            f"{self.cpu_s:.1f} s of CPU; resident memory {self.resident_mib[0]:.0f} MiB before,"
+            f" {max(self.resident_mib):.0f} at most, {self.resident_mib[-1]:.0f} at the end;"
             f" /healthz p99 {p99(self.healthz_ms):.0f} ms of {len(self.healthz_ms)};"
             f" a well-behaved client's adds and gets p99 {p99(self.requests_ms):.0f} ms of"
             f" {len(self.requests_ms)}; {len(self.failed)} failed"
@@ -116,6 +119,7 @@ async def _measure(
             )
         ]
         process = get_context("spawn").Process(target=attack, args=(port, *args), daemon=True)
+        before_s = _cpu_s(server)
         process.start()
         try:
             await asyncio.to_thread(process.join)
@@ -126,6 +130,7 @@ async def _measure(
                 each.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
         figures.resident_mib.append(_resident_mib(server))
+        figures.cpu_s = _cpu_s(server) - before_s
         assert process.exitcode == 0, f"the attack failed with {process.exitcode}"
     return figures
 
@@ -135,6 +140,13 @@ def _resident_mib(server: Server) -> float:
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) / 1024
+
+
+def _cpu_s(server: Server) -> float:
+    status = Path(f"/proc/{server.process.pid}/stat").read_text(encoding="ascii")
+    # The name of the program, in parentheses, is the second field and may hold spaces.
+    fields = status.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _watch_memory(server: Server, figures: Figures) -> None:

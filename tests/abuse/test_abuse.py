@@ -1,7 +1,10 @@
 """The attacks of this folder, short: they cost little memory, and others are answered meanwhile."""
 
 from tests.abuse import (
+    bad_items,
+    bad_streams,
     event_batches,
+    late_streams,
     late_tokens,
     live_streams,
     many_shards,
@@ -43,3 +46,15 @@ def test_namespaces_of_very_many_shards() -> None:
 
 def test_batches_of_late_tokens_past_their_rate() -> None:
     measure(late_tokens.attack, 1, 1.0, flags=late_tokens.FLAGS).check()
+
+
+def test_streams_of_late_tokens_past_their_rate() -> None:
+    measure(late_streams.attack, 50, 1.0, flags=late_streams.FLAGS).check()
+
+
+def test_streams_of_lines_that_are_no_adds() -> None:
+    measure(bad_streams.attack, 20, 1.0).check()
+
+
+def test_small_batches_of_bad_items() -> None:
+    measure(bad_items.attack, 20, 1.0).check()

@@ -1,7 +1,9 @@
 """Adds as lines over real sockets: answered as they come, within bounds, and ended cleanly."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,21 @@ from unittest.mock import patch
 
 import pytest
 
-from api.routes import add_stream
+from api.http.answers import added_texts
+from api.http.fast_json import read_lines
+from api.routes import add_stream, items
 from api.routes.add_stream import AddStreams
-from counter import limits
+from api.routes.items import Items
+from counter import background, limits
+from counter.background import TURN_ITEMS
 from counter.core.admission import Load
 from counter.core.service import CounterService
-from counter.errors import OverloadedError, RateLimitedError
+from counter.errors import CounterError, OverloadedError, RateLimitedError
 from counter.limits import SECOND
 from counter.types import Scope
 from tests.support.add_stream import AddStream, line, open_stream
 from tests.support.keys import hand_out
+from tests.support.times import HOUR, START_US
 from tests.support.waiting import eventually
 from tests.support.wire import Wire, wired
 
@@ -148,7 +155,7 @@ async def test_a_body_with_a_length_is_one_batch(wire: Wire) -> None:
     headers = {"content-type": "application/x-ndjson"}
     answer = await wire.app.http.post(PATH, content=body, headers=headers)
     assert answer.status_code == 400
-    assert "items has 1001 items; 1 to 1000 are allowed" in answer.json()["detail"]
+    assert "1001 items; 1 to 1000 are allowed" in answer.json()["detail"]
 
 
 async def test_a_request_without_a_body_is_no_stream(wire: Wire) -> None:
@@ -257,6 +264,72 @@ async def test_what_is_rejected_is_added_later(wire: Wire, waits: list[float]) -
     assert await wire.app.rest.count("c") == 3
 
 
+async def test_late_lines_are_read_again_only_when_their_rate_lets_them_in(
+    fast_dir: Path,
+) -> None:
+    """Regression: each stream read all of them again every 50 ms, for as long as it had to wait."""
+    streams, lines, rate = 5, 100, 10
+    waited: list[float] = []
+    async with wired(fast_dir, resolutions_per_s=rate) as wire:
+        late_us = START_US - HOUR
+
+        async def pause(event: asyncio.Event, seconds: float) -> bool:
+            if seconds >= limits.ADD_STREAM_SILENCE_US / SECOND:
+                return await background.pause(event, seconds)
+            waited.append(seconds)
+            wire.app.clock.advance(int(seconds * SECOND))
+            await asyncio.sleep(0)
+            return event.is_set()
+
+        async def send(first: int) -> list[Any]:
+            async with open_stream(wire.port) as client:
+                names = range(first, first + lines)
+                client.send(*(line(n, counter=f"c{n}", time_us=late_us) for n in names))
+                client.end()
+                return await client.answers()
+
+        with (
+            patch.object(add_stream, "pause", pause),
+            patch.object(items, "read_lines", wraps=read_lines) as reads,
+        ):
+            answers = await asyncio.gather(*(send(at * lines) for at in range(streams)))
+    for each in answers:
+        assert [answer["code"] for answer in each] == ["token_too_old"] * lines
+    # Each stream once to see that they are late, and once when they can be resolved.
+    assert reads.call_count <= 2 * streams
+    assert sum(waited) > (streams - 2) * lines / rate
+    assert len(waited) <= streams**2
+
+
+async def test_rejected_lines_get_their_answers_in_their_places(
+    wire: Wire, waits: list[float]
+) -> None:
+    """Whichever of them are rejected, and in whatever order they are added at last."""
+    add = Items.add
+    rejected = [{"c1", "c3", "c4"}, {"c3"}, {"c3"}, set()]
+
+    async def add_some(self: Items, service: Any, namespace: Any) -> list[Any]:
+        """Add those that are not rejected this time."""
+        names, every = rejected.pop(0), self.events or self.adds
+        is_rejected = [not isinstance(e, CounterError) and e[0] in names for e in every]
+        some: Any = [e for e, no in zip(every, is_rejected, strict=True) if not no]
+        done = iter(await add(Items(some) if self.events else Items((), some), service, namespace))
+        return [OverloadedError("wait") if no else next(done) for no in is_rejected]
+
+    with patch.object(Items, "add", add_some):
+        async with open_stream(wire.port) as client:
+            client.send(*(line(n, delta=n, counter=f"c{n}") for n in range(6)))
+            client.send(b"nonsense\n", line(6, delta=6, counter="c6"))
+            client.end()
+            answers = await client.answers()
+    counted = [each for each in answers if "code" not in each]
+    assert [(each["counter"], each["delta"]) for each in counted] == [
+        (f"c{n}", n) for n in range(7)
+    ]
+    assert answers[6]["code"] == "invalid_body"
+    assert len(waits) == 3
+
+
 async def test_a_slow_one_is_no_request_that_does_not_arrive(wire: Wire) -> None:
     async with open_stream(wire.port) as client:
         await client.status()
@@ -306,21 +379,142 @@ async def test_a_shutdown_says_what_was_not_added(wire: Wire, streams: AddStream
     assert streams.streams.open == 0
 
 
-async def test_a_revoked_key_ends_it(fast_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda _: None, "holds no key that is valid now"),
+        (lambda key: replace(key, scope=Scope.READ), "has the scope read"),
+        (lambda key: replace(key, namespaces=("other",)), "there is no namespace 'default'"),
+    ],
+    ids=["revoked", "another scope", "other namespaces"],
+)
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["between lines", "while lines wait"])
+async def test_a_key_that_loses_its_right_ends_it(
+    fast_dir: Path, change: Any, why: str, is_waiting: bool
+) -> None:
+    """The next line is not added, nor are lines that wait to be added again."""
     async with wired(fast_dir) as wire:
-        key = await hand_out(wire.app, Scope.WRITE, "default")
-        async with open_stream(wire.port, *key.items()) as client:
+        header = await hand_out(wire.app, Scope.WRITE, "default")
+        path = "/v1/namespaces/default/counters/c"
+        keys = wire.app.application.keys
+        changed = change(keys.find(header["Authorization"].removeprefix("Bearer ").encode()))
+        losing = patch.object(keys, "find", return_value=changed)
+        add_events = CounterService.add_events
+
+        async def reject(service: Any, namespace: Any, events: Any) -> list[Any]:
+            if not is_waiting or events[0].delta == 1:
+                return await add_events(service, namespace, events)
+            losing.start()
+            return [OverloadedError("wait")] * len(events)
+
+        async with open_stream(wire.port, *header.items()) as client:
             client.send(line(1))
             assert await client.status() == 200
             assert (await client.answer() or {})["replayed"] is False
-            with patch.object(wire.app.application.keys, "find", return_value=None):
-                client.send(line(2))
-                last = await client.answer()
-                client.end()
-                assert await client.answer() is None
+            with patch.object(CounterService, "add_events", reject):
+                if not is_waiting:
+                    losing.start()
+                try:
+                    client.send(line(2, delta=2))
+                    if is_waiting:
+                        assert (await client.answer() or {})["code"] == "overloaded"
+                        client.send(line(3, delta=4))
+                    last = await client.answer()
+                finally:
+                    losing.stop()
+            client.end()
+            assert await client.answer() is None
         assert last is not None
         assert last["code"] == "stream_ended"
-        assert "the 1 lines before this are answered" in last["detail"]
+        assert why in last["detail"]
+        assert f"the {1 + is_waiting} lines before this are answered" in last["detail"]
+        assert (await wire.app.http.get(path, headers=header)).json()["count"] == 1
+
+
+NO_ADDS = [b"x\n", b'{"counter": "c", "delta": 1}\n', b'{"counter": "", "delta": 1}\n']
+
+
+@pytest.mark.parametrize("bad", NO_ADDS)
+async def test_one_of_nothing_but_lines_that_are_no_adds_ends(wire: Wire, bad: bytes) -> None:
+    most = limits.ADD_STREAM_REFUSED_MAX
+    async with open_stream(wire.port) as client:
+        client.send(line(1), bad * (most - 1), line(2), bad * (3 * most))
+        client.end()
+        *answers, last = await client.answers()
+    assert last["code"] == "stream_ended"
+    refused = [each.get("code", "added") for each in answers]
+    assert refused.index("added", 1) == most
+    assert set(refused) == {"added", refused[1]}
+    assert most <= len(answers) - most - 1 < 2 * most
+    assert f"the {len(answers)} lines before this are answered" in last["detail"]
+    assert await wire.app.rest.count("c") == 2
+
+
+@pytest.mark.parametrize("bad", NO_ADDS)
+async def test_all_streams_together_read_some_lines_in_a_turn_of_the_loop(
+    wire: Wire, streams: AddStreams, bad: bytes
+) -> None:
+    """Regression: a stream of malformed lines held the event loop for seconds."""
+    turn, clock = 0, 0.0
+    read, made = Counter[int](), Counter[int]()
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def step(counted: Counter[int], count: int) -> None:
+        """Take all the time that a turn has."""
+        nonlocal clock
+        clock += 1.0
+        counted[turn] += count
+
+    def counted_read(lines: Any) -> Any:
+        step(read, len(lines))
+        return read_lines(lines)
+
+    def counted_texts(namespace: Any, outcomes: Any) -> list[str]:
+        step(made, len(outcomes))
+        return added_texts(namespace, outcomes)
+
+    async def send() -> int:
+        async with open_stream(wire.port) as client:
+            client.send(bad * 990)
+            client.end()
+            return len(await client.answers())
+
+    with (
+        patch.object(streams.queue, "_now_s", lambda: clock),
+        patch.object(items, "read_lines", counted_read),
+        patch.object(items, "added_texts", counted_texts),
+    ):
+        turning = asyncio.create_task(count_turns())
+        assert await asyncio.gather(*(send() for _ in range(5))) == [990] * 5
+        turning.cancel()
+    assert read.total() == made.total() == 5 * 990
+    assert max((read + made).values()) <= TURN_ITEMS
+
+
+async def test_empty_lines_leave_turns_to_others(wire: Wire) -> None:
+    """Regression: those that had come were dropped at once, however many they were."""
+    count, turn = 100_000, 0
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b" \n" * count + line(1), "more_body": False}
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    lines = add_stream._Lines(receive)
+    await lines.start()
+    turning = asyncio.create_task(count_turns())
+    assert await lines.take(limits.BATCH_ITEMS_MAX, SECOND) == [line(1).strip()]
+    turning.cancel()
+    assert turn >= count // limits.BATCH_ITEMS_MAX
 
 
 async def test_who_is_gone_leaves_nothing(wire: Wire, streams: AddStreams) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from api.http.connections import Connections, ReadQueue
+from api.http.connections import Connections, ReadQueue, Steps
 from api.routes.live import LiveRoutes
 from api.server.protocol import TimedProtocol
 from counter.core.admission import Bounded
@@ -188,6 +188,31 @@ async def test_one_turn_of_the_loop_reads_for_a_bounded_time() -> None:
     await turns()
     queue.read(Segment("d", 1, clock, read))
     assert read[-1] == "d"
+
+
+async def test_work_takes_turns_step_by_step_and_returns_its_result() -> None:
+    clock, done = Watch(), list[str]()
+
+    def work(name: str, steps: int) -> Steps[str]:
+        for _ in range(steps):
+            done.append(name)
+            clock.now_s += 1.0
+            yield
+        if name == "bad":
+            raise ValueError(name)
+        return name.upper()
+
+    queue = ReadQueue(lambda: clock.now_s)
+    # At once, while this turn has time.
+    assert await queue.run(work("z", 0)) == "Z"
+    running = [asyncio.create_task(queue.run(work(name, 3))) for name in ("a", "bad", "c", "gone")]
+    await asyncio.sleep(0)
+    running[3].cancel()
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert results[0] == "A"
+    assert results[2] == "C"
+    assert [type(each) for each in results[1::2]] == [ValueError, asyncio.CancelledError]
+    assert "".join(each for each in done if each != "gone") == "aabadcabadcbadc"
 
 
 REQUESTS = {

@@ -70,7 +70,7 @@ class AddStream:
         while b"\n" not in self._received:
             event = await self.event()
             if isinstance(event, h11.EndOfMessage):
-                assert not self._received
+                assert not self._received, self._received
                 return None
             if isinstance(event, (h11.InformationalResponse, h11.Response)):
                 continue
