@@ -26,7 +26,7 @@ from api.http.models import CloudEventBody
 from api.http.problems import shown
 from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
 from api.telemetry.request_log import LoggedWrite
-from counter.core.event_rules import CloudEvent, adds_of, rules_of
+from counter.core.event_rules import EVENT_TEXT, CloudEvent, adds_of, rules_of
 from counter.core.results import Added, Keyed
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, TokenConflictError
@@ -64,10 +64,8 @@ _MAP_FOR_S: Final = 0.005
 _MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 
-#: The specification has no control characters in texts.
 _Text = Annotated[
-    str,
-    Meta(min_length=1, max_length=EVENT_ATTRIBUTE_CHARS_MAX, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z"),
+    str, Meta(min_length=1, max_length=EVENT_ATTRIBUTE_CHARS_MAX, pattern=EVENT_TEXT.pattern)
 ]
 
 

@@ -16,6 +16,8 @@ from counter.errors import InvalidBodyError
 from counter.names import check_counter_name
 from counter.types import EventRule
 
+#: The text of an attribute: the specification has no control characters in it.
+EVENT_TEXT: Final = re.compile(r"^[^\x00-\x1f\x7f-\x9f]*\Z")
 _PATH: Final = re.compile(r"type|source|subject|data(\.[^.]+)+")
 _IN_BRACES: Final = re.compile(r"\{([^{}]*)\}")
 #: A whole number as text; so a decimal is read, too, if its fraction is 0.
@@ -42,8 +44,16 @@ def check_rules(rules: Sequence[EventRule]) -> None:
             field="event_rules",
         )
     for index, rule in enumerate(rules):
+        first = rules.index(rule)
+        if first < index:
+            name = f"event_rules.{index}"
+            raise InvalidBodyError(
+                f"{name} is equal to event_rules.{first}, and would count each event twice:"
+                " remove one of them",
+                field=name,
+            )
         for field, fault in (
-            ("type", _too_long(rule.type)),
+            ("type", _too_long(rule.type) or _fault_of_type(rule.type)),
             ("counter", _too_long(rule.counter) or _fault_of_template(rule.counter)),
             ("delta", _fault_of_delta(rule.delta)),
         ):
@@ -75,6 +85,14 @@ def _too_long(text: str) -> str | None:
     if 1 <= len(text) <= limits.EVENT_ATTRIBUTE_CHARS_MAX:
         return None
     return f"1 to {limits.EVENT_ATTRIBUTE_CHARS_MAX} characters are allowed"
+
+
+def _fault_of_type(kind: str) -> str | None:
+    if "*" in kind[:-1]:
+        return "it matches no event: a * is allowed at the end only"
+    if EVENT_TEXT.search(kind) is None:
+        return "it matches no event: the type of an event has no control characters"
+    return None
 
 
 def _fault_of_template(template: str) -> str | None:

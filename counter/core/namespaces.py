@@ -196,7 +196,11 @@ class Namespaces:
                     f" {namespace.name!r}; it cannot become {new}",
                     field=field.removesuffix("_us"),
                 )
-        check_settings(settings, namespace.dataset)
+        checked = settings
+        if settings.event_rules == namespace.settings.event_rules:
+            # Rules that an older version accepted do not keep other settings from being changed.
+            checked = replace(settings, event_rules=())
+        check_settings(checked, namespace.dataset)
         era_from_us = 0
         if not namespace.accepts_by(settings.accept_limit_us):
             era_from_us = await self._era_start(namespace.dataset)

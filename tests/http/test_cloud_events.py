@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
 
+from counter.types import EventRule
 from tests.support.app import App, words_and_bounds
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest
@@ -15,7 +17,7 @@ from tests.support.times import DAY, HOUR, MINUTE, SECOND
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
-RULES = [
+RULES: list[dict[str, Any]] = [
     {"type": "order.paid", "counter": "orders.{subject}", "delta": "data.quantity"},
     {"type": "order.*", "counter": "all", "delta": 1},
 ]
@@ -90,6 +92,7 @@ BODIES: list[Any] = [
     (json.dumps([event(at) for at in range(1_001)]).encode(), BATCH, 400),
 ]
 BAD_RULES: list[Any] = [
+    *(({"type": each}, "type") for each in ("com.*.paid", "*.paid", "**", "a*b*", "a\nb")),
     *(({"type": ""}, "type"), ({"type": "t" * 1025}, "type"), ({"counter": ""}, "counter")),
     *(({"counter": f"a{each}"}, "counter") for each in ("{", "}", "{}", "{x}", "{data}")),
     *(({"counter": f"a{each}"}, "counter") for each in ("{data.}", "{{type}}", "{data..b}")),
@@ -139,7 +142,7 @@ async def test_the_answer_is_empty_unless_it_asks_for_the_outcomes(rest: Rest) -
             ("return=minimal", False),
             ("x-return=representation", False),
             ("return=representation-of-all", False),
-            ("respond-async, Return = \"representation\"; foo", True),
+            ('respond-async, Return = "representation"; foo', True),
             ("return=representation", True),
         )
     ):
@@ -368,13 +371,47 @@ async def test_a_bad_rule_is_refused(rest: Rest) -> None:
 
 @words_and_bounds
 async def test_there_is_a_bound_of_rules(rest: Rest) -> None:
-    assert (await set_rules(rest, RULES[:1] * 20)).status_code == 200
-    answer = await set_rules(rest, RULES[:1] * 21)
+    rules = [{**RULES[0], "type": "order.paid*"[: 11 - at % 2], "delta": at} for at in range(21)]
+    assert (await set_rules(rest, rules[:20])).status_code == 200
+    answer = await set_rules(rest, rules)
     assert_problem(
         answer, 400, "invalid_body", applied=None, retry="never", names=("event_rules", "20")
     )
     assert await outcomes(rest, event()) == ["original"]
-    assert await rest.count("orders.7") == 40
+    assert await rest.count("orders.7") == sum(range(20))
+
+
+@words_and_bounds
+async def test_two_equal_rules_are_refused(rest: Rest) -> None:
+    """Each event would count twice."""
+    given = {"type": "order.*", "counter": "all"}
+    answer = await set_rules(rest, [*RULES, given])
+    problem = assert_problem(answer, 400, "invalid_body", applied=None, retry="never")
+    assert problem["field"] == "event_rules.2"
+    assert "event_rules.2 is equal to event_rules.1" in problem["detail"]
+    assert (await set_rules(rest, [*RULES, {**given, "delta": 2}])).status_code == 200
+
+
+@words_and_bounds
+@pytest.mark.parametrize("faulty", [0, 1], ids=["pattern", "equal"])
+async def test_rules_that_were_accepted_before_keep_working_with_a_warning(
+    rest: Rest, app: App, faulty: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = (EventRule("order.*", "all"), EventRule(*(("a*b", "x"), ("order.*", "all"))[faulty]))
+    before = app.application.service.namespaces.get("default")
+    settings = replace(before.settings, event_rules=rules)
+    await app.store.control.update_namespace(before, before.changed(settings, 0))
+    caplog.clear()
+    await app.restart()
+    assert "namespace 'default': event_rules.1" in caplog.text
+    rest = app.rest
+    assert await outcomes(rest, event()) == ["original"]
+    assert await rest.count("all") == 1 + faulty
+    changed = await rest.http.put(rest.path(), json={"cache_ttl": "1s"})
+    assert changed.status_code == 200, changed.text
+    assert any("event_rules.1" in each for each in changed.json()["warnings"])
+    for wrong in ([*RULES, {"type": "a*b", "counter": "x"}], [*RULES, *RULES]):
+        assert (await set_rules(rest, wrong)).status_code == 400
 
 
 @words_and_bounds
