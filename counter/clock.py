@@ -12,7 +12,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_NAIVE: Final = _EPOCH.replace(tzinfo=None)
 _USUAL_CHARS: Final = len("2026-01-31T08:15:30.000250Z")
 _RFC3339: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
+    r"\d{4}-\d\d-\d\d[Tt ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?"
+    r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
 )
 _BOOTTIME: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -80,9 +82,10 @@ def to_us(moment: datetime) -> int:
 
 
 def parse_rfc3339(text: str) -> int:
-    """Return the exact microseconds since the epoch of an RFC 3339 time with an offset.
+    """Return the microseconds since the epoch of an RFC 3339 time with an offset.
 
-    Raises ValueError for anything else: no offset, more digits than microseconds, an invalid date.
+    Digits after the sixth of a second are cut off: .NET writes seven, Go and Java nine. Raises
+    ValueError for anything else: no offset, an invalid date, a leap second.
     """
     if len(text) == _USUAL_CHARS and text[19] == "." and text[26] == "Z":
         digits = text[20:26]
@@ -99,7 +102,7 @@ def _second_us(text: str) -> int:
 
 def _parse(text: str) -> int:
     if _RFC3339.fullmatch(text) is None:
-        raise ValueError("it is not RFC 3339 with an offset and at most microseconds")
+        raise ValueError("it is not RFC 3339 with an offset, or it is a leap second")
     # fromisoformat() accepts the letters in upper case only; RFC 3339 allows both.
     return to_us(datetime.fromisoformat(text.upper()))
 

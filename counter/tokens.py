@@ -77,7 +77,7 @@ def parse_nonce(text: str) -> bytes:
 def parse_generation_time(text: str) -> int:
     """Return the microseconds since the epoch of a token's time in RFC 3339 with an offset.
 
-    Raises ValueError, and OverflowError for years that ``datetime`` does not support.
+    Raises ValueError.
     """
     time_us = parse_rfc3339(text)
     if not limits.TIME_MIN_US <= time_us <= limits.TIME_MAX_US:

@@ -18,7 +18,7 @@ from counter.names import check_counter_name
 from counter.tokens import parse_generation_time, parse_nonce
 from counter.types import Event
 
-_NOT_USUAL: Final = (msgspec.MsgspecError, ValueError, OverflowError)
+_NOT_USUAL: Final = (msgspec.MsgspecError, ValueError)
 _Delta = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 
@@ -101,7 +101,7 @@ def read_lines(lines: Sequence[bytes | None]) -> list[Event] | None:
 
 
 def _events(items: list[_Item]) -> list[Event]:
-    """Raises ValueError and OverflowError."""
+    """Raises ValueError."""
     return [
         _new(
             Event,

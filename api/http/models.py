@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from types import NoneType
@@ -42,7 +42,7 @@ from typing_extensions import TypedDict, is_typeddict
 
 from api.http.problems import body_error, shown
 from counter import limits
-from counter.clock import to_rfc3339, to_us
+from counter.clock import parse_rfc3339, to_rfc3339
 from counter.durations import format_duration, parse_duration
 from counter.errors import InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
@@ -54,6 +54,13 @@ def _duration(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("a duration is a text like 5s, 250ms or 7d")
     return parse_duration(value)
+
+
+def _instant(value: Any) -> int:
+    """Return an instant of a span: what is outside of all events' times is moved to their edge."""
+    if not isinstance(value, str):
+        raise ValueError("a time is a text like 2026-01-31T08:15:30Z")
+    return max(0, min(parse_rfc3339(value), limits.TIME_MAX_US))
 
 
 CounterName = Annotated[
@@ -81,6 +88,7 @@ DurationText = Annotated[
 
 _DURATION_TEXT: Final = WithJsonSchema({"type": "string", "pattern": "^([0-9]+(us|ms|s|m|h|d))+$"})
 _TIME_TEXT: Final = WithJsonSchema({"type": "string", "format": "date-time"})
+InstantText = Annotated[int, BeforeValidator(_instant), _TIME_TEXT]
 #: Microseconds, which answers have as text.
 DurationOut = Annotated[int, PlainSerializer(format_duration, str), _DURATION_TEXT]
 TimeOut = Annotated[int, PlainSerializer(to_rfc3339, str), _TIME_TEXT]
@@ -106,6 +114,7 @@ class Body(BaseModel):
 _Body = TypeVar("_Body", bound=Body)
 _Query = TypeVar("_Query", bound="Query")
 _LIMIT_DIGITS_MAX: Final = 9
+_OFFSET_PLUS: Final = re.compile(r" (?=\d\d:\d\d\Z)")
 
 
 @with_config(_STRICT)
@@ -127,7 +136,8 @@ class TokenBody(TypedDict):
         str,
         Field(
             max_length=40,
-            description="When the token was made: RFC 3339 with an offset, up to microseconds.",
+            description="When the token was made: RFC 3339 with an offset. Digits after the sixth"
+            " of a second are cut off.",
             examples=[TOKEN_EXAMPLE["generation_time"]],
             json_schema_extra={"format": "date-time"},
         ),
@@ -195,10 +205,10 @@ class BatchGetBody(Body):
 class RecountBody(Body):
     model_config = example({"from": "2026-01-31T00:00:00Z", "to": "2026-02-01T00:00:00Z"})
 
-    from_: AwareDatetime | None = Field(
+    from_: InstantText | None = Field(
         default=None, alias="from", description="The first instant; all there is without it."
     )
-    to: AwareDatetime | None = Field(default=None, description="The instant after the last one.")
+    to: InstantText | None = Field(default=None, description="The instant after the last one.")
 
 
 class TokensBody(Body):
@@ -402,12 +412,9 @@ def _count(most: int) -> BeforeValidator:
     return _parameter(read, "{name} is {text!r}; it must be from 1 to {error}")
 
 
-def _instant(text: str) -> int:
-    # A plus sign in a query that was not percent-encoded arrives as a space.
-    moment = datetime.fromisoformat(text.replace(" ", "+"))
-    if moment.tzinfo is None:
-        raise ValueError("it has no offset")
-    return max(0, min(to_us(moment), limits.TIME_MAX_US))
+def _query_instant(text: str) -> int:
+    # The plus sign of an offset arrives as a space if it was not percent-encoded.
+    return _instant(_OFFSET_PLUS.sub("+", text))
 
 
 def _span(text: str) -> int:
@@ -420,7 +427,7 @@ def _span(text: str) -> int:
 _Duration = Annotated[int, _parameter(parse_duration), _DURATION_TEXT]
 _Instant = Annotated[
     int,
-    _parameter(_instant, "{name} is {text!r}, not an RFC 3339 time with an offset: {error}"),
+    _parameter(_query_instant, "{name} is {text!r}, not an RFC 3339 time with an offset: {error}"),
     _TIME_TEXT,
 ]
 

@@ -135,7 +135,7 @@ def token_of(body: TokenBody | None) -> Token | None:
     text = body["generation_time"]
     try:
         time_us = parse_generation_time(text)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise InvalidBodyError(
             f"idempotency_token.generation_time is {text!r}: {error}; write it like"
             " 2026-01-31T08:15:30.000250Z",

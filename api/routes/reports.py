@@ -33,7 +33,7 @@ from api.http.models import (
 )
 from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetrics, route
 from counter import limits
-from counter.clock import to_rfc3339, to_us
+from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.durations import format_duration
@@ -116,8 +116,8 @@ class ReportRoutes:
     ) -> Annotated[Reply, RecountAnswer]:
         """Have a counter's windows counted again from its events."""
         body = body or RecountBody()
-        from_us = 0 if body.from_ is None else to_us(body.from_)
-        until_us = limits.TIME_MAX_US if body.to is None else to_us(body.to)
+        from_us = body.from_ or 0
+        until_us = limits.TIME_MAX_US if body.to is None else body.to
         if from_us >= until_us:
             raise InvalidBodyError(
                 f"from {to_rfc3339(from_us)} is not before to {to_rfc3339(until_us)}", field="from"

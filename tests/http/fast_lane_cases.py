@@ -55,6 +55,10 @@ FORMS: Cases = {
     "not-then-fast": (request("GET", "/v1/namespaces") + add(12) + get(), [200] * 3),
     "two-fast-ones": (add(13, counter="a") + add(14, counter="b") + get("a") + get("b"), [200] * 4),
     "many": (b"".join(add(number) + get() for number in range(20, 40)), [200] * 40),
+    "nanoseconds": (
+        post(ADD, add_body(17).replace(b'Z"', b'999Z"'), JSON) + add(17) + add(17, 2) + get(),
+        [200, 200, 409, 200],
+    ),
     "blank-lines-between": (add(15) + b"\r\n" + get() + b"\r\n\n" + add(16), [200] * 3),
 }
 

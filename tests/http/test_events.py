@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import pytest
 
@@ -210,3 +211,67 @@ async def test_a_recount_of_a_bad_span_is_refused(rest: Rest) -> None:
         retry="never",
         names=("from",),
     )
+
+
+@words_and_bounds
+@pytest.mark.parametrize(
+    ("time", "is_read"),
+    [
+        ("2026-03-01T12:00:00Z", True),
+        ("2026-03-01t12:00:00.123456789z", True),
+        ("2026-03-01 14:00:00.1234567+02:00", True),
+        ("2026-03-01T12:00:00", False),
+        ("2026-03-01T12:00Z", False),
+        ("2026-03-01T12:00:00,5Z", False),
+        ("20260301T120000Z", False),
+        ("2026-03-01T12:00:00+0000", False),
+        ("2026-03-01T11:59:60Z", False),
+        ("2026-W09-7T12:00:00Z", False),
+        ("now", False),
+    ],
+)
+async def test_a_time_is_written_the_same_way_wherever_it_is_given(
+    rest: Rest, time: str, is_read: bool
+) -> None:
+    token = {"token": "0" * 32, "generation_time": time}
+    item = {"counter": "c", "delta": 1, "idempotency_token": token}
+    lines = json.dumps(item).encode() + b"\n"
+    answers = [
+        await rest.post(rest.path("c", "add"), {"delta": 1, "idempotency_token": token}),
+        await rest.post(
+            rest.path("c", "clear"), {"idempotency_token": token | {"token": "1" * 32}}
+        ),
+        await rest.http.get(rest.path("c", "events"), params={"from": time}),
+        await rest.http.get(
+            rest.path("c", "history"),
+            params={"from": "2000-01-01T00:00:00Z", "to": time, "step": "365d"},
+        ),
+        await rest.post(rest.path("c", "recount"), {"from": time}),
+        await rest.post(rest.path("c", "recount"), {"to": time}),
+    ]
+    assert [each.is_success for each in answers] == [is_read] * len(answers)
+    assert {each.status_code for each in answers if not is_read} <= {400}
+    batches = [
+        await rest.batch_add([item]),
+        await rest.raw(rest.path(verb="batch/add"), lines, content_type="application/x-ndjson"),
+    ]
+    for each in batches:
+        assert each.is_success
+        assert ("invalid_body" in each.text) is not is_read
+
+
+@words_and_bounds
+async def test_a_span_may_begin_and_end_outside_of_all_times(rest: Rest) -> None:
+    far = {"from": "0001-01-01T00:00:00+14:00", "to": "9999-12-31T23:59:59-14:00"}
+    assert (await rest.post(rest.path("c", "recount"), far)).status_code == 202
+    assert (await rest.http.get(rest.path("c", "events"), params=far)).status_code == 200
+    for edge in far.values():
+        empty = await rest.post(rest.path("c", "recount"), {"from": edge, "to": edge})
+        assert_problem(empty, 400, "invalid_body", applied=None, retry="never")
+
+
+@words_and_bounds
+async def test_the_plus_sign_of_an_offset_may_be_sent_as_it_is(rest: Rest) -> None:
+    path = rest.path("c", "events")
+    for time in ("2026-03-01T14:00:00+02:00", "2026-03-01+14:00:00.5+02:00"):
+        assert (await rest.http.get(f"{path}?from={time}")).status_code == 200

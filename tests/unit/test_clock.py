@@ -21,8 +21,61 @@ def test_the_clock_never_steps_back() -> None:
         assert [clock.now_us() for _ in readings] == [5_000, 5_000, 5_000, 6_000]
 
 
-@pytest.mark.parametrize("text", ["2026-01-31T08:15:30.00 250Z", "2026-01-31T08:15:30.٠٠٠٢٥٠Z"])
-def test_a_fraction_that_is_no_digits_is_refused(text: str) -> None:
+#: 2026-01-31T08:15:30Z
+INSTANT_US = 1_769_847_330 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("text", "after_us"),
+    [
+        ("2026-01-31T08:15:30Z", 0),
+        ("2026-01-31t08:15:30.5z", 500_000),
+        ("2026-01-31 09:15:30.000250+01:00", 250),
+        ("2026-01-30T18:30:30.000250-13:45", 250),
+        ("2026-01-31T08:15:30.1234567Z", 123_456),
+        ("2026-01-31T08:15:30.999999999-00:00", 999_999),
+        ("2026-01-31T08:15:30." + "9" * 5_000 + "Z", 999_999),
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_a_time_has_any_offset_and_digits_beyond_microseconds_are_cut_off(
+    text: str, after_us: int
+) -> None:
+    assert parse_rfc3339(text) == INSTANT_US + after_us
+
+
+def test_the_first_and_last_years_with_any_offset_are_times() -> None:
+    assert parse_rfc3339("0001-01-01T00:00:00+23:59") < parse_rfc3339("0001-01-01T00:00:00Z") < 0
+    assert parse_rfc3339("9999-12-31T23:59:59-23:59") > parse_rfc3339("9999-12-31T23:59:59Z") > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-31T08:15:30",
+        "2026-01-31T08:15:30.",
+        "2026-01-31T08:15:30.Z",
+        "2026-01-31T08:15:30,5Z",
+        "2026-01-31T08:15:30.00 250Z",
+        "2026-01-31T08:15:30.\u0660\u0660\u0660\u0662\u0665\u0660Z",
+        "2026-01-31T08:15Z",
+        "2026-01-31T08Z",
+        "20260131T081530Z",
+        "2026-W05-6T08:15:30Z",
+        "2026-01-31T24:00:00Z",
+        "2026-01-31T23:59:60Z",
+        "2026-01-31T08:15:30+0100",
+        "2026-01-31T08:15:30+01",
+        "2026-01-31T08:15:30+24:00",
+        "2026-01-31T08:15:30+01:60",
+        "2026-01-31T08:15:30+01:00:00",
+        " 2026-01-31T08:15:30Z",
+        "2026-01-31T08:15:30Z\n",
+        "today",
+        "",
+    ],
+)
+def test_what_is_not_rfc_3339_is_no_time_in_any_version_of_python(text: str) -> None:
     with pytest.raises(ValueError, match="RFC 3339"):
         parse_rfc3339(text)
 
