@@ -13,8 +13,7 @@ import httpx
 
 from counter.ops.doctor import Finding, ok, wrong
 from counter_client import CounterClient, CounterError, Options, UnexpectedAnswerError
-from counter_client.addresses import direct
-from counter_client.transport import read_body
+from counter_client.transport import Common, read_body
 
 _TIMEOUT_S: Final = 5.0
 #: With a larger difference, tokens made here are late or early for some namespaces.
@@ -26,13 +25,17 @@ _ANY: Final = "counter-doctor"
 def check_service(url: str, api_key: str | None, version: str) -> Iterator[Finding]:
     """Check the service at *url*."""
     try:
-        # Like a client of the SDK: hosts on this machine are reached without a proxy.
-        with httpx.Client(base_url=url, timeout=_TIMEOUT_S, mounts=direct([url])) as http:
+        # As a client of the SDK connects: by the same proxies and certificates.
+        settings = Common([url], None, Options()).settings(httpx.HTTPTransport)
+        with httpx.Client(base_url=url, timeout=_TIMEOUT_S, **settings) as http:
             with http.stream("GET", "/readyz") as answer:
                 yield _ready(answer, _body(answer, "readyz"))
             yield from _version(http, version)
     except UnexpectedAnswerError as error:
         yield wrong("service", error.detail, "set --url right: to the service itself")
+        return
+    except CounterError as error:
+        yield wrong("service", error.detail, "correct the variable, or unset it")
         return
     except (httpx.HTTPError, httpx.InvalidURL, OSError, zlib.error) as error:
         why = f"{url} does not answer: {type(error).__name__} {error}".rstrip()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -67,26 +69,56 @@ def authorization(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"}
 
 
-def direct(urls: Sequence[str]) -> dict[str, None]:
-    """Return httpx mounts that bypass environment proxies for loopback URLs.
+def proxies(urls: Sequence[str]) -> dict[str, httpx.Proxy]:
+    """Return the proxies from the environment, by the pattern of an httpx mount.
+
+    httpx reads the environment itself, but a variable that it cannot use stops every client, also
+    one that needs no proxy. Raises InvalidParameterError for a proxy that cannot be used.
+    """
+    found = {}
+    for url in map(httpx.URL, urls):
+        if (name := _proxy_name(url)) is not None:
+            # A host with colons is an IPv6 address.
+            host = f"[{url.host}]" if ":" in url.host else url.host
+            found[f"{url.scheme}://{host}"] = _proxy(name, str(url))
+    return found
+
+
+def _proxy(name: str, url: str) -> httpx.Proxy:
+    given = getproxies()[name]
+    try:
+        proxy = httpx.Proxy(given if "://" in given else f"http://{given}")
+        if not proxy.url.host:
+            raise ValueError("it names no host")
+        # Only this looks for the package that SOCKS needs; the context is not used.
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        httpx.HTTPTransport(verify=tls, proxy=proxy).close()
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        # The value may hold a password.
+        lower, upper = f"{name}_proxy", f"{name}_proxy".upper()
+        variable = lower if lower in os.environ else upper
+        raise InvalidParameterError(
+            f"{variable} names a proxy for {url} that cannot be used: give http://HOST:PORT"
+            " (socks5://HOST:PORT needs the package httpx[socks]), or add the host to NO_PROXY"
+        ) from error
+    return proxy
+
+
+def _proxy_name(url: httpx.URL) -> str | None:
+    """Return the name of the proxy for *url* in the environment, or None.
 
     A proxy on another machine cannot reach this machine's loopback."""
-    hosts = {httpx.URL(each).host for each in urls}
-    # A host with colons is an IPv6 address.
-    return {
-        f"all://[{host}]" if ":" in host else f"all://{host}": None
-        for host in hosts
-        if _is_loopback(host)
-    }
+    netloc = url.netloc.decode("ascii")
+    if _is_loopback(url.host) or proxy_bypass(url.host) or proxy_bypass(netloc):
+        return None
+    found = getproxies()
+    return next((each for each in (url.scheme, "all") if found.get(each)), None)
 
 
 def by_proxy(url: str) -> str:
     """Return an error suffix if the environment names a proxy for *url*, else an empty string."""
-    read = httpx.URL(url)
-    if _is_loopback(read.host) or proxy_bypass(read.host):
-        return ""
-    found = getproxies()
-    return " through the proxy from the environment" if {read.scheme, "all"} & set(found) else ""
+    is_by_proxy = _proxy_name(httpx.URL(url)) is not None
+    return " through the proxy from the environment" if is_by_proxy else ""
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ import httpcore
 import httpx
 
 from counter_client import answers
-from counter_client.addresses import Places, authorization, by_proxy, direct
+from counter_client.addresses import Places, authorization, by_proxy, proxies
 from counter_client.calls import Call, Reply, Request
 from counter_client.errors import CounterError, InvalidParameterError
 from counter_client.failures import (
@@ -125,16 +125,23 @@ class _Stream(httpcore.NetworkStream):
         return self._inner.get_extra_info(info)
 
 
-def context_of(options: Options, urls: Sequence[str]) -> ssl.SSLContext | None:
-    """Return an SSL context for the files in *options*, or None for httpx's own.
+def context_of(options: Options, urls: Sequence[str]) -> ssl.SSLContext:
+    """Return an SSL context for the files in *options*, or httpx's own.
 
     Without files and ``https://`` it trusts no certificate: httpx's own takes 40 ms to make.
     Raises InvalidParameterError if the files cannot be used.
     """
     ca, cert, key = options.tls_ca, options.tls_cert, options.tls_key
     if ca is None and cert is None:
-        needs_tls = any(httpx.URL(each).scheme == "https" for each in urls)
-        return None if needs_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if all(httpx.URL(each).scheme != "https" for each in urls):
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            return httpx.create_ssl_context(trust_env=options.trust_env)
+        except OSError as error:
+            raise InvalidParameterError(
+                f"SSL_CERT_FILE {os.environ.get('SSL_CERT_FILE')} cannot be used:"
+                f" {getattr(error, 'reason', None) or error.strerror}; give a PEM file"
+            ) from error
     try:
         context = ssl.create_default_context(cafile=ca)
         if cert is not None:
@@ -165,6 +172,7 @@ _UNKNOWN: Final = 3
 _DECIDES: Final = 4
 _TTL_DIGITS_MAX: Final = 15
 _UNWATCHED: Final = Watch()
+_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100)
 #: Operations that the service may reject before it starts them, and the share of the attempt's
 #: time that such a request may queue there.
 _WRITES: Final = frozenset(
@@ -193,7 +201,7 @@ class Common:
         codecs.lookup("idna")
         self.places = Places(urls)
         self.options = options
-        self._direct = direct(urls)
+        self._proxies = proxies(urls) if options.trust_env else {}
         self._tls = context_of(options, urls)
         self.closed = False
         self._has_answered = False
@@ -201,14 +209,20 @@ class Common:
         compact = {"Accept": "application/json", "Accept-Encoding": "identity"}
         self.headers = compact | authorization(api_key)
 
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments for every httpx client."""
+    def settings(
+        self, make: type[httpx.HTTPTransport] | type[httpx.AsyncHTTPTransport]
+    ) -> dict[str, Any]:
+        """Return the arguments for every httpx client, whose proxied transports *make* makes."""
         return {
             "headers": self.headers,
-            "trust_env": self.options.trust_env,
-            "mounts": self._direct,
-            **({} if self._tls is None else {"verify": self._tls}),
-            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            # Proxies and certificates of the environment are below.
+            "trust_env": False,
+            "mounts": {
+                name: make(proxy=proxy, verify=self._tls, limits=_LIMITS)
+                for name, proxy in self._proxies.items()
+            },
+            "verify": self._tls,
+            "limits": _LIMITS,
         }
 
     def watch(self, send: Send, url: str, hedged: bool) -> Watch:
@@ -425,7 +439,7 @@ class SyncTransport(Common):
         return http
 
     def _make_client(self) -> httpx.Client:
-        http = httpx.Client(**self.settings())
+        http = httpx.Client(**self.settings(httpx.HTTPTransport))
         self._deadline.keep(http)
         return http
 
@@ -491,7 +505,7 @@ class AsyncTransport(Common):
         super().__init__(urls, api_key, options)
         self._budget = budget
         self._seen_s: deque[float] = deque(maxlen=_SEEN_MAX)
-        self._http = httpx.AsyncClient(**self.settings())
+        self._http = httpx.AsyncClient(**self.settings(httpx.AsyncHTTPTransport))
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def _client(self) -> httpx.AsyncClient:
