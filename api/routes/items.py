@@ -149,7 +149,7 @@ def _raw_items(body: bytes, most: int) -> Sequence[Raw]:
     more than *most*."""
     try:
         raws = _read_items(body).items
-    except (msgspec.MsgspecError, RecursionError):
+    except (ValueError, RecursionError):
         # The models say what is wrong with it.
         items = read_body(BatchAddBody, body).items
         raws = [Raw(pydantic_core.to_json(each)) for each in items]
