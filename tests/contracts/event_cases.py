@@ -72,11 +72,12 @@ class EventCases(StoreCases):
             add("a", number=3, delta=9),
             add("b", number=3),
             add("old", number=2, delta=9),
+            add("old", number=2),
             add("old", T0 - SLICE, number=2),
             clear("b", number=4),
             clear("b", number=4),
         ]
-        expected = [NEW, REPLAYED, REPLAYED, CONFLICT, NEW, CONFLICT, NEW, NEW, REPLAYED]
+        expected = [NEW, REPLAYED, REPLAYED, CONFLICT, NEW, CONFLICT, REPLAYED, NEW, NEW, REPLAYED]
         assert list(await written(store, namespace, events)) == expected
         assert await total(store, namespace, "a") == 1
         assert await total(store, namespace, "old") == 3

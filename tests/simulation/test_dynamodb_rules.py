@@ -1,14 +1,22 @@
 """What the adapter for DynamoDB does if requests are lost, late, throttled or done in parts."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pytest
 
-from counter.errors import OverloadedError, StoreUnavailableError, UnavailableError
+from counter.errors import (
+    NamespaceUnknownError,
+    OverloadedError,
+    StoreUnavailableError,
+    UnavailableError,
+)
 from counter.limits import MINUTE, SECOND
 from counter.storage.dynamodb.layout import (
     COUNTS,
@@ -19,12 +27,15 @@ from counter.storage.dynamodb.layout import (
     row_from,
 )
 from counter.types import (
+    ApiKey,
     Checkpoint,
     CounterUpdate,
     Decision,
+    Mark,
     Namespace,
     Outcome,
     Pending,
+    Scope,
     WindowRow,
     Written,
 )
@@ -40,7 +51,7 @@ from tests.contracts.cases import (
 )
 from tests.simulation.connection import UNMET, Met
 from tests.simulation.dynamodb_expressions import of_type
-from tests.simulation.dynamodb_server import Done, Server
+from tests.simulation.dynamodb_server import Done, Server, error_of
 from tests.simulation.dynamodb_store import CalmStore
 from tests.simulation.weather import Weather
 from tests.support.clock import FakeClock
@@ -233,3 +244,127 @@ async def test_a_checkpoint_is_the_sum_of_its_rows_at_each_moment(lab: Lab) -> N
     assert {counted for _, counted in sums} == {0, 111, 11_111}
     assert [pair for pair in sums if pair[0] != pair[1]] == []
     assert len(counter.items) == 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_change_that_a_proxy_sends_twice_is_made(seed: int) -> None:
+    """Whichever of the two is answered: the second one finds what the first one wrote."""
+    lab = Lab(seed)
+    store = await lab.store()
+    namespace = await make_namespace(store)
+    weather, key = lab.server.weather, ApiKey("k", "", bytes(32), ("*",), Scope.READ, NOW)
+    weather.repeated, weather.hint_us = 1.0, 1
+    assert await store.control.update_namespace(namespace, namespace.changed(SETTINGS, NOW))
+    assert await store.keys.create_api_key(key)
+    changed = replace(key, label="another")
+    assert await store.keys.change_api_key(key, changed)
+    assert await store.keys.forget_api_key(changed)
+    assert await appended(store, namespace) is Written.NEW
+
+
+async def test_an_add_whose_item_a_transaction_holds_is_refused_and_not_written(lab: Lab) -> None:
+    store = await lab.store()
+    namespace = await make_namespace(store)
+    [(table, key)] = await store.events._places(namespace, [add()])
+    lab.server._held.add((table, key))
+    with patch("counter.storage.dynamodb.driver._PAUSE_S", 0):
+        assert isinstance(await appended(store, namespace), OverloadedError)
+    lab.server._held.clear()
+    assert await appended(store, namespace) is Written.NEW
+
+
+async def test_what_acknowledges_gives_up_after_the_write_time_out(lab: Lab) -> None:
+    store = await lab.store()
+    namespace, given_up_us = await make_namespace(store), list[int | None]()
+    call = store.simulated._call
+
+    async def noted(operation: str, timeout_us: int | None = None, **request: Any) -> Any:
+        if operation != "query":
+            given_up_us.append(timeout_us)
+        return await call(operation, timeout_us, **request)
+
+    with patch.object(store.simulated, "_call", noted):
+        await appended(store, namespace)
+        await store.events.append_atomic(namespace, atomic(("c", 1), ("d", 2)))
+        await store.rollups.mark(namespace, [Mark(NOW, "c")])
+        await store.rollups.unlist(namespace, "c", NOW)
+        await store.decisions.decide(namespace, [add()], Decision(Outcome.VOID, b""))
+        await store.decisions.reserve(namespace, b"n", NOW, NOW + MINUTE)
+        await store.decisions.rereserve(namespace, b"n", NOW, NOW + 1, NOW + MINUTE)
+    assert given_up_us == [namespace.dataset.write_timeout_us] * 8
+
+
+async def test_a_store_is_closed_when_its_marks_are_written(lab: Lab) -> None:
+    store = await lab.store()
+    namespace = await make_namespace(store)
+    meet(store, "counter_default.dirty", Met(hold_us=LATE_US))
+    marking = asyncio.ensure_future(store.rollups.mark(namespace, [Mark(NOW, "c")]))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    closing = asyncio.ensure_future(store.close())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    # Before its time-out, which is behind it.
+    lab.held.pop()()
+    await closing
+    assert await marking == {}
+
+
+async def test_a_mark_that_fails_unexpectedly_is_answered(lab: Lab) -> None:
+    store, failures = await lab.store(), list[Mapping[str, Any]]()
+    namespace, mark = await make_namespace(store), Mark(NOW, "c")
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    with patch.object(store.simulated, "write_many", side_effect=ValueError("no such thing")):
+        found = await store.rollups.mark(namespace, [mark])
+    assert "unexpectedly" in found[mark].detail
+    await asyncio.sleep(0)
+    gc.collect()
+    assert [str(each["exception"]) for each in failures] == ["no such thing"]
+
+
+async def test_rows_that_are_settled_during_a_read_are_read_again(lab: Lab) -> None:
+    """Some of them are deleted when the query comes to them."""
+    store, other = await lab.store(), await lab.store()
+    namespace = await make_namespace(store)
+    rows = [WindowRow(NOW + at * MINUTE, False, 1) for at in range(4)]
+    last = Checkpoint(rows[3].window_us, 4)
+    update = CounterUpdate("c", tuple(rows), last)
+    await store.rollups.apply(namespace, [update], through_us=last.time_us)
+    settling = CounterUpdate("c", (), last, Checkpoint(rows[1].window_us, 2))
+    query = store.simulated.query
+
+    async def interrupted(*args: Any, **named: Any) -> Any:
+        await other.rollups.apply(namespace, [settling], through_us=last.time_us)
+        return await query(*args, **named)
+
+    with (
+        patch.object(store.simulated, "query", interrupted),
+        patch.object(store.simulated, "get", wraps=store.simulated.get) as get,
+    ):
+        [found] = await store.rollups.rows(namespace, ["c"], after_us=0, through_us=last.time_us)
+    assert list(found) == rows[2:]
+    assert get.await_count == 3
+
+
+async def test_a_namespace_that_is_deleted_before_it_is_listed_takes_no_more(lab: Lab) -> None:
+    store, other = await lab.store(), await lab.store()
+    namespace = await make_namespace(store)
+    assert await other.control.delete_namespace(namespace)
+    assert await store.control.namespaces() == []
+    with pytest.raises(NamespaceUnknownError):
+        await appended(store, namespace)
+
+
+async def test_a_schema_whose_expiry_is_not_set_is_not_applied(lab: Lab) -> None:
+    execute = lab.server.execute
+
+    def failing(operation: str, request: Mapping[str, Any], done: Done) -> None:
+        if operation == "update_time_to_live":
+            done(error_of(operation, "InternalServerError"))
+        else:
+            execute(operation, request, done)
+
+    with patch.object(lab.server, "execute", failing), pytest.raises(StoreUnavailableError):
+        await lab.store()
