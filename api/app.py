@@ -352,7 +352,7 @@ def _handlers(
     return (
         CounterRoutes(service, settings.batch_items_max, streams, streams.queue),
         EventRoutes(service, settings.batch_items_max),
-        ReportRoutes(service, store, clock, admin_log),
+        ReportRoutes(service, store, clock, admin_log, gate),
         NamespaceRoutes(service, settings, admin_log),
         KeyRoutes(KeyAdmin(store.keys, clock, guard), gate, clock, admin_log),
     )

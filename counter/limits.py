@@ -70,6 +70,10 @@ BUSIEST_MAX: Final = 100
 #: Counters that one request reads, in parts of BATCH_ITEMS_MAX: to list them by count, or as
 #: metrics, because a scrape has no pages.
 COUNTERS_TOGETHER_MAX: Final = 10_000
+#: Counters in one piece of an exposition: a client that reads slowly holds about two pieces.
+METRICS_PIECE_COUNTERS: Final = 200
+#: Reads of whole namespaces that a process does at once.
+LONG_READS_AT_ONCE: Final = 4
 HISTORY_POINTS_MAX: Final = 10_000
 REQUEST_TIMEOUT_US: Final = 10 * SECOND
 #: How long a process may take to finish its work after SIGTERM.

@@ -321,6 +321,12 @@ class Gate:
         """Take *adds* adds to *namespace* from the rates. Raises RateLimitedError."""
         self._take_all(caller.meters(namespace).adds, adds, self._now_s())
 
+    def charge_requests(self, caller: Caller, namespace: Namespace | None, requests: int) -> None:
+        """Take *requests* more for a request that was admitted; later ones wait for them."""
+        now_s = self._now_s()
+        for bucket in caller.meters(namespace).requests:
+            bucket.take(requests, now_s, overdraws=True)
+
     def _take_all(self, buckets: Sequence[TokenBucket], amount: int, now_s: float) -> None:
         """Take *amount* from each bucket, or from none."""
         for place, bucket in enumerate(buckets):

@@ -123,6 +123,8 @@ class Call:
     admitted: bool = False
     #: Takes a number of adds from the caller's rates. Raises RateLimitedError.
     charge: Callable[[int], None] = _free
+    #: Takes a number of requests more from the caller's rates, which later requests wait for.
+    charge_requests: Callable[[int], None] = _free
     #: Called when the body is complete. Raises OverloadedError if the write would wait for too
     #: long.
     let_in: Callable[[], Awaitable[None]] = _open

@@ -265,6 +265,7 @@ class Front:
             if not call.admitted:
                 self.gate.admit(caller, namespace, route.adds)
             call.charge = partial(self.gate.charge, caller, namespace)
+            call.charge_requests = partial(self.gate.charge_requests, caller, namespace)
             ALLOWANCE.set(caller)
             return await route.answer(call)
         except NamespaceUnknownError as error:

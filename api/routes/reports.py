@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Query
@@ -22,7 +24,8 @@ from api.http.answer_models import (
     RecountAnswer,
 )
 from api.http.answers import count_text, json_text, metric_text, metrics_head
-from api.http.call import CSV, OPENMETRICS, Reply
+from api.http.auth import Gate
+from api.http.call import CSV, OPENMETRICS, Call, Reply
 from api.http.models import (
     CountersOrder,
     CountersQuery,
@@ -32,12 +35,14 @@ from api.http.models import (
     RecountBody,
 )
 from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetrics, route
+from api.http.streaming import StreamReply, stream_of
 from counter import limits
 from counter.clock import to_rfc3339
+from counter.core.admission import Turns
 from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.durations import format_duration
-from counter.errors import InvalidBodyError, InvalidParameterError
+from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.folds import fold_rows
 from counter.names import check_counter_name
 from counter.ports import Clock, Store
@@ -46,6 +51,7 @@ from counter.tokens import format_nonce
 from counter.types import Checkpoint, Event, Namespace, Scope, WindowRow
 
 _Item = TypeVar("_Item")
+_log = logging.getLogger("counter.api")
 _CSV: Final[Mapping[str, Any]] = {
     "schema": {"type": "string"},
     "example": "time,count,delta\r\n2026-01-31T08:16:00.000000Z,1,1\r\n",
@@ -64,8 +70,8 @@ class ReportRoutes:
     store: Store
     clock: Clock
     admin_log: AdminLog
-    #: One exposition is made at a time.
-    exposing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    gate: Gate
+    turns: Turns = field(default_factory=Turns)
 
     @route("GET", f"{COUNTER}/events", Scope.READ, tag="history", shows="the event log")
     async def list_events(
@@ -148,9 +154,13 @@ class ReportRoutes:
         place = (None, None) if query.page is None else _place_of_list(query.page, by_count)
         _check_prefix(prefix, place[1])
         if by_count:
-            found = await self.service.reader.largest(
-                namespace, prefix, query.max_staleness, after=place, limit=most
-            )
+            async with self.turns.turn(namespace.id):
+                await self._charge_all(
+                    call, namespace, prefix, "order", "order is -count", "order=name"
+                )
+                found = await self.service.reader.largest(
+                    namespace, prefix, query.max_staleness, after=place, limit=most
+                )
             counts, last = _paged(found, query.limit, lambda each: [each.count, each.counter])
             return _listed(namespace, [each.counter for each in counts], counts, last)
         listed = await self.store.control.counters(
@@ -176,14 +186,50 @@ class ReportRoutes:
     ) -> Reply:
         """Rolled-up counts in OpenMetrics, for Prometheus."""
         _check_prefix(query.prefix)
-        async with self.exposing:
-            as_of_us, parts = await self.service.reader.rolled_up(namespace, query.prefix or "")
-            # Text at once: thousands of counts that are kept make the garbage collector pause.
-            samples = [
-                "".join(metric_text(namespace.name, each) for each in part) async for part in parts
-            ]
-        text = "".join([metrics_head(namespace.name, as_of_us), *samples, "# EOF\n"])
-        return Reply(200, text.encode(), OPENMETRICS)
+        prefix, why = query.prefix or "", "metrics have no pages"
+        async with self.turns.turn(namespace.id):
+            await self._charge_all(
+                call, namespace, prefix, "prefix", why, "a prefix to each scrape"
+            )
+            as_of_us, parts = await self.service.reader.rolled_up(namespace, prefix)
+        head = metrics_head(namespace.name, as_of_us).encode()
+        pieces = partial(self._exposition, call, namespace, head, parts)
+        return StreamReply.of(OPENMETRICS, stream_of(pieces), lambda: None)
+
+    async def _charge_all(
+        self, call: Call, namespace: Namespace, prefix: str, field: str, why: str, advice: str
+    ) -> None:
+        """Take from the caller's rate as many requests as pages would read all counters with
+        *prefix*. Raises InvalidParameterError if there are too many."""
+        number = await self.service.reader.number_together(namespace, prefix, field, why, advice)
+        if number > limits.PAGE_ITEMS_MAX:
+            call.charge_requests((number - 1) // limits.PAGE_ITEMS_MAX)
+
+    async def _exposition(
+        self,
+        call: Call,
+        namespace: Namespace,
+        head: bytes,
+        parts: AsyncGenerator[list[Count], None],
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield an exposition in pieces, as fast as the client reads them. One that ends without
+        ``# EOF`` is not whole."""
+        yield head
+        async with aclosing(parts):
+            while True:
+                try:
+                    caller = self.gate.caller(call.header(b"authorization"))
+                    caller.require(Scope.READ, namespace.name)
+                    # A client that reads slowly holds no turn.
+                    async with self.turns.turn(namespace.id):
+                        part = await anext(parts, None)
+                except CounterError as error:
+                    _log.warning("an exposition of namespace %s ends: %s", namespace.name, error)
+                    return
+                if part is None:
+                    break
+                yield "".join(metric_text(namespace.name, each) for each in part).encode()
+        yield b"# EOF\n"
 
 
 def _place_of_list(page: str, by_count: bool) -> tuple[int | None, str]:

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
+from weakref import WeakValueDictionary
 
 from counter import limits
 from counter.errors import OverloadedError
@@ -248,6 +249,22 @@ class Shares:
             self._held[holder] = held - 1
         else:
             self._held.pop(holder, None)
+
+
+class Turns:
+    """Lets long reads take turns: one at a time of each namespace, and a few of all together, so
+    that many reads of one namespace do not delay those of another."""
+
+    def __init__(self, at_once: int = limits.LONG_READS_AT_ONCE) -> None:
+        self._few = asyncio.Semaphore(at_once)
+        self._of_namespaces: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, namespace_id: int) -> AsyncIterator[None]:
+        """Wait for a turn of a namespace, and hold it."""
+        lock = self._of_namespaces.setdefault(namespace_id, asyncio.Lock())
+        async with lock, self._few:
+            yield
 
 
 class Bounded:

@@ -3,7 +3,7 @@ live tail."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from heapq import nsmallest
 from typing import Final, NamedTuple
 
@@ -170,19 +170,17 @@ class CountReader:
 
     async def rolled_up(
         self, namespace: Namespace, prefix: str
-    ) -> tuple[int, AsyncIterator[list[Count]]]:
+    ) -> tuple[int, AsyncGenerator[list[Count], None]]:
         """Return an instant, and the rolled-up counts of all counters with *prefix*, by name, in
-        parts; each count includes every add up to the instant. Raises InvalidParameterError if
-        there are too many.
+        parts that are read when they are asked for; each count includes every add up to the
+        instant.
 
         It reads past the cache: another process's may be behind, and the counts would go back."""
         # First: what it covers is in the names and in the counts that are read after it.
         watermark_us = min(await self._store.rollups.watermarks(namespace))
-        why = "metrics have no pages"
-        names = await self._names(namespace, prefix, "prefix", why, "a prefix to each scrape")
 
-        async def parts() -> AsyncIterator[list[Count]]:
-            for part in names:
+        async def parts() -> AsyncGenerator[list[Count], None]:
+            async for part in self._names(namespace, prefix, limits.METRICS_PIECE_COUNTERS):
                 stored = await self._read_stored(namespace, part)
                 yield [
                     Count(name, each.count, each.time_us, Accuracy.EVENTUAL)
@@ -191,27 +189,36 @@ class CountReader:
 
         return watermark_us, parts()
 
-    async def _names(
+    async def number_together(
         self, namespace: Namespace, prefix: str, field: str, why: str, advice: str
-    ) -> list[Sequence[str]]:
-        """Return the names with *prefix* in parts of a batch. Raises InvalidParameterError about
-        *field*, with *why* and *advice*, if there are too many to be read together."""
-        names: list[str] = []
-        most, size = limits.COUNTERS_TOGETHER_MAX, limits.BATCH_ITEMS_MAX
-        while len(names) <= most:
-            some = await self._store.control.counters(
-                namespace, prefix=prefix, after=names[-1] if names else None, limit=size
+    ) -> int:
+        """Return the number of counters with *prefix*. Raises InvalidParameterError about *field*,
+        with *why* and *advice*, if there are too many to be read together."""
+        number = 0
+        async for part in self._names(namespace, prefix, limits.BATCH_ITEMS_MAX):
+            number += len(part)
+            if number > limits.COUNTERS_TOGETHER_MAX:
+                raise InvalidParameterError(
+                    f"{why}, and more than {limits.COUNTERS_TOGETHER_MAX} counters begin with"
+                    f" {prefix[:40]!r}: give a longer prefix, or {advice}",
+                    field=field,
+                )
+        return number
+
+    async def _names(
+        self, namespace: Namespace, prefix: str, size: int
+    ) -> AsyncIterator[Sequence[str]]:
+        """Yield the names with *prefix* in parts of *size*."""
+        last = None
+        while True:
+            part = await self._store.control.counters(
+                namespace, prefix=prefix, after=last, limit=size
             )
-            names += some
-            if len(some) < size:
-                break
-        if len(names) > most:
-            raise InvalidParameterError(
-                f"{why}, and more than {most} counters begin with {prefix[:40]!r}: give a longer"
-                f" prefix, or {advice}",
-                field=field,
-            )
-        return [names[at : at + size] for at in range(0, len(names), size)]
+            if part:
+                yield part
+            if len(part) < size:
+                return
+            last = part[-1]
 
     async def _read_stored(
         self, namespace: Namespace, counters: Sequence[str]
@@ -260,15 +267,19 @@ class CountReader:
         limit: int,
     ) -> list[Count]:
         """Return the *limit* counters with *prefix* that have the largest counts, largest first,
-        *after* a count and name. Raises InvalidParameterError if too many have the prefix."""
-        found: list[Count] = []
-        why = "order is -count"
-        for part in await self._names(namespace, prefix, "order", why, "order=name"):
-            found += await self.read_listed(namespace, part, max_staleness_us)
+        *after* a count and name. It holds no more than these and a batch at once."""
+
+        def place(each: Count) -> tuple[int, str]:
+            return -each.count, each.counter
+
         count, last = after
-        if last is not None and count is not None:
-            found = [each for each in found if (-each.count, each.counter) > (-count, last)]
-        return nsmallest(limit, found, key=lambda each: (-each.count, each.counter))
+        largest: list[Count] = []
+        async for part in self._names(namespace, prefix, limits.BATCH_ITEMS_MAX):
+            found = await self.read_listed(namespace, part, max_staleness_us)
+            if last is not None and count is not None:
+                found = [each for each in found if place(each) > (-count, last)]
+            largest = nsmallest(limit, [*largest, *found], key=place)
+        return largest
 
     async def history(
         self, namespace: Namespace, counter: str, to_us: int

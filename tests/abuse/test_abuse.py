@@ -11,6 +11,7 @@ from tests.abuse import (
     silent_connections,
     tiny_headers,
     unknown_fields,
+    whole_namespaces,
 )
 from tests.abuse.figures import measure
 
@@ -58,3 +59,7 @@ def test_streams_of_lines_that_are_no_adds() -> None:
 
 def test_small_batches_of_bad_items() -> None:
     measure(bad_items.attack, 20, 1.0).check()
+
+
+def test_lists_and_scrapes_of_all_counters() -> None:
+    measure(whole_namespaces.attack, 3_000, 30, 20, 50, 1.0).check()
