@@ -6,6 +6,7 @@ a second the framework's objects cost more than the count itself.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
@@ -180,8 +181,10 @@ class Call:
                 )
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises UnsupportedMediaTypeError, BodyTooLargeError, as soon as
-        the size is known, and OverloadedError."""
+        """Return the whole body, without a byte order mark at its beginning.
+
+        Raises UnsupportedMediaTypeError, BodyTooLargeError, as soon as the size is known, and
+        OverloadedError."""
         self.require_plain()
         announced = int(self.header(b"content-length") or 0)
         if announced > self.body_bytes_max:
@@ -201,7 +204,7 @@ class Call:
                 raise self._too_large(size)
             is_whole = not message.get("more_body", False)
         await self.let_in()
-        return b"".join(parts)
+        return b"".join(parts).removeprefix(BOM_UTF8)
 
     async def json(self, model: type[_Body], *, may_be_empty: bool = False) -> _Body:
         """Return the body as *model*. Raises UnsupportedMediaTypeError and InvalidBodyError."""

@@ -8,6 +8,7 @@ reads no more than it holds, so that TCP slows down a client that sends too fast
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Final
 
@@ -203,6 +204,8 @@ class _Lines:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._data = b""
+        #: Whether no line was taken yet: the first one may begin with a byte order mark.
+        self._is_start = True
         self._is_whole = False
         #: Why no more are taken; empty if the client is gone.
         self._why: str | None = None
@@ -283,6 +286,9 @@ class _Lines:
                 whole, rest = [*whole, rest], b""
             # Of a line that is too long no more is kept than shows it.
             rest = rest[: _LINE_BYTES_MAX + 1]
+        if self._is_start and whole:
+            self._is_start = False
+            whole[0] = whole[0].removeprefix(BOM_UTF8)
         self._data = rest
         self._has_room.set()
         return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -109,6 +110,7 @@ class _Stream:
     def _read(self) -> Iterator[bytes]:
         if sys.stdin is None:
             raise StartupError("standard input is closed: --stream reads lines from it")
+        mark = BOM_UTF8
         while self.signal is None:
             self.is_reading = True
             try:
@@ -119,7 +121,8 @@ class _Stream:
                 self.is_reading = False
             if not line:
                 return
-            yield line
+            yield line.removeprefix(mark)
+            mark = b""
 
     def end(self, failure: Exception | None) -> None:
         """Print what was counted and what was not; exit unless all was."""

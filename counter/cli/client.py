@@ -275,7 +275,7 @@ def key_of(flags: PlaceFlags) -> str | None:
 def key_in(file: Path) -> str:
     """Return the content of *file*, an API key. Raises StartupError, never with the key."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise StartupError(f"--api-key-file: {file} cannot be read: {why}") from error

@@ -82,7 +82,7 @@ def load_contexts() -> Contexts:
         return Contexts()
     try:
         folder = path.parent.stat()
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             _refuse_open(path, os.fstat(file.fileno()), 0o077, "600")
             _refuse_open(path.parent, folder, 0o022, "700")
             document = json.load(file)

@@ -686,8 +686,7 @@ def config_file(named: str | Path | None) -> Path | None:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the settings in *path*. Raises StartupError if it is not TOML."""
     try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
+        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise StartupError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

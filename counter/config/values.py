@@ -216,7 +216,7 @@ def read_secret(path: Path) -> str:
     """Return the content of the file *path* without surrounding white space. Raises OSError, and
     ValueError if it is not text."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8-sig").strip()
     except UnicodeDecodeError:
         # The codec's message would show a part of the secret.
         raise ValueError(f"{str(path)!r} is not text in UTF-8") from None

@@ -19,6 +19,7 @@ import io
 import json
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -223,7 +224,7 @@ class _Watched:
             self._read += len(line)
             if self.number % 1_000 == 0 or self._read == self.size:
                 self.on_progress(self._read, self.size)
-            yield line
+            yield line.removeprefix(BOM_UTF8) if self.number == 1 else line
 
     def of_export(self) -> Iterator[bytes]:
         """Yield lines between header and trailer; store the trailer."""
@@ -258,9 +259,9 @@ class _Ascending:
 
 def _kind_of(path: Path, file: BinaryIO) -> tuple[str, Mapping[str, Any]]:
     """Return the kind of *file*, from its first line, and seek back to the beginning."""
-    first = file.readline(_LINE_BYTES_MAX)
+    first = file.readline(_LINE_BYTES_MAX).removeprefix(BOM_UTF8)
     file.seek(0)
-    if not first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
+    if not first.lstrip().startswith(b"{"):
         return "csv", {}
     found = _object(first)
     if found is None or "format" not in found:
@@ -315,7 +316,7 @@ def _csv(watched: _Watched) -> Iterator[tuple[str, int]]:
     def text() -> Iterator[str]:
         for line in watched.lines():
             try:
-                yield line.decode("utf-8-sig" if watched.number == 1 else "utf-8")
+                yield line.decode()
             except UnicodeDecodeError as error:
                 raise StartupError(f"{watched.where}: it is not UTF-8") from error
 
@@ -364,7 +365,7 @@ def _check_trailer(path: Path, watched: _Watched, lines: int, total: int) -> Non
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+        found = json.loads(line.decode())
     # A line may be nested too deeply for the parser.
     except (ValueError, RecursionError):
         return None

@@ -29,6 +29,8 @@ def test_each_line_is_counted(shell: Shell, name: str) -> None:
     lines = f"{word}\n{name}\t-7\r\n\n  \n{word} 5\n{name}\t\n{name}\t+2"
     assert stream(shell, lines) == (0, "5 lines are counted, which come to 2\n")
     assert (shell.said("get", word), shell.said("get", name)) == ("6", "-4")
+    # The mark that Windows' tools write before a text is no part of a name.
+    assert stream(shell, f"\ufeff{word} 0\n") == (0, "1 line is counted, which comes to 0\n")
     assert stream(shell, "") == (0, "0 lines are counted, which come to 0\n")
 
 

@@ -325,7 +325,11 @@ def test_event_rules_are_read_from_a_file(shell: Shell, tmp_path: Path) -> None:
     toml = "[[event_rules]]\n" + "".join(f'{name} = "{text}"\n' for name, text in rule.items())
     made = f"made-{uuid4().hex}"
     shell.said("namespace", "create", made, "--counter-type", "ACCURATE")
-    for name, text in (("r.toml", toml), ("r.json", json.dumps({"event_rules": [rule]}))):
+    document = json.dumps({"event_rules": [rule]})
+    for name, text in (
+        *(("r.toml", toml), ("r.json", document)),
+        *(("marked.toml", f"\ufeff{toml}"), ("marked.json", f"\ufeff{document}")),
+    ):
         (tmp_path / name).write_text(text, encoding="utf-8")
         flags = ("--event-rules", str(tmp_path / name))
         (changed,) = shell.documents("namespace", "change", made, *flags)

@@ -203,11 +203,12 @@ def test_an_export_that_was_changed_is_refused_whole(
 
 
 def test_files_of_others_are_counted_by_their_content(service: Server, target: str) -> None:
-    """CSV with a header or without one, NDJSON; lines of one counter add up. The same content is
-    the same import, whatever the file is called; another --id is another one."""
-    Path("a.csv").write_text("name,count,counter\r\nx,3,c\r\ny,-1,d\r\n")
+    """CSV with a header or without one, NDJSON, after a byte order mark or none; lines of one
+    counter add up. The same content is the same import, whatever the file is called; another --id
+    is another one."""
+    Path("a.csv").write_text("\ufeffname,count,counter\r\nx,3,c\r\ny,-1,d\r\n")
     Path("b.csv").write_text('c,4\n"d, e",5\nc,6\n')
-    Path("c.ndjson").write_text('{"count": 7, "counter": "c", "by": "us"}\n\n')
+    Path("c.ndjson").write_text('\ufeff{"count": 7, "counter": "c", "by": "us"}\n\n')
     for name in ("a.csv", "b.csv", "c.ndjson", "a.csv"):
         assert run("import", name, "--namespace", target, "--add") == 0
     Path("a.csv").rename("again.csv")
@@ -225,6 +226,7 @@ def test_files_of_others_are_counted_by_their_content(service: Server, target: s
     [
         ('{"counter": "a", "count": 1}\n{"counter": "b", "count": 1.5}\n', ":2: it must be"),
         ('{"counter": "a", "count": true}\n', ":1: it must be"),
+        ('{"counter": "a", "count": 1}\n\ufeff{"counter": "b", "count": 1}\n', ":2: it must be"),
         ('{"counter": ' + "[" * 30_000 + "}\n", ":1: it must be"),
         ("counter,count\na,1\nb,x\n", ":3: it must be name,count"),
         ("a,1\n,2\n", ":2: a counter's name has 1 to 256"),
@@ -234,6 +236,7 @@ def test_files_of_others_are_counted_by_their_content(service: Server, target: s
     ids=[
         "a fraction",
         "no number",
+        "a mark in the middle",
         "too deep",
         "no number in CSV",
         "no name",

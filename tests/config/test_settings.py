@@ -68,6 +68,11 @@ class TestSources:
         else:
             assert load({"config": "other.toml"}).settings.port == 2
 
+    @pytest.mark.parametrize("mark", ["", "\ufeff"])
+    def test_a_file_may_begin_with_a_byte_order_mark(self, mark: str) -> None:
+        Path("counter.toml").write_text(f"{mark}port = 1\r\nhost = 'h'\r\n", encoding="utf-8")
+        assert load({}).settings.port == 1
+
     def test_a_named_file_that_is_not_there_is_refused(self) -> None:
         assert "'none.toml' is not there" in refusal(config="none.toml")
 
@@ -346,9 +351,10 @@ class TestRelations:
         settings = Settings(**two, single_datacenter=True)
         assert settings.placements()["default"].datacenter == "dc2"
 
-    def test_a_password_has_one_source(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("mark", ["", "\ufeff"])
+    def test_a_password_has_one_source(self, tmp_path: Path, mark: str) -> None:
         path = tmp_path / "password"
-        path.write_text("from the file\n")
+        path.write_text(f"{mark}from the file\n", encoding="utf-8")
         login = {**CASSANDRA, "cassandra_username": "me", "cassandra_password_file": path}
         settings = Settings(**login)
         assert settings.cassandra_password is not None

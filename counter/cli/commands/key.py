@@ -203,7 +203,8 @@ def _named(which: str) -> str:
     input. Raises StartupError."""
     if which != "-":
         return which
-    line = sys.stdin.readline(_KEY_CHARS_MAX).strip() if sys.stdin is not None else ""
+    line = sys.stdin.readline(_KEY_CHARS_MAX) if sys.stdin is not None else ""
+    line = line.removeprefix("\ufeff").strip()
     if not line:
         raise StartupError("KEY: standard input is empty; - reads a whole key from it")
     return line

@@ -188,7 +188,7 @@ def _given(settings: ChangeFlags) -> dict[str, Any]:
 def _rules_in(path: Path) -> Any:
     """Return the rules of a file, which the service checks. Raises StartupError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         document = json_of(text) if path.suffix == ".json" else tomllib.loads(text)
         return document["event_rules"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -474,7 +474,7 @@ def _settings(values: Mapping[str, Any], dataset: Dataset) -> NamespaceSettings:
 
 def _rates(name: str) -> Rates:
     try:
-        return read_rates(Path(name).read_text(encoding="utf-8"), name)
+        return read_rates(Path(name).read_text(encoding="utf-8-sig"), name)
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"--rates: {name!r} cannot be read: {error}") from error
 
