@@ -227,6 +227,8 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] != "1.1":
+            app = _without_chunks(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -562,6 +564,29 @@ class TimedProtocol(HttpToolsProtocol):
         elif self.pipeline:
             # It is the rejected one.
             self.pipeline.popleft()
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
+    """Wrap *app* for a client of HTTP/1.0, which does not know chunks: a body of unknown length
+    ends with the connection (RFC 9112, 6.1 and 6.3)."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        has_length = True
+
+        async def send_whole(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message["headers"])
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                # uvicorn checks that the body has the announced length.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_whole)
+
+    return answer
 
 
 def _too_large(size: int) -> HeadTooLargeError:

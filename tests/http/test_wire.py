@@ -17,6 +17,7 @@ from tests.support.needs import miss
 from tests.support.rest import fresh
 from tests.support.server import Server, serving
 from tests.support.times import MINUTE
+from tests.support.wire import wired
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -211,3 +212,25 @@ async def test_a_pause_between_the_deadline_and_the_age_check_acknowledges_nothi
         again = await app.rest.add("c", 1, token)
         assert (again.status_code, again.json()["applied"]) == (410, False)
         assert await app.rest.count("c") == 0
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_a_client_of_http_1_0_gets_no_chunks(
+    tmp_path: Path, way: dict[str, Any], method: bytes
+) -> None:
+    """It would take their lengths for a part of the body, which ends with the connection."""
+    async with wired(tmp_path, storage="memory", **way) as wire:
+        wire.app.application.live.stream_s = 0
+        path = b"/v1/namespaces/default/counters/c/live"
+        ask = b"%s %s HTTP/1.%d\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        old, new = [await wire.tell(ask % (method, path, minor)) for minor in (0, 1)]
+        head, _, body = old.partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+        assert body[:12] == (b"event: count" if method == b"GET" else b"")
+        assert body.endswith(b"\n\n" if method == b"GET" else b"")
+        assert (b"transfer-encoding: chunked" in new) is (method == b"GET")
+        # A body with a length keeps it.
+        length = await wire.tell(ask % (method, b"/healthz", 0))
+        assert b"content-length: 18\r\n" in length
+        assert length.endswith(b'{"status":"alive"}' if method == b"GET" else b"\r\n\r\n")
