@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,7 +20,6 @@ from api.http.models import BusiestQuery, NoQuery
 from api.http.routing import NAMESPACE, CallOf, InNamespace, route
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
-from counter.core.admission import Turns
 from counter.core.hot_counters import Busiest, busiest
 from counter.core.service import CounterService
 from counter.limits import BUSIEST_MAX, SECOND
@@ -44,7 +44,7 @@ class InsightRoutes:
     looks: int = 0
     busy: dict[tuple[int, int], tuple[int, Busiest]] = field(default_factory=dict)
     waiting: int = 0
-    turns: Turns = field(default_factory=Turns)
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @route("GET", f"{NAMESPACE}/shards", Scope.READ, tag="insight", shows="the rollup")
     async def list_shards(
@@ -92,13 +92,12 @@ class InsightRoutes:
     async def _look(self, namespace: Namespace, span_us: int) -> Busiest:
         """Return what a look found that began after the call.
 
-        There is one look at a time at a namespace, and all calls that waited for it share the next
-        one. So a caller sees its own adds, and many consoles cost no more than one look after the
-        other."""
+        There is one look at a time, and all calls that waited for it share the next one. So a
+        caller sees its own adds, and many consoles cost no more than one look after the other."""
         earlier, key = self.looks, (namespace.id, span_us)
         self.waiting += 1
         try:
-            async with self.turns.turn(namespace.id):
+            async with self.looking:
                 number, found = self.busy.get(key, (0, None))
                 if found is None or number <= earlier:
                     self.looks += 1
