@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from counter_client.buffer import Bounds, Merging
 from counter_client.calls import Calls
 from counter_client.delivery import Delivery
-from counter_client.errors import StoreUnavailableError
+from counter_client.errors import InvalidParameterError, StoreUnavailableError
 from counter_client.failures import ClosedError, SpoolBusyError
 from counter_client.retrying import Do, Effect, Pause, Send, Steps
 from counter_client.spool import _SCHEMA, ADOPT_EVERY_S, Spool
@@ -103,6 +103,92 @@ def everyone_may_read() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Gives what a path names to another user."""
+
+    def give(path: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, 12_345, -1, follow_symlinks=False)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+
+    return give
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_directory_that_another_user_made_for_others_is_refused(
+    is_linked: bool, stranger: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Regression: its owner could replace the files."""
+    path = tmp_path / "spool"
+    if is_linked:
+        (tmp_path / "own").mkdir()
+        path.symlink_to(tmp_path / "own")
+    else:
+        path.mkdir()
+        path.chmod(0o777)
+    Spool(path, "default").close()
+    stranger(path)
+    with pytest.raises(InvalidParameterError, match="give a directory of its own"):
+        Spool(path, "default")
+
+
+#: Of a slot, and of the choice of one.
+NAMES = (
+    *("default.0", "default.0-wal", "default.0-shm", "default.0-journal", "default.0-lock"),
+    *("default.0-commits", "default-lock", "default-lock-journal"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "fifo", "directory"])
+def test_a_planted_link_is_not_followed(kind: str, name: str, tmp_path: Path) -> None:
+    """Regression: the file that it names became a database, and lost its permissions."""
+    path, victim, none = tmp_path / "spool", tmp_path / "victim", tmp_path / "none"
+    path.mkdir()
+    victim.write_text("precious")
+    victim.chmod(0o644)
+    match kind:
+        case "link":
+            (path / name).symlink_to(victim)
+        case "dangling":
+            (path / name).symlink_to(none)
+        case "hard":
+            (path / name).hardlink_to(victim)
+        case "fifo":
+            os.mkfifo(path / name)
+        case _:
+            (path / name).mkdir()
+    with suppress(InvalidParameterError), closing(Spool(path, "default")) as spool:
+        # A slot that is refused is skipped.
+        assert stat.S_IMODE((path / "default.1").stat().st_mode) == 0o600
+        spool.put({"a": 1})
+    assert victim.read_text() == "precious"
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o644
+    assert not none.exists()
+
+
+@pytest.mark.parametrize("name", ["default.0", "default-lock"])
+def test_a_file_of_another_user_is_not_used(
+    name: str, stranger: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Regression: the adds in it were sent, whoever wrote them."""
+    path = tmp_path / "spool"
+    with closing(Spool(path, "default")) as spool:
+        spool.put({"planted": 1})
+    stranger(path / name)
+    with suppress(InvalidParameterError), closing(Spool(path, "default")) as spool:
+        assert not len(spool)
+
+
+def test_a_file_alone_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("")
+    (tmp_path / "spool").symlink_to(tmp_path / "victim")
+    with pytest.raises(InvalidParameterError, match="planted"):
+        Spool(tmp_path / "spool", "default")
 
 
 def modes(path: Path) -> dict[str, str]:
@@ -489,7 +575,7 @@ def test_what_was_refused_is_still_known_when_the_disk_is_full(tmp_path: Path) -
 FULL_AND_KILLED = """
 import os, resource, signal, sys
 from counter_client.spool import _SCHEMA, ADOPT_EVERY_S, Spool
-from counter_client.errors import StoreUnavailableError
+from counter_client.errors import InvalidParameterError, StoreUnavailableError
 
 def have_room(is_there):
     most = resource.RLIM_INFINITY if is_there else 30_000

@@ -117,20 +117,49 @@ def _keep_private(path: Path) -> None:
     """Create the file *path* with mode 0600, or remove the permissions of others from it.
 
     SQLite gives -wal and -shm the mode of the database. An existing file is never opened here:
-    closing it would drop SQLite's POSIX locks on it. Raises InvalidParameterError.
+    closing it would drop SQLite's POSIX locks on it. Raises InvalidParameterError, also for a file
+    that another user may have planted.
     """
     try:
-        with _OfOneProcess.creation:
+        # SQLite would follow a link in place of any of them.
+        for end in ("", "-wal", "-shm", "-journal"):
+            _make_private(path.with_name(path.name + end))
+        with suppress(FileExistsError), _OfOneProcess.creation:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-            # It may be gone by now, or belong to another user.
-            with suppress(FileNotFoundError, PermissionError):
-                mode = stat.S_IMODE(each.stat().st_mode)
-                if mode & 0o077:
-                    each.chmod(mode & 0o700)
     except OSError as error:
         raise _unusable(path, error) from error
+
+
+def _make_private(path: Path) -> None:
+    """Remove the permissions of others from the file *path*, if it exists."""
+    # It may be gone by now.
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != _user():
+            raise InvalidParameterError(
+                f"{path} in the spool is a link, or belongs to another user: somebody may have"
+                " planted it; remove it, or chown it to the user of this process"
+            )
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & 0o077:
+            path.chmod(mode & 0o700)
+
+
+def _user() -> int:
+    """Return the user of this process; Windows has no numbers, and its stat() returns 0."""
+    return 0 if sys.platform == "win32" else os.geteuid()
+
+
+def _check_directory(path: Path) -> None:
+    """Raise InvalidParameterError if another user but root made the directory *path*, or the link
+    to it, for others to use: that user could replace what is in it."""
+    link, found = path.lstat(), path.stat()
+    is_others = found.st_uid not in (_user(), 0) and found.st_mode & 0o022
+    if is_others or (stat.S_ISLNK(link.st_mode) and link.st_uid not in (_user(), 0)):
+        raise InvalidParameterError(
+            f"the spool {path} belongs to user {found.st_uid}, or is a link of user {link.st_uid},"
+            f" and this process runs as {_user()}: give a directory of its own"
+        )
 
 
 def _connected(path: Path, wait_s: float = 0.0) -> sqlite3.Connection:
@@ -393,6 +422,7 @@ class Spool:
         try:
             is_new = not path.exists()
             path.mkdir(mode=0o700, exist_ok=True)
+            _check_directory(path)
             if is_new and sys.platform != "win32":
                 # Otherwise a loss of power may remove the directory with all that is in it.
                 parent = os.open(path.parent, os.O_RDONLY)
@@ -439,7 +469,7 @@ class Spool:
 
     def _numbers(self) -> set[int]:
         """Return the numbers of the existing slots."""
-        names = re.compile(re.escape(self._namespace) + r"\.(\d{1,4})(?:-commits)?", re.ASCII)
+        names = re.compile(re.escape(self._namespace) + r"\.(\d{1,4})(?:-[a-z-]+)?", re.ASCII)
         found = (names.fullmatch(each) for each in os.listdir(self._path))
         return {int(each[1]) for each in found if each}
 
