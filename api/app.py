@@ -351,7 +351,7 @@ def _handlers(
     admin_log = AdminLog(settings.audit_log, clock)
     return (
         CounterRoutes(service, settings.batch_items_max, streams, streams.queue),
-        EventRoutes(service, settings.batch_items_max),
+        EventRoutes(service, settings.batch_items_max, streams.queue),
         ReportRoutes(service, store, clock, admin_log, gate),
         NamespaceRoutes(service, settings, admin_log),
         KeyRoutes(KeyAdmin(store.keys, clock, guard), gate, clock, admin_log),

@@ -7,12 +7,10 @@ decimals as text: no number is rounded on its way.
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
@@ -22,6 +20,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from api.http.answer_models import CloudEventsAnswer
 from api.http.call import JSON, NO_CONTENT, Call, Reply
+from api.http.connections import ReadQueue, Steps
 from api.http.models import CloudEventBody
 from api.http.problems import shown
 from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
@@ -57,8 +56,8 @@ _OUTCOMES: Final[Mapping[bool | None, str]] = {
     True: "replayed",
     None: "untold",
 }
-#: How long rules are applied in one turn of the event loop.
-_MAP_FOR_S: Final = 0.005
+#: Events of one step, each of at most 20 adds.
+_STEP_EVENTS: Final = 10
 #: Errors of a body that is not what it should be: not JSON, not UTF-8, nested too deeply, a number
 #: with thousands of digits.
 _MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -99,8 +98,7 @@ class EventRoutes:
 
     service: CounterService
     batch_items_max: int
-    now_s: Callable[[], float] = time.monotonic
-    _mapping: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    queue: ReadQueue
 
     @route(
         "POST",
@@ -117,15 +115,26 @@ class EventRoutes:
     )
     async def ingest_events(self, call: CallOf, namespace: InNamespace) -> Reply:
         """Count CloudEvents, each once for its source and id."""
-        results = await self._ingest(call, namespace)
-        if not any(
-            name == b"prefer" and _REPRESENTATION.search(value)
-            for name, value in call.scope["headers"]
-        ):
-            # A body that is no CloudEvent is an error for Knative, for one.
-            return Reply(NO_CONTENT, b"")
-        body = msgspec.json.encode({"results": list(map(_outcome, *results))})
-        return Reply(200, body, headers=((b"preference-applied", b"return=representation"),))
+        rules = namespace.settings.event_rules
+        if not rules:
+            raise InvalidBodyError(
+                f"namespace {namespace.name!r} has no event_rules, which map events to counters:"
+                f" PUT /v1/namespaces/{namespace.name} with some first",
+                field="event_rules",
+            )
+        events, is_batch = await self._events(call)
+        by_type = {kind: rules_of(rules, kind) for kind in {each.type for each in events}}
+        adds = sum(max(1, len(by_type[each.type])) for each in events)
+        call.charge(adds)
+        with self.service.one_by_one.holding(adds):
+            keyed = await self.queue.run(_keyed(events, by_type, is_batch))
+            added = await self._count(call, namespace, keyed)
+            if not _wants_outcomes(call):
+                # A body that is no CloudEvent is an error for Knative, for one.
+                return Reply(NO_CONTENT, b"")
+            outcomes = await self.queue.run(_outcomes(keyed, added))
+            applied = (b"preference-applied", b"return=representation")
+            return Reply(200, msgspec.json.encode({"results": outcomes}), headers=(applied,))
 
     @route(
         "POST",
@@ -144,29 +153,16 @@ class EventRoutes:
         """The same, for clients of OpenMeter."""
         return await self.ingest_events(call, namespace)
 
-    async def _ingest(
-        self, call: Call, namespace: Namespace
-    ) -> tuple[Sequence[Keyed], Sequence[Sequence[Added]]]:
-        """Count the events of a request; return what each adds, and what was added. Raises an error
-        unless all of them are counted."""
-        rules = namespace.settings.event_rules
-        if not rules:
-            raise InvalidBodyError(
-                f"namespace {namespace.name!r} has no event_rules, which map events to counters:"
-                f" PUT /v1/namespaces/{namespace.name} with some first",
-                field="event_rules",
-            )
-        events, is_batch = await self._events(call)
-        by_type = {kind: rules_of(rules, kind) for kind in {each.type for each in events}}
-        adds = sum(max(1, len(by_type[each.type])) for each in events)
-        call.charge(adds)
-        with self.service.one_by_one.holding(adds):
-            keyed = await self._mapped(events, by_type, is_batch)
-            counted = [each for each in keyed if each.items]
-            if len(keyed) == len(counted) == 1:
-                [one] = counted
-                call.logged["of"] = LoggedWrite(namespace, "event", one.scope, one.key)
-            outcomes = await self.service.add_keyed(namespace, counted)
+    async def _count(
+        self, call: Call, namespace: Namespace, keyed: Sequence[Keyed]
+    ) -> Sequence[Sequence[Added]]:
+        """Return what was added of each event, nothing for an ignored one. Raises an error unless
+        all of them are counted."""
+        counted = [each for each in keyed if each.items]
+        if len(keyed) == len(counted) == 1:
+            [one] = counted
+            call.logged["of"] = LoggedWrite(namespace, "event", one.scope, one.key)
+        outcomes = await self.service.add_keyed(namespace, counted)
         self.service.events_ignored += len(keyed) - len(counted)
         call.logged["results"] = [
             each
@@ -174,31 +170,7 @@ class EventRoutes:
             for each in (outcome if isinstance(outcome, list) else [outcome])
         ]
         added = iter(_all_added(counted, outcomes))
-        return keyed, [next(added) if each.items else () for each in keyed]
-
-    async def _mapped(
-        self,
-        events: Sequence[CloudEvent],
-        by_type: Mapping[str, Sequence[EventRule]],
-        is_batch: bool,
-    ) -> list[Keyed]:
-        """Return what *events* add, by the rules of their types. Raises InvalidBodyError.
-
-        Long batches of all requests share the event loop: in each of its turns one of them is
-        mapped, for a bounded time.
-        """
-        keyed: list[Keyed] = []
-        while len(keyed) < len(events):
-            async with self._mapping:
-                end_s = self.now_s() + _MAP_FOR_S
-                for at in range(len(keyed), len(events)):
-                    place = f"events.{at}: " if is_batch else ""
-                    keyed.append(_mapped(events[at], by_type[events[at].type], place))
-                    if self.now_s() >= end_s:
-                        # Held until the next turn.
-                        await asyncio.sleep(0)
-                        break
-        return keyed
+        return [next(added) if each.items else () for each in keyed]
 
     async def _events(self, call: Call) -> tuple[Sequence[CloudEvent], bool]:
         """Return the events of a request, and whether it is a batch. Raises InvalidBodyError and
@@ -230,13 +202,28 @@ class EventRoutes:
         ], is_batch
 
 
-def _mapped(event: CloudEvent, rules: Sequence[EventRule], at: str) -> Keyed:
-    """Return what *event* adds. Raises InvalidBodyError."""
-    try:
-        return Keyed(event.source, event.id, adds_of(rules, event))
-    except InvalidBodyError as error:
-        error.detail = at + error.detail
-        raise
+def _wants_outcomes(call: Call) -> bool:
+    return any(
+        name == b"prefer" and _REPRESENTATION.search(value) for name, value in call.scope["headers"]
+    )
+
+
+def _keyed(
+    events: Sequence[CloudEvent], by_type: Mapping[str, Sequence[EventRule]], is_batch: bool
+) -> Steps[list[Keyed]]:
+    """Return what *events* add, by the rules of their types. Raises InvalidBodyError."""
+    keyed: list[Keyed] = []
+    for at, event in enumerate(events):
+        try:
+            items = adds_of(by_type[event.type], event)
+        except InvalidBodyError as error:
+            if is_batch:
+                error.detail = f"events.{at}: {error.detail}"
+            raise
+        keyed.append(Keyed(event.source, event.id, items))
+        if not len(keyed) % _STEP_EVENTS:
+            yield
+    return keyed
 
 
 def _checked(event: _Event, at: str = "") -> CloudEvent:
@@ -336,11 +323,20 @@ def _all_added(
     raise error
 
 
-def _outcome(event: Keyed, added: Sequence[Added]) -> Mapping[str, Any]:
-    """Return a :class:`CloudEventOutcome`; a model for each add would take ten times as long."""
-    return {
-        "source": event.scope,
-        "id": event.key,
-        "outcome": _OUTCOMES[added[0].replayed] if added else "ignored",
-        "adds": [{"counter": counter, "delta": delta} for counter, delta in event.items],
-    }
+def _outcomes(
+    events: Sequence[Keyed], added: Sequence[Sequence[Added]]
+) -> Steps[list[Mapping[str, Any]]]:
+    """Return a :class:`CloudEventOutcome` for each event."""
+    outcomes: list[Mapping[str, Any]] = []
+    for event, each in zip(events, added, strict=True):
+        outcomes.append(
+            {
+                "source": event.scope,
+                "id": event.key,
+                "outcome": _OUTCOMES[each[0].replayed] if each else "ignored",
+                "adds": [{"counter": counter, "delta": delta} for counter, delta in event.items],
+            }
+        )
+        if not len(outcomes) % _STEP_EVENTS:
+            yield
+    return outcomes

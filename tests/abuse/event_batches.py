@@ -33,7 +33,8 @@ def attack(port: int, connections: int, seconds: float) -> None:
 def _batch(namespace: str, numbers: "count[int]", events: int, chars: int = 2) -> bytes:
     data = {"t": "x" * chars}
     body = [{**_EVENT, "id": str(next(numbers)), "data": data} for _ in range(events)]
-    return post(f"{_NAMESPACES}/{namespace}/events", json.dumps(body).encode(), JSON)
+    shown = "prefer: return=representation"
+    return post(f"{_NAMESPACES}/{namespace}/events", json.dumps(body).encode(), JSON, shown)
 
 
 if __name__ == "__main__":
