@@ -57,9 +57,8 @@ async def granted(postgresql: PostgresqlServer) -> str:
     return postgresql.dsn().replace("counter@", "counter_service@")
 
 
-async def test_it_suffices(granted: str) -> None:
-    store = PostgresqlStore(PostgresqlOptions(granted), FakeClock(NOW))
-    await store.open()
+async def use_all(store: PostgresqlStore) -> None:
+    """Call all that writes, and some of what reads."""
     await make_slices(store)
     namespace = await make_namespace(store)
     dataset = namespace.dataset
@@ -73,6 +72,11 @@ async def test_it_suffices(granted: str) -> None:
     await store.rollups.apply(namespace, [update], through_us=NOW + WINDOW - 1)
     await store.rollups.advance(namespace, [0], NOW + WINDOW - 1)
     await store.rollups.drop_marks(namespace, 0, NOW)
+    await store.rollups.heads(namespace, ["c"])
+    await store.rollups.marked(namespace, [0], after_us=T0, through_us=NOW)
+    await store.events.find(namespace, [add()])
+    await store.events.tails(namespace, [("c", T0)])
+    await store.events.sums(namespace, [("c", T0)])
     await pass_fence(store._database)
     await store.control.lease_tokens(1, NOW)
     await store.leases.heartbeat("w", SECOND)
@@ -82,6 +86,12 @@ async def test_it_suffices(granted: str) -> None:
     while await store.control.purge(NOW):
         pass
     await store.ping()
+
+
+async def test_it_suffices(granted: str) -> None:
+    store = PostgresqlStore(PostgresqlOptions(granted), FakeClock(NOW))
+    await store.open()
+    await use_all(store)
     for beyond in ("DELETE FROM {s}.events", "SELECT {s}.make_dataset('mine', '{}')"):
         with pytest.raises(StoreUnavailableError, match="docs/how-to/use-postgresql"):
             await store._database.rows(beyond)

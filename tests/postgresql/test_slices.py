@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from counter.core.read import CountReader
-from counter.limits import SECOND
+from counter.limits import MINUTE, SECOND
 from counter.storage.memory import MemoryCache
-from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql import PostgresqlOptions, apply_schema
 from counter.storage.postgresql.database import Database
 from counter.types import Namespace, Written
 from scripts.postgresql_server import PostgresqlServer
@@ -48,6 +48,28 @@ async def log(postgresql: PostgresqlServer) -> AsyncIterator[Log]:
     await make_slices(store)
     yield Log(store, await make_namespace(store, accept_limit_us=WINDOW), clock)
     await store.close()
+
+
+async def test_no_slice_is_dropped_before_its_retention_is_over(
+    postgresql: PostgresqlServer,
+) -> None:
+    """The service's role can call the function, which has the owner's rights."""
+    database = Database(PostgresqlOptions(postgresql.dsn(), schema="retained"))
+    await database.open()
+    await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
+    await apply_schema(database, [DATASET])
+    now_us = await database.value("SELECT {s}.clock_us()")
+    over_us = now_us - DATASET.retention_us
+    for start_us, end_us in ((over_us - SLICE, over_us), (over_us + MINUTE, now_us)):
+        await database.rows(
+            "SELECT {s}.make_slice(1, $1, $2, $3, 1)", start_us, end_us, DATASET.time_bucket_us
+        )
+        await database.rows("SELECT {s}.drop_slice(1, $1)", start_us)
+    kept = await database.rows("SELECT start FROM {s}.slices")
+    assert [row[0] for row in kept] == [over_us + MINUTE]
+    assert await database.value("SELECT dropped_before FROM {s}.datasets") == over_us
+    await database.rows("DROP SCHEMA {s} CASCADE")
+    await database.close()
 
 
 async def test_a_slice_that_is_read_is_dropped_later_and_holds_up_no_append(

@@ -104,6 +104,11 @@ class FreshStore(ClockedStore):
             "CREATE OR REPLACE FUNCTION {s}.clock_us() RETURNS bigint LANGUAGE sql VOLATILE"
             " AS 'SELECT us FROM {s}.test_clock'"
         )
+        # Tests drop slices that hold what they look for.
+        await database.rows(
+            "CREATE OR REPLACE FUNCTION {s}.is_past_retention(p_dataset integer, p_until bigint)"
+            " RETURNS boolean LANGUAGE sql STABLE AS 'SELECT true'"
+        )
         await database.close()
         await super().open()
 

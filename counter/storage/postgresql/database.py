@@ -107,6 +107,8 @@ class Database:
             # What a client that is gone has begun ends, too. A pooler refuses such settings.
             server_settings=(
                 {
+                    # No function or operator that another role made is found.
+                    "search_path": "pg_catalog, pg_temp",
                     "statement_timeout": str(self.options.timeout_us // MILLISECOND),
                     # Without it a server may not say that a wait for a standby was cancelled.
                     "client_min_messages": "warning",
@@ -148,10 +150,14 @@ class Database:
         await self.rows("SELECT {s}.wait_as_a_write()")
 
     async def transaction(self, work: Callable[[asyncpg.Connection], Awaitable[_T]]) -> _T:
-        """Return the result of *work*, which runs in a transaction and may be run again."""
+        """Return the result of *work*, which runs in a transaction and may be run again.
+
+        Its names are of the schema, and of PostgreSQL, which is always searched first.
+        """
 
         async def run(connection: asyncpg.Connection) -> _T:
             async with connection.transaction():
+                await connection.execute(f"SET LOCAL search_path = {self.options.schema}, pg_temp")
                 return await work(connection)
 
         return await self._run(run)

@@ -18,7 +18,7 @@ from counter.storage.postgresql.database import Database
 _HOLDERS: Final = (
     "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'advisory' AND granted"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    " AND classid = '{s}.datasets'::regclass AND mode = 'ShareLock'"
+    " AND classid = '{s}.datasets'::regclass::oid AND mode = 'ShareLock'"
     " AND ($1::integer IS NULL OR objid = $1::integer::oid)"
 )
 STILL: Final = _HOLDERS + " AND virtualtransaction = ANY($2::text[])"

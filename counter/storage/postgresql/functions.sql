@@ -122,8 +122,8 @@ CREATE FUNCTION list_again(
 $$;
 
 -- Writes each event on its own. The outcomes in order: 0 new, 1 replayed, 2 conflict, 3 late; NULL
--- if all are new. Raises CN001 as late() does, and 23514 if no slice holds an event: then nothing is
--- written.
+-- if all are new, and no new counter stays deleted, which the next append may have to list again.
+-- Raises CN001 as late() does, and 23514 if no slice holds an event: then nothing is written.
 CREATE FUNCTION append(
     p_dataset integer, p_namespace bigint, p_new_counters text[],
     p_counter text[], p_time bigint[], p_id bytea[], p_item integer[], p_delta bigint[],
@@ -152,7 +152,10 @@ BEGIN
         ORDER BY e.counter COLLATE "C", e.time, e.id, e.item, e.place
         ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS inserted = ROW_COUNT;
-    IF inserted = cardinality(p_time) THEN
+    IF inserted = cardinality(p_time) AND NOT EXISTS (
+        SELECT FROM unnest(p_new_counters) n (name) JOIN pending p
+        ON p.namespace = p_namespace AND p.counter = n.name AND p.recount = -1)
+    THEN
         RETURN NULL;
     END IF;
     RETURN outcomes(p_dataset, p_namespace, p_counter, p_time, p_id, p_item, p_delta, p_clear, p_atom,
@@ -232,14 +235,25 @@ BEGIN
     END IF;
 END $$;
 
--- Returns false if statements that read the events do not end soon: appends queue behind the lock
--- that it waits for, and a backup may read for hours.
+-- Whether no token of a slice that ended at p_until can be asked for any more.
+CREATE FUNCTION is_past_retention(p_dataset integer, p_until bigint) RETURNS boolean
+    LANGUAGE sql STABLE AS $$
+    SELECT p_until + (body ->> 'retention_us')::bigint <= clock_us()
+        FROM datasets WHERE id = p_dataset;
+$$;
+
+-- Returns false if the slice is not past retention, or if statements that read the events do not end
+-- soon: appends queue behind the lock that it waits for, and a backup may read for hours.
 CREATE FUNCTION drop_slice(p_dataset integer, p_start bigint) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '50ms' AS $$
 DECLARE
     ended bigint;
 BEGIN
-    DELETE FROM slices WHERE dataset = p_dataset AND start = p_start RETURNING until INTO ended;
+    SELECT until INTO ended FROM slices WHERE dataset = p_dataset AND start = p_start;
+    IF NOT is_past_retention(p_dataset, ended) THEN
+        RETURN false;
+    END IF;
+    DELETE FROM slices WHERE dataset = p_dataset AND start = p_start;
     IF FOUND THEN
         UPDATE datasets SET dropped_before = greatest(dropped_before, ended) WHERE id = p_dataset;
         EXECUTE format('DROP TABLE events_%s_%s', p_dataset, p_start);

@@ -43,15 +43,16 @@ _DIRTY: Final = (
     ' > ($7, $8::text COLLATE "C", $9::bigint)) ORDER BY start, counter, recount LIMIT $10'
 )
 _MARKED: Final = (
-    "SELECT shard FROM unnest($3::integer[]) s (shard) WHERE EXISTS (SELECT FROM {s}.marks m"
-    " WHERE m.namespace = $2 AND m.shard = s.shard AND m.start > $4 AND m.start <= $5)"
+    "SELECT shard FROM pg_catalog.unnest($3::integer[]) s (shard)"
+    " WHERE EXISTS (SELECT FROM {s}.marks m WHERE m.namespace = $2"
+    " AND m.shard = s.shard AND m.start > $4 AND m.start <= $5)"
     " OR EXISTS (SELECT FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2"
     " AND e.shard = s.shard AND e.event_time >= $6 AND e.event_time < $7)"
 )
 _HEADS: Final = (
     "SELECT c.checkpoint_at, c.checkpoint, c.settled_at, c.settled, ARRAY(SELECT ARRAY[p.recount,"
     " p.start] FROM {s}.pending p WHERE p.namespace = $1 AND p.counter = k.name"
-    " ORDER BY 1) FROM unnest($2::text[]) WITH ORDINALITY k (name, place)"
+    " ORDER BY 1) FROM pg_catalog.unnest($2::text[]) WITH ORDINALITY k (name, place)"
     # A search for each name: a plan by old statistics would read all counters of the namespace.
     " LEFT JOIN LATERAL (SELECT * FROM {s}.counters c WHERE c.namespace = $1 AND c.name = k.name"
     " LIMIT 1) c ON true ORDER BY k.place"

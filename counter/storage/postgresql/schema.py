@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from counter.config.settings import Settings
 
 #: Raise it when tables or functions change; a change of tables needs a step in apply_schema.
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 #: Ids of namespaces and datasets, and versions for If-Match, that may have been issued since.
 _JUMP: Final = 1_000_000
 
@@ -39,16 +39,20 @@ async def begin_new_life(settings: Settings) -> None:
     Tokens get another issuer, and a time not before now. Raises StartupError and
     StoreUnavailableError.
     """
-    async with _opened(settings) as database:
-        await database.rows(
-            "WITH tokens AS (UPDATE {s}.tokens SET next = 0, time = greatest(time, {s}.clock_us()),"
+
+    async def begin(connection: asyncpg.Connection) -> None:
+        await connection.execute(
+            "WITH tokens AS (UPDATE tokens SET next = 0, time = greatest(time, clock_us()),"
             " issuer = substring(uuid_send(gen_random_uuid()) FROM 1 FOR 8)),"
-            " versions AS (UPDATE {s}.namespaces SET version = version + $1)"
+            " versions AS (UPDATE namespaces SET version = version + $1)"
             " SELECT setval(name, nextval(name) + $1) FROM (VALUES"
-            " (pg_get_serial_sequence('{s}.namespaces', 'id')::regclass),"
-            " (pg_get_serial_sequence('{s}.datasets', 'id')::regclass)) s (name)",
+            " (pg_get_serial_sequence('namespaces', 'id')::regclass),"
+            " (pg_get_serial_sequence('datasets', 'id')::regclass)) s (name)",
             _JUMP,
         )
+
+    async with _opened(settings) as database:
+        await database.transaction(begin)
 
 
 @asynccontextmanager
@@ -88,7 +92,6 @@ async def apply_schema(database: Database, datasets: Sequence[Dataset]) -> Seque
         # Held to the end of the transaction: one process at a time.
         await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", schema)
         await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-        await connection.execute(f"SET LOCAL search_path = {schema}, pg_temp")
         if await connection.fetchval("SELECT to_regclass('meta')") is None:
             await connection.execute(_sql("tables.sql"))
             await connection.execute("INSERT INTO meta VALUES (0)")

@@ -25,6 +25,16 @@ _READ: Final = (
         "data_checksums",
     ),
 )
+#: Settings; and the schemas that are searched for functions, and in which a role other than their
+#: owner can create some. Only behind a pooler: other sessions search PostgreSQL's own schema.
+_OPEN: Final = "schemas that are open to others"
+_FOUND: Final = (
+    "SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY($1::text[])"
+    f" UNION ALL SELECT '{_OPEN}', pg_catalog.string_agg(n.nspname::text, ', ')"
+    " FROM pg_catalog.pg_namespace n WHERE n.nspname = ANY (pg_catalog.current_schemas(false))"
+    " AND EXISTS (SELECT FROM pg_catalog.aclexplode(n.nspacl) a"
+    " WHERE a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +50,7 @@ async def check_server(database: Database) -> Server:
 
     Raises StartupError, with the value and the fix, if the service cannot keep its promise there.
     """
-    rows = await database.rows(
-        "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])", _READ
-    )
+    rows = await database.rows(_FOUND, _READ)
     found: dict[str, str] = dict(rows)
     _refuse(found)
     shown = f"PostgreSQL {found['server_version']}: " + ", ".join(
@@ -112,5 +120,11 @@ def _warnings(found: Mapping[str, str]) -> Sequence[str]:
         warnings.append(
             f"PostgreSQL runs with synchronous_commit = {level}: an add is acknowledged when it is"
             f" in {kept}, and a failover may lose it; set synchronous_commit = on"
+        )
+    if found[_OPEN]:
+        warnings.append(
+            f"other roles can create functions in {found[_OPEN]}, which the search_path behind the"
+            " pooler has, and the service would call them: set search_path = pg_catalog, pg_temp"
+            " for its role by ALTER ROLE, or REVOKE CREATE ON SCHEMA ... FROM PUBLIC"
         )
     return warnings
