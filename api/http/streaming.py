@@ -61,7 +61,7 @@ def stream_of(pieces: Callable[[], AsyncGenerator[bytes, None]]) -> Stream:
 
 
 async def _while_heard(sending: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Run *sending* until it is done or the client disconnects."""
+    """Run *sending* until it is done, or the client disconnects or closes its sending side."""
     tasks = asyncio.ensure_future(sending), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -75,9 +75,11 @@ async def _while_heard(sending: Coroutine[Any, Any, None], receive: Receive) -> 
 
 
 async def _gone(receive: Receive) -> None:
-    """Wait until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
+    """Wait until the client disconnects or closes its sending side."""
+    while (await receive()).get("more_body"):
         continue
+    # After the whole request only its end can come.
+    await receive()
 
 
 class Streams:

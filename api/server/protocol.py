@@ -499,6 +499,25 @@ class TimedProtocol(HttpToolsProtocol):
             and not cycle.response_complete
         )
 
+    def _owes_answer(self) -> bool:
+        """Whether a complete request is not answered yet."""
+        cycle = self.cycle
+        return bool(self.pipeline) or (
+            cycle is not None and not cycle.more_body and not cycle.response_complete
+        )
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer the complete requests of a client that has closed its sending side, then close.
+
+        TLS has no such state in asyncio."""
+        if self.scheme == "https" or not self._owes_answer():
+            return False
+        self._stop_reading()
+        # A live stream that waits for this ends, because its reader may as well be gone. One that
+        # has not begun notices at its next comment whether it is.
+        self.cycle.message_event.set()
+        return True
+
     def timeout_keep_alive_handler(self) -> None:
         # The head of the next request may have come while an answer was under way: it has its own
         # time.
@@ -531,11 +550,7 @@ class TimedProtocol(HttpToolsProtocol):
         self.shared.end(_REASONS.get(type(error), MALFORMED))
         self.waiting_since_s = None
         body = problem_bytes(error)
-        cycle = self.cycle
-        # Whether a complete request of this connection still waits for its own answer.
-        answering = bool(self.pipeline) or (
-            cycle is not None and not cycle.more_body and not cycle.response_complete
-        )
+        answering = self._owes_answer()
         if answering and isinstance(error, BadRequestError):
             # The client still gets the answers to its earlier requests.
             self._stop_reading()
