@@ -421,7 +421,8 @@ def _span(text: str) -> int:
     span_us = parse_duration(text)
     if not limits.SECOND <= span_us <= limits.MINUTE:
         raise ValueError("it must be from 1s to 1m")
-    return span_us
+    # Of whole seconds, so that requests can share an answer.
+    return span_us - span_us % limits.SECOND
 
 
 _Duration = Annotated[int, _parameter(parse_duration), _DURATION_TEXT]
@@ -509,7 +510,7 @@ class BusiestQuery(Query):
     )
     span: Annotated[int, _parameter(_span, "{name} is {text!r}: {error}"), _DURATION_TEXT] = Field(
         default_factory=lambda: 10 * limits.SECOND,
-        description="How long a time, at most 1m; 10s without it.",
+        description="How long a time, in whole seconds, at most 1m; 10s without it.",
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,24 @@ async def test_questions_that_wait_for_a_look_share_the_next_one(
     # The first one, and the next one of each namespace.
     assert len(looks) <= 3
     assert set(looks) == {"default", "other"}
+
+
+async def test_spans_that_differ_by_less_than_a_second_share_a_look(
+    rest: Rest, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each microsecond was another question."""
+    spans: list[int] = []
+
+    async def look(*given: Any, span_us: int, limit: int) -> Busiest:
+        spans.append(span_us)
+        return await busiest(*given, span_us=span_us, limit=limit)
+
+    monkeypatch.setattr(insight, "busiest", look)
+    path = rest.path(verb="busiest")
+    asked = [rest.http.get(path, params={"span": f"{2_000_000 + n}us"}) for n in range(30)]
+    assert {each.status_code for each in await asyncio.gather(*asked)} == {200}
+    assert set(spans) == {2 * SECOND}
+    assert len(spans) <= 3
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """Reads: as fresh as asked for, honest about the instant, exact at any size."""
 
+import threading
+from typing import Any
+
 import pytest
 
+from api.routes import reports
 from tests.support.app import App
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND, START_US, rfc3339, to_us
@@ -215,3 +219,22 @@ async def test_as_of_goes_back_by_no_more_than_max_staleness(rest: Rest, app: Ap
     assert 0 < to_us(first["as_of"]) - to_us(second["as_of"]) <= MINUTE
     third = (await rest.get("c", "0s")).json()
     assert (third["count"], to_us(third["as_of"])) == (5, app.clock.now_us())
+
+
+async def test_a_history_is_written_outside_of_the_event_loops_thread(
+    rest: Rest, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: one of 10,000 points kept all other requests waiting."""
+    threads: list[int] = []
+    points = reports.history_points
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return points(*given)
+
+    monkeypatch.setattr(reports, "history_points", noted)
+    for accept in ("application/json", "text/csv"):
+        answer = await rest.http.get(rest.path("c", "history"), headers={"Accept": accept})
+        assert answer.status_code == 200
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
