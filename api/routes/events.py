@@ -11,7 +11,6 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
 
@@ -58,6 +57,12 @@ _OUTCOMES: Final[Mapping[bool | None, str]] = {
 }
 #: Events of one step, each of at most 20 adds.
 _STEP_EVENTS: Final = 10
+#: RFC 3339, with leap seconds. An event's time is not used, so days of months are not checked.
+_TIME: Final = re.compile(
+    r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])[Tt ]"
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:([0-5][0-9]|60)(\.[0-9]+)?"
+    r"([Zz]|[+-]([01][0-9]|2[0-3]):?[0-5][0-9])"
+)
 #: Errors of a body that is not what it should be: not JSON, not UTF-8, nested too deeply, a number
 #: with thousands of digits.
 _MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -76,7 +81,7 @@ class _Event(Struct, gc=False):
     type: _Text
     specversion: str
     subject: _Text | None = None
-    time: Annotated[datetime, Meta(tz=True)] | None = None
+    time: str | None = None
     datacontenttype: str | None = None
     dataschema: str | None = None
     data: Any = UNSET
@@ -192,9 +197,9 @@ class EventRoutes:
             found = _read_events(body) if is_batch else [_read_event(body)]
         except _MALFORMED as error:
             raise _malformed(error) from error
-        if not 1 <= len(found) <= self.batch_items_max:
+        if len(found) > self.batch_items_max:
             raise InvalidBodyError(
-                f"the batch has {len(found)} events; 1 to {self.batch_items_max} are allowed",
+                f"the batch has {len(found)} events; at most {self.batch_items_max} are allowed",
                 field="events",
             )
         return [
@@ -233,6 +238,12 @@ def _checked(event: _Event, at: str = "") -> CloudEvent:
             f"{at}specversion is {shown(event.specversion)!r}; it must be {_VERSION!r}",
             field="specversion",
         )
+    if event.time is not None and _TIME.fullmatch(event.time) is None:
+        raise InvalidBodyError(
+            f"{at}time is {shown(event.time)!r}; it must be an RFC 3339 time with an offset, such"
+            " as 2026-01-31T08:15:30Z",
+            field="time",
+        )
     if isinstance(event.data_base64, str):
         if event.data is not UNSET:
             raise InvalidBodyError(
@@ -258,7 +269,7 @@ def _binary(headers: Sequence[tuple[str, bytes]], media: bytes, body: bytes) -> 
             attributes[name] = _unescaped(value)
         except ValueError as error:
             raise InvalidBodyError(
-                f"ce-{name} is not percent-encoded UTF-8: {error}", field=name
+                f"ce-{name} is not UTF-8, as it is or percent-encoded: {error}", field=name
             ) from error
     # The body, whatever headers of these names say.
     for name in ("data", "data_base64"):
@@ -267,16 +278,20 @@ def _binary(headers: Sequence[tuple[str, bytes]], media: bytes, body: bytes) -> 
         event = _checked(msgspec.convert(attributes, _Event), "ce-")
     except _MALFORMED as error:
         raise _malformed(error, "ce-") from error
-    if not body or not (media == JSON or media.endswith(b"+json")):
+    if not body or (media and not media.endswith((b"/json", b"+json"))):
         return event
     try:
         return event._replace(data=_read_data(body))
     except _MALFORMED as error:
+        if not media:
+            # Without a Content-Type they may be of any kind.
+            return event
         raise _malformed(error) from error
 
 
 def _unescaped(value: bytes) -> str:
-    text = value.decode("ascii")
+    """Return the text of a header. Some SDKs do not percent-encode it."""
+    text = value.decode()
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = re.sub(r"\\(.)", r"\1", text[1:-1])
     return unquote(text, errors="strict")
