@@ -111,7 +111,7 @@ def test_the_driver_is_not_installed() -> None:
     [
         ("mysql://u:S3cret@{place}/db", "begins with 'mysql:': give postgresql://"),
         ("{place}/db", "give postgresql://user:password@host:port/database"),
-        ("postgresql://u:S3cret/x@{place}/db", "a port in the DSN.*write / as %2F"),
+        ("postgresql://u:S3cret/x@{place}/db", "in a password, write / as %2F"),
         ("postgresql://u:S3cret@h:99999/db", "a port in the DSN.*from 1 to 65535"),
         ("postgresql://counter@{place}/postgres?sslmode=always", "`sslmode` parameter must be one"),
         ("postgresql://counter@{place}/postgres?colour=red", 'unrecognized.*"colour"'),
@@ -218,6 +218,19 @@ async def test_a_read_only_server_is_waited_for(server: PostgresqlServer) -> Non
     with pytest.raises(StoreUnavailableError, match="not what target_session_attrs"):
         async with opened(f"{dsn}&target_session_attrs=read-write"):
             pass
+
+
+async def test_parameters_of_libpq_that_have_no_effect_are_warned_of(
+    server: PostgresqlServer,
+) -> None:
+    """The DSNs that hosting companies show have some."""
+    dsn = f"{server.dsn()}?channel_binding=require&connect_timeout=10&keepalives=1"
+    async with opened(dsn) as store:
+        await store.ping()
+        warn = store.capabilities.server_warnings
+        assert warn is not None
+        [warning] = await warn()
+    assert "no effect: channel_binding, connect_timeout, keepalives;" in warning
 
 
 async def test_a_host_that_is_silent_does_not_take_the_time_of_the_next(

@@ -68,12 +68,15 @@ class Database:
 
     def __init__(self, options: PostgresqlOptions) -> None:
         self.options = options
+        #: Parameters of the DSN that have no effect.
+        self.ignored: Sequence[str] = ()
         self._pool: asyncpg.Pool | None = None
         self._releasing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Connect. Raises StartupError and StoreUnavailableError."""
         hosts = Hosts(self.options.dsn)
+        self.ignored = hosts.ignored
         try:
             self._pool = await self._connect(hosts.connect)
         except (*_BROKEN, ValueError, asyncpg.PostgresError) as error:

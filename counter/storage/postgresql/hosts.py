@@ -7,11 +7,12 @@ power is, and would never try the next one.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import asyncpg
 
@@ -19,6 +20,18 @@ from counter.errors import StartupError
 from counter.storage.postgresql.session import Session
 
 _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+#: What libpq knows and the driver does not, and takes for a setting of the server. Each call has a
+#: bound of its own, and a connection that breaks is replaced.
+_IGNORED: Final = frozenset(
+    {
+        *("connect_timeout", "tcp_user_timeout", "keepalives", "keepalives_idle"),
+        *("keepalives_interval", "keepalives_count", "channel_binding", "gssencmode"),
+        *("gssdelegation", "sslcompression", "sslsni", "load_balance_hosts"),
+        *("client_encoding", "fallback_application_name"),
+    }
+)
+#: What the service cannot give must not be ignored: the server refuses such a parameter.
+_DEMANDS: Final = (("gssencmode", "require"),)
 _PORT_MAX: Final = 65_535
 _DEFAULT: Final = "the default host"
 #: Another host, or the same one later, may do.
@@ -42,30 +55,28 @@ class Hosts:
     """The hosts of *dsn*. Raises StartupError if it cannot be used; no message has the password."""
 
     def __init__(self, dsn: str) -> None:
-        try:
-            parts = urlsplit(dsn)
-            login, at, places = parts.netloc.rpartition("@")
-            options = parse_qs(parts.query)
-        except ValueError as error:
-            raise StartupError(f"the DSN of PostgreSQL cannot be used: {error}") from error
-        if parts.scheme not in ("postgresql", "postgres"):
-            raise StartupError(
-                f"the DSN of PostgreSQL begins with {dsn[: dsn.find(':') + 1][:20]!r}: give"
-                " postgresql://user:password@host:port/database"
-            )
+        parts = _parts_of(dsn)
+        login, at, places = parts.netloc.rpartition("@")
+        options = _options_of(parts.query)
         for place in places.split(","):
             _check_port(place)
         for name in _FILES:
-            for path in options.get(name, ()):
-                if not Path(path).is_file():
-                    raise StartupError(f"{name} of the DSN of PostgreSQL is no file: {path}")
+            if name in options and not Path(options[name]).is_file():
+                raise StartupError(f"{name} of the DSN of PostgreSQL is no file: {options[name]}")
+        #: Parameters of the DSN that have no effect, which others of PostgreSQL's clients know.
+        self.ignored = sorted(
+            name
+            for name, value in options.items()
+            if name in _IGNORED and (name, value) not in _DEMANDS
+        )
+        query = "&".join(
+            each for each in parts.query.split("&") if each.partition("=")[0] not in self.ignored
+        )
         #: Host and DSN; the one to try first is in front.
-        self._hosts = deque([(places, dsn)])
-        if "," in places:
-            self._hosts = deque(
-                (place, parts._replace(netloc=f"{login}{at}{place}").geturl())
-                for place in places.split(",")
-            )
+        self._hosts = deque(
+            (place, parts._replace(netloc=f"{login}{at}{place}", query=query).geturl())
+            for place in places.split(",")
+        )
 
     async def connect(self, *_: object, timeout: float, **given: Any) -> Session:
         """Return a connection to the first host that accepts and proves to be the primary, after
@@ -127,6 +138,40 @@ def refusal(error: BaseException) -> StartupError | None:
     if isinstance(error, _UNUSABLE):
         return StartupError(f"the DSN of PostgreSQL cannot be used: {error}")
     return None
+
+
+def _parts_of(dsn: str) -> SplitResult:
+    """Return the parts of *dsn*. Raises StartupError without what may be a part of a password."""
+    begin = re.match(r"([a-z][a-z0-9+.-]{0,19}:)//", dsn)
+    if begin is None or begin[1] not in ("postgresql:", "postgres:"):
+        begins = f"begins with {begin[1]!r}" if begin else "does not begin with postgresql://"
+        raise StartupError(
+            f"the DSN of PostgreSQL {begins}: give postgresql://user:password@host:port/database"
+        )
+    try:
+        parts = urlsplit(dsn)
+        login = parts.netloc.rpartition("@")[0]
+        is_plain = not re.search(r"[][@]", login) and parts.netloc.count("@") == dsn.count("@")
+    except ValueError:
+        is_plain = False
+    if not is_plain:
+        raise StartupError(
+            "the DSN of PostgreSQL cannot be read, because special characters are not escaped: in a"
+            " password, write / as %2F, : as %3A, @ as %40, ? as %3F, # as %23, [ as %5B and ] as"
+            " %5D, and percent-encode what is not ASCII; after the host, write @ as %40"
+        ) from None
+    return parts
+
+
+def _options_of(query: str) -> dict[str, str]:
+    """Return the parameters of a DSN; of one that is given twice the last, as the driver does."""
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError:
+        raise StartupError(
+            "the DSN of PostgreSQL has a parameter without a value after ?: give name=value, and"
+            " write & as %26 in a value"
+        ) from None
 
 
 def _check_port(place: str) -> None:

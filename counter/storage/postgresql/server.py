@@ -56,7 +56,13 @@ async def check_server(database: Database) -> Server:
     shown = f"PostgreSQL {found['server_version']}: " + ", ".join(
         f"{name} {found[name]}" for name in (*_DURABLE, "data_checksums", "server_encoding")
     )
-    return Server(shown, tuple(_warnings(found)))
+    warnings = [*_warnings(found)]
+    if database.ignored:
+        warnings.append(
+            f"parameters of the DSN have no effect: {', '.join(database.ignored)}; remove them, and"
+            " use sslmode=verify-full with sslrootcert to verify the server"
+        )
+    return Server(shown, tuple(warnings))
 
 
 async def ask(settings: Settings) -> Server:
