@@ -6,8 +6,9 @@ a second the framework's objects cost more than the count itself.
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -46,6 +47,10 @@ NDJSON: Final = b"application/x-ndjson"
 NO_CONTENT: Final = 204
 _NOT_MODIFIED: Final = 304
 CSV: Final = b"text/csv; charset=utf-8"
+_TAG: Final = rb'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'
+#: A list of entity tags (RFC 9110, 8.8.3).
+_TAGS: Final = re.compile(rb"[\t ,]*%s(?:[\t ]*,[\t ,]*%s)*[\t ,]*" % (_TAG, _TAG))
+_QUALITY: Final = re.compile(rb"0(?:\.\d{0,3})?|1(?:\.0{0,3})?")
 OPENMETRICS: Final = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -157,6 +162,22 @@ class Call:
         """Return the value of the header *name* (in lower case)."""
         return header_of(self.scope, name)
 
+    def tags(self, name: bytes) -> frozenset[bytes]:
+        """Return the entity tags of the header *name*: ``*`` alone for any, none without the
+        header. Raises InvalidParameterError."""
+        values = [value for key, value in self.scope["headers"] if key == name]
+        given = b",".join(values).strip()
+        if not values or given == b"*":
+            return frozenset(values[:1] and (b"*",))
+        if _TAGS.fullmatch(given) is None:
+            title = name.decode().title()
+            raise InvalidParameterError(
+                f"{title} is {given[:80].decode('latin-1')!r}; send * or entity tags in quotes,"
+                ' such as "v1"',
+                field=title,
+            )
+        return frozenset(re.findall(_TAG, given))
+
     def query(self, model: type[_Query]) -> _Query:
         """Return the query as *model*. Raises InvalidParameterError."""
         return read_query(model, self.scope["query_string"])
@@ -263,6 +284,28 @@ def header_of(scope: AsgiScope, name: bytes) -> bytes | None:
         if key == name:
             return bytes(value)
     return None
+
+
+def preferred(scope: AsgiScope, offers: Sequence[bytes]) -> bytes:
+    """Return the media type of *offers* that Accept prefers (RFC 9110, 12.5.1): by its quality,
+    then the one that is named the most exactly, then the first one."""
+    qualities: dict[bytes, float] = {}
+    accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
+    for part in accept.lower().split(b","):
+        media, *parameters = (each.strip() for each in part.split(b";"))
+        texts = [each[2:] for each in parameters if each[:2] == b"q="] or [b"1"]
+        if _QUALITY.fullmatch(texts[0]):
+            qualities[media] = float(texts[0])
+
+    def rank(offer: bytes) -> tuple[float, int]:
+        for place, each in enumerate((offer, offer.partition(b"/")[0] + b"/*", b"*/*")):
+            if quality := qualities.get(each):
+                return quality, -place
+            if quality is not None:
+                break
+        return 0, 0
+
+    return max(offers, key=rank)
 
 
 def counter_of_segment(segment: bytes) -> str:

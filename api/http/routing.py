@@ -320,7 +320,10 @@ def matched(
 def created(
     if_none_match: Annotated[
         _Text,
-        Header(alias="If-None-Match", description="`*`: only create, 412 if it exists."),
+        Header(
+            alias="If-None-Match",
+            description="`*`: only create, 412 if it exists; or ETags that it must not have.",
+        ),
     ] = None,
 ) -> None:
     """A change that may create."""

@@ -65,6 +65,8 @@ class NamespaceRoutes:
         self, call: CallOf, namespace: InNamespace
     ) -> Annotated[Reply, NamespaceAnswer]:
         """A namespace, with its ETag."""
+        if _is_unmodified(call, namespace):
+            return Reply(304, b"", headers=(_etag_header(namespace),))
         return _reply(namespace)
 
     @route(
@@ -87,10 +89,7 @@ class NamespaceRoutes:
         try:
             current = namespaces.get(call.namespace)
         except NamespaceUnknownError:
-            if call.header(b"if-match") is not None:
-                raise PreconditionFailedError(
-                    f"If-Match: there is no namespace {call.namespace[:63]!r}"
-                ) from None
+            _check_conditions(call, None)
             if "counter_type" not in changes:
                 raise InvalidBodyError(
                     "counter_type: Field required to create a namespace: ACCURATE, EVENTUAL or"
@@ -105,9 +104,7 @@ class NamespaceRoutes:
                 async with self._acts("namespace.create", call, None, settings):
                     created = await namespaces.create(call.namespace, settings)
             return _reply(created, 201, self._warnings(created, body.clients))
-        if call.header(b"if-none-match") is not None:
-            raise PreconditionFailedError(f"If-None-Match: {call.namespace!r} exists already")
-        _check_match(call, current)
+        _check_conditions(call, current)
         settings = replace(current.settings, **changes)
         if settings != current.settings:
             async with self._acts("namespace.change", call, current.settings, settings):
@@ -177,7 +174,7 @@ class NamespaceRoutes:
     )
     async def delete_namespace(self, call: CallOf, namespace: InNamespace) -> Reply:
         """Delete a namespace with its counters, events and tokens."""
-        _check_match(call, namespace)
+        _check_conditions(call, namespace)
         async with self._acts("namespace.delete", call, namespace.settings, None):
             await self.service.namespaces.delete(namespace)
         return Reply(204, b"")
@@ -209,11 +206,15 @@ def _answer(namespace: Namespace, **more: Any) -> NamespacePutAnswer:
 def _reply(namespace: Namespace, status: int = 200, warnings: Sequence[str] = ()) -> Reply:
     """A namespace with its ETag, and *warnings* if there are any."""
     more = {"warnings": list(warnings)} if warnings else {}
-    return Reply.json(_answer(namespace, **more), status, ((b"etag", _etag(namespace).encode()),))
+    return Reply.json(_answer(namespace, **more), status, (_etag_header(namespace),))
 
 
-def _etag(namespace: Namespace) -> str:
-    return f'"v{namespace.version}"'
+def _etag(namespace: Namespace) -> bytes:
+    return b'"v%d"' % namespace.version
+
+
+def _etag_header(namespace: Namespace) -> tuple[bytes, bytes]:
+    return b"etag", _etag(namespace)
 
 
 def _changes(body: NamespaceBody) -> dict[str, Any]:
@@ -240,14 +241,23 @@ def _clients(body: ClientsBody | None) -> Clients | None:
     )
 
 
-def _check_match(call: Call, current: Namespace) -> None:
-    given = call.header(b"if-match")
-    if given is None:
-        return
-    wanted = [each.strip() for each in given.decode("latin-1").split(",")]
-    etag = _etag(current)
-    if etag not in wanted and "*" not in wanted:
+def _check_conditions(call: Call, current: Namespace | None) -> None:
+    """Raise PreconditionFailedError unless If-Match and If-None-Match hold (RFC 9110, 13.1)."""
+    wanted = call.tags(b"if-match")
+    if wanted and current is None:
+        raise PreconditionFailedError(f"If-Match: there is no namespace {call.namespace[:63]!r}")
+    if wanted and current is not None and not wanted & {_etag(current), b"*"}:
+        shown = b", ".join(sorted(wanted))[:80].decode("latin-1")
         raise PreconditionFailedError(
-            f"If-Match: {given[:80].decode('latin-1')}, but namespace {current.name!r} is at"
-            f" {etag}; read it again"
+            f"If-Match: {shown}, but namespace {current.name!r} is at {_etag(current).decode()};"
+            " read it again"
         )
+    if _is_unmodified(call, current):
+        raise PreconditionFailedError(f"If-None-Match: {call.namespace!r} exists already")
+
+
+def _is_unmodified(call: Call, current: Namespace | None) -> bool:
+    """Return whether If-None-Match lists the version *current*."""
+    # Weak tags are equal to strong ones here.
+    known = {each.removeprefix(b"W/") for each in call.tags(b"if-none-match")}
+    return current is not None and bool(known & {_etag(current), b"*"})

@@ -25,7 +25,7 @@ from api.http.answer_models import (
 )
 from api.http.answers import count_text, json_text, metric_text, metrics_head
 from api.http.auth import Gate
-from api.http.call import CSV, JSON, OPENMETRICS, Call, Reply
+from api.http.call import CSV, JSON, OPENMETRICS, Call, Reply, preferred
 from api.http.models import (
     CountersOrder,
     CountersQuery,
@@ -106,7 +106,7 @@ class ReportRoutes:
         from_us = to_us - limits.HOUR if query.from_ is None else query.from_
         step_us = _step(query.step, from_us, to_us, window_us)
         settled, rows, as_of_us = await self.service.reader.history(namespace, call.counter, to_us)
-        is_csv = (call.header(b"accept") or b"").startswith(b"text/csv")
+        is_csv = preferred(call.scope, (JSON, b"text/csv")) != JSON
         # In a thread: thousands of points take the event loop's time of several requests.
         body = await asyncio.to_thread(
             lambda: _history_text(
@@ -114,7 +114,7 @@ class ReportRoutes:
                 is_csv=is_csv,
             ).encode()
         )
-        return Reply(200, body, CSV if is_csv else JSON)
+        return Reply(200, body, CSV if is_csv else JSON, ((b"vary", b"accept"),))
 
     @route("POST", f"{COUNTER}/recount", Scope.ADMIN, tag="history", writes=True, status=202)
     async def recount_counter(

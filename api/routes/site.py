@@ -18,6 +18,8 @@ from api.console.pages import PATH, Console
 from api.document.openapi import DESCRIPTION, LICENSE, SERVERS, TAGS, document_of
 from api.document.problem_page import POLICY, problems_page
 from api.http.answer_models import HealthAnswer, ReadyAnswer
+from api.http.call import preferred
+from api.http.problems import PROBLEM_TYPE
 from api.http.routing import Route, problem
 from api.telemetry.exposition import Exposition
 from api.telemetry.health import Health
@@ -26,6 +28,7 @@ from counter.errors import NotFoundError
 
 #: Pages need no key.
 _OPEN: Final[Mapping[str, Any]] = {"openapi_extra": {"security": []}}
+_HTML: Final = b"text/html"
 _METRIC: Final = 'counter_adds_total{outcome="original"} 1.0\n'
 #: FastAPI would record and export by itself what this service records.
 _TELEMETRY: Final = ("tracing", "metrics", "logs", "auto_configure")
@@ -122,7 +125,7 @@ def _pages(health: Health, exposition: Exposition) -> list[PlainRoute]:
 
 async def _home(request: Request) -> Response:
     """Lead a browser to the console: terminals make the address of the service a link."""
-    if "text/html" not in request.headers.get("accept", ""):
+    if preferred(request.scope, (PROBLEM_TYPE, _HTML)) != _HTML:
         raise NotFoundError(
             "there is nothing at '/'; /console is a page for people, and /docs describes the API"
         )

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 
+import httpx
 import pytest
 
 from tests.support.app import App, words_and_bounds
@@ -275,3 +276,36 @@ async def test_the_plus_sign_of_an_offset_may_be_sent_as_it_is(rest: Rest) -> No
     path = rest.path("c", "events")
     for time in ("2026-03-01T14:00:00+02:00", "2026-03-01+14:00:00.5+02:00"):
         assert (await rest.http.get(f"{path}?from={time}")).status_code == 200
+
+
+@words_and_bounds
+@pytest.mark.parametrize(
+    ("accept", "is_csv"),
+    [
+        ([], False),
+        (["text/csv"], True),
+        (["TEXT/CSV; header=present"], True),
+        (["text/csv;q=0"], False),
+        (["text/csv; Q=0.0, */*"], False),
+        (["application/json;q=0.5, text/csv"], True),
+        (["application/json", "text/csv;q=0.9"], False),
+        (["application/json;q=0", "text/*"], True),
+        (["text/csv, */*"], True),
+        (["text/csv;q=0.1, */*;q=0.8"], False),
+        (["*/*"], False),
+        (["image/png"], False),
+        (["text/csv;q=nan"], False),
+        (["text/csvx, ;q=1, =,;"], False),
+    ],
+    ids=str,
+)
+async def test_history_is_csv_if_the_client_prefers_it(
+    rest: Rest, accept: list[str], is_csv: bool
+) -> None:
+    headers = httpx.Headers([("accept", each) for each in accept])
+    request = httpx.Request("GET", rest.http.base_url.join(rest.path("c", "history")))
+    request.headers = httpx.Headers([("host", request.url.host), *headers.multi_items()])
+    answer = await rest.http.send(request)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/csv") is is_csv
+    assert answer.headers["vary"] == "accept"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.app import App, words_and_bounds
@@ -150,6 +151,63 @@ async def test_a_name_can_be_claimed_only_once(other: Rest) -> None:
     assert (await other.http.put(other.path(), json=body, headers=headers)).status_code == 201
     answer = await other.http.put(other.path(), json=body, headers=headers)
     assert_problem(answer, 412, "precondition_failed", applied=None, retry="never")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "status"),
+    [
+        ([("if-match", '"v1"')], 200),
+        ([("if-match", '"v9", "v1"')], 200),
+        ([("if-match", ',"v9",,\t"v1" ,')], 200),
+        ([("if-match", '"v9"'), ("if-match", '"v1"')], 200),
+        ([("if-match", '"a,b", "v1"')], 200),
+        ([("if-match", '"v9"'), ("if-match", '"v8"')], 412),
+        ([("if-match", '"v9,"v1""')], 400),
+        ([("if-match", 'W/"v1"')], 412),
+        ([("if-match", "v1")], 400),
+        ([("if-match", "")], 400),
+        ([("if-match", '*, "v1"')], 400),
+        ([("if-none-match", '"v99"')], 200),
+        ([("if-none-match", '"v8"'), ("if-none-match", '"v9"')], 200),
+        ([("if-none-match", '"v1"')], 412),
+        ([("if-none-match", 'W/"v1"')], 412),
+        ([("if-none-match", '"v8"'), ("if-none-match", '"v1"')], 412),
+        ([("if-none-match", "*")], 412),
+        ([("if-none-match", "v1")], 400),
+        ([("if-match", '"v1"'), ("if-none-match", '"v9"')], 200),
+        ([("if-match", '"v1"'), ("if-none-match", '"v1"')], 412),
+    ],
+    ids=str,
+)
+async def test_a_change_is_made_if_its_conditions_hold(
+    other: Rest, conditions: list[tuple[str, str]], status: int
+) -> None:
+    await other.create()
+    sent = httpx.Headers(conditions)
+    changed = await other.http.put(other.path(), json={"cache_ttl": "3s"}, headers=sent)
+    assert changed.status_code == status
+    assert (changed.headers.get("etag") == '"v2"') is (status == 200)
+    # A change makes another version, to which they may not apply.
+    if status != 200:
+        assert (await other.http.delete(other.path(), headers=sent)).status_code == status
+        assert (await other.http.get(other.path())).headers["etag"] == '"v1"'
+
+
+async def test_a_namespace_is_created_if_it_is_none_of_some_versions(other: Rest) -> None:
+    body, sent = {"counter_type": "EVENTUAL"}, {"if-none-match": '"v1"'}
+    malformed = await other.http.put(other.path(), json=body, headers={"if-none-match": "v1"})
+    assert_problem(
+        malformed, 400, "invalid_parameter", applied=None, retry="never", names=("If-None-Match",)
+    )
+    assert (await other.http.put(other.path(), json=body, headers=sent)).status_code == 201
+
+
+async def test_a_namespace_that_did_not_change_is_not_sent_again(other: Rest) -> None:
+    await other.create()
+    for tags, status in (('"v1"', 304), ('W/"v1", "v0"', 304), ("*", 304), ('"v0"', 200)):
+        answer = await other.http.get(other.path(), headers={"if-none-match": tags})
+        assert (answer.status_code, answer.headers["etag"]) == (status, '"v1"')
+        assert bool(answer.content) is (status == 200)
 
 
 async def test_a_deleted_one_is_gone_and_its_name_free(other: Rest, app: App, storage: str) -> None:
