@@ -66,7 +66,7 @@ def _instant(value: Any) -> int:
 CounterName = Annotated[
     str,
     AfterValidator(check_counter_name),
-    Field(description="The counter: 1 to 256 printable Unicode characters."),
+    Field(description="The counter: 1 to 256 Unicode characters, without controls."),
 ]
 #: Without the format, generated clients in Java read 32 bits.
 Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"})]

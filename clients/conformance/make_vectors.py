@@ -6,6 +6,7 @@ Run ``python -m clients.conformance.make_vectors`` after a change of either.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from api.http.problems import problem_of, problem_types
 from counter import limits
 from counter.clock import to_rfc3339
 from counter.errors import CounterError
+from counter.names import REFUSED
 from counter.tokens import format_nonce
 from counter_client import tokens, transport
 from counter_client.answers import Added
@@ -71,7 +73,15 @@ _LABELS: Final = (
     "ü" * tokens.DERIVE_LABEL_CHARS_MAX,
     "🙂" * tokens.DERIVE_LABEL_CHARS_MAX,
 )
+#: Around the code points that no name holds.
+_EDGES: Final = sorted({one - 1 for one, _ in REFUSED if one} | {two + 1 for _, two in REFUSED})
 _NAMES: Final = (
+    *(f"a{chr(each)}b" for each in _EDGES if each <= sys.maxunicode),
+    # Not assigned in some versions of Unicode, in any, and never.
+    *("\U0001fae8", "a\u0378b", "\ufdd0", "\uffff"),
+    # Emoji of joiners, variation selectors and tags; and other joiners.
+    *("\U0001f3f3\ufe0f\u200d\U0001f308", "\u0646\u200c\u0645", "a\u200db"),
+    "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
     *("views", "a/b", ".", "..", "a.b", "a b", "100%", "a+b", "a?b#c", "-._~", "!$&'()*,;=:@"),
     *("Süd", "倉庫", "🙂", "%2F", '"q"', "back\\slash", "n" * limits.COUNTER_NAME_CHARS_MAX),
     "🙂" * limits.COUNTER_NAME_CHARS_MAX,
@@ -81,7 +91,8 @@ _BAD_NAMES: Final = (
     "n" * (limits.COUNTER_NAME_CHARS_MAX + 1),
     "line\nbreak",
     "nul\x00",
-    "\x7f",
+    # No text of JSON holds a surrogate.
+    *(f"a{chr(each)}b" for edges in REFUSED for each in edges if each != 0xD800),
 )
 #: Dates of Retry-After: past every deadline, and over.
 _FUTURE: Final = "Tue, 31 Dec 2199 23:59:59 GMT"

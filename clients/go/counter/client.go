@@ -402,14 +402,25 @@ func checkName(name string) error {
 		return invalid("the counter's name %.80q is not valid UTF-8", name)
 	}
 	for _, char := range name {
-		isJoiner := char == '\u200c' || char == '\u200d'
-		isOtherSpace := unicode.In(char, unicode.Z) && char != ' '
-		// The service may know later characters than this machine, so what is unassigned here passes.
-		if !isJoiner && (unicode.In(char, unicode.C) || isOtherSpace) {
-			return invalid("a counter's name is printable; this one holds %U", char)
+		if unicode.Is(refused, char) {
+			return invalid("a counter's name has no controls, invisible marks, characters for private"+
+				" use, or spaces but U+0020; this one holds %U", char)
 		}
 	}
 	return nil
+}
+
+// refused are the code points that no counter's name holds, as the service says; unlike the tables of
+// the package unicode it is the same with every version of Go.
+var refused = &unicode.RangeTable{
+	R16: []unicode.Range16{
+		{0x0000, 0x001f, 1}, {0x007f, 0x00a0, 1}, {0x00ad, 0x00ad, 1}, {0x061c, 0x061c, 1},
+		{0x1680, 0x1680, 1}, {0x180e, 0x180e, 1}, {0x2000, 0x200b, 1}, {0x200e, 0x200f, 1},
+		{0x2028, 0x202f, 1}, {0x205f, 0x206f, 1}, {0x3000, 0x3000, 1}, {0xd800, 0xf8ff, 1},
+		{0xfeff, 0xfeff, 1}, {0xfff9, 0xfffb, 1},
+	},
+	R32:         []unicode.Range32{{0xe0001, 0xe0001, 1}, {0xf0000, 0x10ffff, 1}},
+	LatinOffset: 3,
 }
 
 func checkURL(text string) (string, error) {

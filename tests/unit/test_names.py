@@ -1,0 +1,66 @@
+"""What a counter's name may hold is fixed: the tables of Unicode change with Python's version."""
+
+import sys
+import unicodedata
+
+import pytest
+
+from counter import limits, names
+from counter.names import check_counter_name
+
+ALL = [chr(code) for code in range(sys.maxunicode + 1)]
+REFUSED = {chr(code) for first, last in names.REFUSED for code in range(first, last + 1)}
+
+
+def test_what_was_a_name_with_any_version_of_python_is_one() -> None:
+    """It was whatever str.isprintable() said, and joiners."""
+    assert {each for each in REFUSED if each.isprintable()} == set()
+    assert not REFUSED & {"\u200c", "\u200d"}
+    assert {unicodedata.category(each) for each in REFUSED} <= {
+        *("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"),
+    }
+
+
+def test_each_code_point_is_a_name_or_is_listed() -> None:
+    for each in ALL:
+        if each in REFUSED:
+            with pytest.raises(ValueError, match=f"this one holds U\\+{ord(each):04X}$"):
+                check_counter_name(f"a{each}")
+        else:
+            assert check_counter_name(each) == each
+
+
+def test_controls_surrogates_and_what_breaks_lines_are_listed() -> None:
+    for category in ("Cc", "Cs", "Co", "Zl", "Zp"):
+        assert {x for x in ALL if unicodedata.category(x) == category} <= REFUSED
+    assert {x for x in ALL if unicodedata.category(x) == "Zs"} - REFUSED == {" "}
+    # What str.splitlines() takes for the end of a line.
+    assert {x for x in ALL if len(f"a{x}b".splitlines()) > 1} <= REFUSED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # New in Unicode 15, which Python 3.11 does not have; not assigned; never a character.
+        *("\U0001fae8", "\u0378", "\ufdd0", "\U0001ffff"),
+        # Flags: of joiners, of pairs, of tags.
+        "\U0001f3f3\ufe0f\u200d\U0001f308",
+        "\U0001f1eb\U0001f1f7",
+        "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+        # Number signs of Arabic and Kaithi, which are formats.
+        *("\u0600", "\U000110bd"),
+        "\U0001f642" * limits.COUNTER_NAME_CHARS_MAX,
+    ],
+)
+def test_what_may_become_a_character_or_is_part_of_one_is_a_name(name: str) -> None:
+    """Regression: U+1FAE8 was counted by a service on Python 3.13, and 400 on 3.11: its count could
+    not be read, and the retry of an acknowledged add was refused."""
+    assert check_counter_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a" * 257, "a\u200bb", "\ufeffa", "a\u202eb", "\ue000", "\ud800"]
+)
+def test_what_no_name_holds_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="a counter's name"):
+        check_counter_name(name)
