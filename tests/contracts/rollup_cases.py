@@ -241,13 +241,23 @@ class MarkCases(StoreCases):
             ([0, 1], T0 - 1, T0, {0}),
         ],
     )
+    @pytest.mark.parametrize("recount_us", [0, T0 - WINDOW], ids=["add", "recount"])
     async def test_shards_with_marks_of_a_time(
-        self, store: Store, asked: list[int], after_us: int, through_us: int, holding: set[int]
+        self,
+        store: Store,
+        asked: list[int],
+        after_us: int,
+        through_us: int,
+        holding: set[int],
+        recount_us: int,
     ) -> None:
         """After the one instant and through the other; or all shards that were asked for."""
         namespace = await make_namespace(store, shards=4)
         names = {shard_of(name, 4): name for name in "abcdefghijklmnop"}
-        await dirtied(store, namespace, [Mark(T0, names[0]), Mark(T0 + WINDOW, names[2])])
+        starts = {0: T0, 2: T0 + WINDOW}
+        await dirtied(
+            store, namespace, [Mark(at, names[each], recount_us) for each, at in starts.items()]
+        )
         found = await store.rollups.marked(
             namespace, asked, after_us=after_us, through_us=through_us
         )

@@ -147,6 +147,16 @@ async def _resend(world: World, first: Written, others: Written) -> None:
     assert await counted(world, *"abcd") == [1, 1, 1, 1]
 
 
+async def test_the_first_adds_of_a_counter_may_be_concurrent(world: World) -> None:
+    connection, transaction = await world.stalled(add("c"))
+    second = asyncio.create_task(world.store.events.append(world.namespace, [add("c", number=2)]))
+    await world.until("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid'")
+    await transaction.commit()
+    await connection.close()
+    assert list(await second) == [Written.NEW]
+    assert await counted(world, "c") == [2]
+
+
 async def test_an_add_waits_for_no_rollup(world: World) -> None:
     """A process that has just started notes the names of counters whose rows a rollup holds."""
     await world.store.events.append(world.namespace, [add("c")])

@@ -14,10 +14,12 @@ import pytest
 from counter.errors import (
     NamespaceUnknownError,
     OverloadedError,
+    SliceMissingError,
     StoreUnavailableError,
     UnavailableError,
 )
 from counter.limits import MINUTE, SECOND
+from counter.storage.dynamodb import DynamodbStore
 from counter.storage.dynamodb.layout import (
     COUNTS,
     HEAD,
@@ -39,10 +41,13 @@ from counter.types import (
     WindowRow,
     Written,
 )
+from counter.windows import settling_time
 from tests.contracts.cases import (
     DATASET,
+    FIRST_SLICE,
     NOW,
     SETTINGS,
+    SLICE,
     add,
     atomic,
     make_namespace,
@@ -52,7 +57,7 @@ from tests.contracts.cases import (
 from tests.simulation.connection import UNMET, Met
 from tests.simulation.dynamodb_expressions import of_type
 from tests.simulation.dynamodb_server import Done, Server, error_of
-from tests.simulation.dynamodb_store import CalmStore
+from tests.simulation.dynamodb_store import CalmStore, options_for
 from tests.simulation.weather import Weather
 from tests.support.clock import FakeClock
 
@@ -305,10 +310,67 @@ async def test_a_store_is_closed_when_its_marks_are_written(lab: Lab) -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert not closing.done()
+    # Others that it waits for can still be sent.
+    await store.ping()
     # Before its time-out, which is behind it.
     lab.held.pop()()
     await closing
     assert await marking == {}
+    with pytest.raises(StoreUnavailableError, match="not connected"):
+        await store.ping()
+
+
+async def test_no_request_begins_while_the_connections_are_closed(lab: Lab) -> None:
+    store, refused = await lab.store(), list[bool]()
+
+    async def ask() -> None:
+        with pytest.raises(StoreUnavailableError, match="not connected"):
+            await store.ping()
+        refused.append(True)
+
+    store.simulated._open.push_async_callback(ask)
+    await store.close()
+    assert refused == [True]
+
+
+@pytest.mark.parametrize("numbers", ["tokens", "namespace ids", "dataset ids"])
+async def test_a_new_life_begins_when_no_number_is_given_out_again(lab: Lab, numbers: str) -> None:
+    store = await lab.store()
+    meet(store, f"counter.{numbers}", Met(loses=True))
+    with pytest.raises(StoreUnavailableError):
+        await lab.outcome(store.control.begin_new_life(NOW))
+
+
+async def test_a_store_that_does_not_know_its_slices_is_not_open(lab: Lab) -> None:
+    await lab.store()
+    other = CalmStore(DATASET, lab.clock, lab.server)
+    meet(other, "counter.slices", Met(loses=True))
+    with pytest.raises(StoreUnavailableError):
+        await lab.outcome(other.open())
+
+
+async def test_an_add_into_a_table_that_goes_is_refused(lab: Lab) -> None:
+    """DynamoDB still writes to it: the record of the slice says that it is dropped."""
+    store, other = await lab.store(), await lab.store()
+    namespace, late = await make_namespace(store), add(at=FIRST_SLICE)
+    lab.clock.advance(FIRST_SLICE + SLICE + DATASET.retention_us + SECOND - NOW)
+    execute = lab.server.execute
+
+    def lingering(operation: str, request: Mapping[str, Any], done: Done) -> None:
+        if operation == "delete_table":
+            done({})
+        else:
+            execute(operation, request, done)
+
+    with patch.object(lab.server, "execute", lingering):
+        assert await other.control.drop_slice(DATASET, FIRST_SLICE)
+        [outcome] = await store.events.append(namespace, [late])
+    assert isinstance(outcome, SliceMissingError)
+
+
+def test_a_store_has_a_driver_of_its_own() -> None:
+    options = options_for()
+    assert DynamodbStore(options, FakeClock(NOW)).driver.options is options
 
 
 async def test_a_mark_that_fails_unexpectedly_is_answered(lab: Lab) -> None:
@@ -368,3 +430,14 @@ async def test_a_schema_whose_expiry_is_not_set_is_not_applied(lab: Lab) -> None
 
     with patch.object(lab.server, "execute", failing), pytest.raises(StoreUnavailableError):
         await lab.store()
+
+
+async def test_a_name_is_free_when_no_process_takes_adds_for_what_had_it(lab: Lab) -> None:
+    """Neither for the process that deleted it, nor for one that has only just seen it."""
+    store, other = await lab.store(), await lab.store()
+    assert await store.control.delete_namespace(await make_namespace(store))
+    for each in (store, other):
+        with pytest.raises(UnavailableError, match="was deleted just now"):
+            await each.control.create_namespace("tests", SETTINGS, NOW)
+    lab.clock.advance(settling_time(DATASET))
+    assert await other.control.create_namespace("tests", SETTINGS, NOW)
