@@ -121,5 +121,5 @@ class InsightRoutes:
         They are those since the processes on this port began."""
         if call.caller is not None:
             call.caller.require_all_namespaces()
-        outcomes = Outcomes(**self.exposition.adds(self.service.tally))
+        outcomes = Outcomes(**await self.exposition.adds(self.service.tally))
         return OutcomesAnswer(as_of=self.clock.now_us(), outcomes=outcomes)

@@ -26,9 +26,10 @@ from api.telemetry.health import Health
 from counter import __version__
 from counter.errors import NotFoundError
 
-#: Pages need no key.
+#: Pages need no key, except one that shows all namespaces: see Front.
 _OPEN: Final[Mapping[str, Any]] = {"openapi_extra": {"security": []}}
 _HTML: Final = b"text/html"
+_OF_ALL: Final[Mapping[str, Any]] = {"security": [{"key": ["read"]}]}
 _METRIC: Final = 'counter_adds_total{outcome="original"} 1.0\n'
 #: FastAPI would record and export by itself what this service records.
 _TELEMETRY: Final = ("tracing", "metrics", "logs", "auto_configure")
@@ -113,7 +114,11 @@ def _pages(health: Health, exposition: Exposition) -> list[PlainRoute]:
         page_of(
             *("/metrics", metrics, "Metrics for Prometheus"),
             response_class=PlainTextResponse,
-            responses={200: {"content": {"text/plain": {"example": _METRIC}}}},
+            openapi_extra=_OF_ALL,
+            responses={
+                200: {"content": {"text/plain": {"example": _METRIC}}},
+                **{status: problem(status) for status in (401, 403, 429, 503)},
+            },
         ),
         page_of(*("/problems", problems, "What each problem means"), response_class=HTMLResponse),
         PlainRoute("/", _home),

@@ -13,8 +13,9 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -24,6 +25,7 @@ from counter.ports import Clock
 from counter.telemetry import families
 from counter.telemetry.families import Collects, text_of
 
+_T = TypeVar("_T")
 _log = logging.getLogger("counter.workers")
 _EVERY_S: Final = 1.0
 #: A process whose file is older counts as dead or hung.
@@ -44,21 +46,42 @@ class MetricsDirectory:
         self._count = count
         self._clock = clock
         self._fails = False
+        #: All files are read and written on it, one after the other, so that older metrics never
+        #: replace newer ones.
+        self._thread = ThreadPoolExecutor(1, "metrics")
         #: The totals of dead processes with this number.
         self._past = [each for each in self._read(number)[1] if each[2] in _SUMMED]
 
     async def run(self, collect: Callable[[], Iterable[Metric]], stop: asyncio.Event) -> None:
         """Write *collect*'s metrics every second until *stop* is set, and once more then."""
-        await every(_EVERY_S, lambda: self.lay(collect()), stop, _log, "writing the metrics")
-        self.lay(collect())
+
+        async def write() -> None:
+            await self._in_thread(self.lay, collect)
+
+        await every(_EVERY_S, write, stop, _log, "writing the metrics")
+        await write()
+
+    async def text(self, collect: Callable[[], Iterable[Metric]]) -> bytes:
+        """Return the text of the families of all processes, those of *collect* for this one."""
+        return await self._in_thread(lambda own: text_of(self.gathered(own)), collect)
+
+    async def families(self, collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
+        """Return the families of all processes, those of *collect* for this one."""
+        return await self._in_thread(self.gathered, collect)
+
+    async def _in_thread(
+        self, work: Callable[[list[Metric]], _T], collect: Callable[[], Iterable[Metric]]
+    ) -> _T:
+        own = list(collect())
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, own)
 
     def gathered(self, own: Iterable[Metric]) -> list[Metric]:
         """Return the families of all processes, *own* for this one."""
         # Write before reporting, or a sum could decrease when this process dies.
-        return self.merged(self.lay(own))
+        return self._merged(self.lay(own))
 
-    def merged(self, laid: Sequence[Kept]) -> list[Metric]:
-        """Merge *laid*, just written, with the other files. It only reads, so it is thread-safe."""
+    def _merged(self, laid: Sequence[Kept]) -> list[Metric]:
+        """Merge *laid*, just written, with the other files."""
         merged: dict[str, Metric] = {}
         up: list[int] = []
         for number in range(self._count):
@@ -148,17 +171,12 @@ class Exposition(families.Exposition):
         """Return the text for a scrape on *port*."""
         if self.directory is None or (port is not None and port == self.own_port):
             return self.text()
-        # In a thread: it takes some milliseconds per process.
-        return await asyncio.to_thread(_merged, self.directory, self.directory.lay(self.collect()))
+        return await self.directory.text(self.collect)
 
-    def adds(self, own: Mapping[str, int]) -> Mapping[str, int]:
+    async def adds(self, own: Mapping[str, int]) -> Mapping[str, int]:
         """Return adds by outcome: *own*, or the sum over all processes on the port."""
         if self.directory is None:
             return own
-        families = self.directory.gathered(self.collect())
+        families = await self.directory.families(self.collect)
         samples = [s for each in families if each.name == "counter_adds" for s in each.samples]
         return {s.labels["outcome"]: int(s.value) for s in samples if s.name.endswith("_total")}
-
-
-def _merged(directory: MetricsDirectory, laid: Sequence[Kept]) -> bytes:
-    return text_of(directory.merged(laid))

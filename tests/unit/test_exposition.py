@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,6 +18,8 @@ from counter.metrics import Histogram
 from counter.telemetry.families import histogram
 from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
+
+_ADDS = re.compile(r'^adds_total\{outcome="original"\} (\S+)$', re.MULTILINE)
 
 
 def told(adds: int, depth: int = 0) -> list[Metric]:
@@ -113,11 +118,49 @@ def test_a_disk_that_takes_nothing_is_logged_once(
     assert len(caplog.records) == 1
 
 
-def test_adds_by_outcome_are_those_of_all_processes(port: Port) -> None:
+async def test_adds_by_outcome_are_those_of_all_processes(port: Port) -> None:
     own = CounterMetricFamily("counter_adds", "Adds.", labels=["outcome"])
     own.add_metric(["original"], 4)
     port.boards[0].gathered([own])
     exposition = Exposition((SimpleNamespace(collect=lambda: [own]),))
-    assert exposition.adds({"original": 4}) == {"original": 4}
+    assert await exposition.adds({"original": 4}) == {"original": 4}
     exposition.directory = port.boards[1]
-    assert exposition.adds({"original": 4}) == {"original": 8}
+    assert await exposition.adds({"original": 4}) == {"original": 8}
+
+
+async def test_files_are_read_and_written_in_one_thread_that_is_not_the_event_loops(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a disk that hangs held up every request; and in several threads an older file
+    could replace a newer one."""
+    threads: set[int] = set()
+    for name in ("lay", "_read"):
+        noted = _noted(getattr(MetricsDirectory, name), threads)
+        monkeypatch.setattr(MetricsDirectory, name, noted)
+    adds, stop = 0, asyncio.Event()
+
+    def collect() -> list[Metric]:
+        nonlocal adds
+        adds += 1
+        return told(adds)
+
+    exposition = Exposition((SimpleNamespace(collect=collect),))
+    exposition.directory = port.boards[0]
+    running = asyncio.create_task(port.boards[0].run(collect, stop))
+    texts = await asyncio.gather(*(exposition.text_at(1) for _ in range(20)))
+    await exposition.adds({})
+    stop.set()
+    await running
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    found = [float(_ADDS.findall(text.decode())[0]) for text in texts]
+    assert found == sorted(found)
+    assert values(port.boards[1].gathered(told(0)))["adds_total original"] == adds
+
+
+def _noted(call: Callable[..., Any], threads: set[int]) -> Callable[..., Any]:
+    def noted(*given: Any) -> Any:
+        threads.add(threading.get_ident())
+        return call(*given)
+
+    return noted
