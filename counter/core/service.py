@@ -642,16 +642,19 @@ def adds_of(events: Sequence[Event]) -> list[Add]:
 def _events_of_atomic(items: Sequence[tuple[str, int]], token: Token) -> list[Event]:
     """Return the events of an atomic add.
 
-    An item's key is the number of earlier items of the same counter, so its position among other
-    counters does not matter.
+    An item's key is its rank among those of the same counter, by their deltas, so the order of the
+    items does not matter.
     """
     earlier: dict[str, int] = {}
-    events: list[Event] = []
-    for counter, delta in items:
+    keys = [0] * len(items)
+    for index in sorted(range(len(items)), key=items.__getitem__):
+        counter = items[index][0]
         earlier[counter] = earlier.get(counter, 0) + 1
-        events.append(
-            Event(counter, token.generation_time_us, token.nonce, earlier[counter], delta)
-        )
+        keys[index] = earlier[counter]
+    events = [
+        Event(counter, token.generation_time_us, token.nonce, key, delta)
+        for (counter, delta), key in zip(items, keys, strict=True)
+    ]
     atom = fingerprint(events)
     return [event._replace(atom=atom) for event in events]
 

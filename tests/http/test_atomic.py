@@ -71,6 +71,25 @@ async def test_a_counter_named_twice_counts_twice(rest: Rest, app: App) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
+async def test_a_retry_may_list_the_items_of_one_counter_in_another_order(
+    rest: Rest, app: App, late: bool
+) -> None:
+    token = fresh(app.clock.now_us())
+    items = [("a", 3), ("b", 5), ("a", -1), ("a", 3), ("a", 0)]
+    await rest.atomic_add(items, token)
+    app.clock.advance(MINUTE if late else 0)
+    for again in (items[::-1], sorted(items), items):
+        answer = await rest.atomic_add(again, token)
+        assert answer.status_code == 200, answer.text
+        results = answer.json()["results"]
+        assert [(each["counter"], each["delta"]) for each in results] == again
+        assert {each["replayed"] for each in results} == {True}
+    answer = await rest.atomic_add([*items[:-1], ("a", 1)], token)
+    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert await counts(rest, "a", "b") == [5, 5]
+
+
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     "other",
     [

@@ -431,6 +431,16 @@ async def test_there_is_a_bound_of_rules(rest: Rest) -> None:
     assert await rest.count("orders.7") == sum(range(20))
 
 
+async def test_rules_may_change_places(rest: Rest) -> None:
+    """Also if they add to the same counter."""
+    rules = [{"type": "*", "counter": "c", "delta": delta} for delta in (2, 1)]
+    await set_rules(rest, rules)
+    await send(rest, event())
+    await set_rules(rest, rules[::-1])
+    assert await outcomes(rest, event()) == ["replayed"]
+    assert await rest.count("c") == 3
+
+
 @words_and_bounds
 async def test_two_equal_rules_are_refused(rest: Rest) -> None:
     """Each event would count twice."""

@@ -235,7 +235,7 @@ BUGS = (
             Edit(
                 service._events_of_atomic,
                 "earlier[counter] = earlier.get(counter, 0) + 1",
-                "earlier[counter] = len(events) + 1",
+                "earlier[counter] = index + 1",
             ),
         ),
     ),
