@@ -1,6 +1,6 @@
 # Sourced by scripts/test, scripts/bench and the gate: installs the Debian packages that they need.
 
-# Each package with the command that shows it is there. Without root or apt-get nothing is installed.
+# Each package with the command that shows that it is installed.
 install_packages() {
     local missing=()
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
@@ -41,9 +41,29 @@ has_postgresql() {
 install_missing() {
     [ "$#" -gt 0 ] || return 0
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-        echo "Missing, and only root can install it (apt-get install $*)" >&2
-        return 0
+        echo "Not installed: $*. Install them as root with apt-get, or what needs them is left out." >&2
+    elif may_install "$@"; then
+        install_debian "$@"
     fi
+}
+
+# Asks on a terminal. Without one, only CI=true agrees.
+may_install() {
+    local answer=''
+    [ "${CI:-}" != true ] || return 0
+    if [ -t 0 ]; then
+        read -r -p "Install the Debian packages $*? [y/N] " answer
+    fi
+    case $answer in
+    [yY]*) ;;
+    *)
+        echo "Not installed: $*. What needs them is left out; CI=true installs them unasked." >&2
+        return 1
+        ;;
+    esac
+}
+
+install_debian() {
     apt-get update -q && without_services \
         env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
 }

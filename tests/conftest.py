@@ -27,6 +27,7 @@ from tests.support.cluster import (
     three_nodes,
 )
 from tests.support.dynamodb import dynamodb
+from tests.support.levels import Levels, add_options, child_processes, minutes
 from tests.support.needs import in_ci
 from tests.support.peak_memory import PeakMemory
 from tests.support.postgresql import postgresql
@@ -40,8 +41,10 @@ __all__ = [
     "breakable_redis",
     "cassandra",
     "cassandra_with_passwords",
+    "child_processes",
     "dynamodb",
     "memcached",
+    "minutes",
     "postgresql",
     "redis",
     "three_nodes",
@@ -56,6 +59,8 @@ settings.register_profile(
 settings.register_profile(
     "gate", parent=settings.get_profile("default"), max_examples=90, derandomize=True, database=None
 )
+# A first look: scripts/test without arguments.
+settings.register_profile("few", parent=settings.get_profile("gate"), max_examples=20)
 # scripts/long tries many, and others each time.
 settings.register_profile(
     "deep",
@@ -67,11 +72,16 @@ settings.register_profile(
 settings.load_profile("gate" if in_ci() else "default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts jobs in the background so, and what tests start would ignore it as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(PeakMemory())
+    config.pluginmanager.register(Levels(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -112,9 +122,9 @@ def fast_dir() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgresql", "dynamodb"])
+@pytest.fixture(params=["sqlite", "memory"])
 def storage(request: pytest.FixtureRequest) -> str:
-    """Which store stands behind the API: every answer must be the same."""
+    """The store behind the API; the others take part in tests that are marked ``every_store``."""
     if request.param in ("postgresql", "dynamodb"):
         request.getfixturevalue(request.param)
     return str(request.param)

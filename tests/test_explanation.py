@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import comparison, results
 from tests.client.test_documents import program_of, run_as_printed
 from tests.test_readme import read
@@ -9,6 +11,7 @@ from tests.test_readme import read
 IDEMPOTENCY = "docs/explanation/idempotency.md"
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_the_classic_failures_and_the_same_stories_here_end_as_printed(
     tmp_path: Path,
 ) -> None:

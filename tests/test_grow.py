@@ -119,6 +119,7 @@ async def test_processes_of_grow_share_a_postgresql_server(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("child_processes")
 async def test_the_commands_of_grow_make_a_cluster(
     cassandra: Cluster, memcached: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def run(command: str, home: Path) -> str:
 
 
 @pytest.mark.parametrize("step", tuple(steps(TEXT)), ids=lambda step: f"line-{step.line}")
+@pytest.mark.usefixtures("child_processes")
 def test_every_command_answers_as_it_says(step: Step, tmp_path: Path) -> None:
     (tmp_path / "rates.json").write_text(RATES)
     assert run(step.command, tmp_path) == step.answer

@@ -155,6 +155,7 @@ def flags_of(document: str) -> dict[str, str]:
     return {name.replace("-", "_"): value for name, value in pairs}
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_every_example_of_the_readme_is_true(tmp_path: Path) -> None:
     """The first page of the documentation has an example of the same kind."""
     await check(read(README) + read(INDEX), defaults(), tmp_path)
@@ -174,6 +175,7 @@ def without(text: str, *headings: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("child_processes")
 async def test_every_example_of_the_http_document_is_true(tmp_path: Path) -> None:
     """With the short windows that it names: some of its examples wait for the rollup."""
     text = read(HTTP)

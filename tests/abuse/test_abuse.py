@@ -1,5 +1,7 @@
 """The attacks of this folder, short: they cost little memory, and others are answered meanwhile."""
 
+import pytest
+
 from tests.abuse import (
     bad_items,
     bad_streams,
@@ -14,6 +16,8 @@ from tests.abuse import (
     whole_namespaces,
 )
 from tests.abuse.figures import measure
+
+pytestmark = pytest.mark.usefixtures("child_processes")
 
 
 def test_unfinished_heads_of_many_tiny_headers() -> None:

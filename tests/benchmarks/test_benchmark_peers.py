@@ -33,6 +33,7 @@ def test_a_peer_whose_server_is_missing_is_left_out_with_what_to_install(bench: 
         assert name in word
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_quick_run_does_not_wait_for_go(tmp_path: Path) -> None:
     """It says how to build the server ahead, and takes the one that is built."""
     go = tmp_path / "go"
@@ -49,6 +50,7 @@ def test_a_quick_run_does_not_wait_for_go(tmp_path: Path) -> None:
     assert nats_server.find(build=False) == kept
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_debian_that_has_two_versions_runs_the_newer_one(tmp_path: Path) -> None:
     """By number, not by spelling: 15 is newer than 9."""
     for version in (9, 15, 13):

@@ -56,6 +56,7 @@ def test_reports_from_before_there_were_plots_still_load() -> None:
     assert [each.plots for each in results.stored()] == [()]
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_the_document_shows_each_plot() -> None:
     """Every file that the document embeds is there, with the text that it says."""
     results.store([REPORT], [REPORT.subject])
@@ -67,6 +68,7 @@ def test_the_document_shows_each_plot() -> None:
         assert plot.title in drawn
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_the_same_figures_make_the_same_file(tmp_path: Path) -> None:
     """A run that measured nothing new changes no file: neither time nor chance is in it."""
     for folder in ("first", "second"):
@@ -76,6 +78,7 @@ def test_the_same_figures_make_the_same_file(tmp_path: Path) -> None:
         assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_plot_that_is_no_longer_drawn_is_deleted(tmp_path: Path) -> None:
     """What was drawn once and is in no report is no part of the document."""
     plots.write([LINE, BARS], tmp_path)

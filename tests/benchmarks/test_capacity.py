@@ -48,6 +48,7 @@ def values(report: Json) -> dict[str, float]:
     return {each["what"]: each["value"] for each in report["figures"]}
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_an_embedded_service_is_measured(tmp_path: Path) -> None:
     """What a plan needs is in the file, and the file is all that is left."""
     report = measured(tmp_path)
@@ -106,6 +107,7 @@ def _servers_of(home: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("child_processes")
 async def test_an_interrupted_one_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     run = start(tmp_path, "--seconds=60")
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 SUBJECT = """
 import os, sys, time
 from pathlib import Path

@@ -33,7 +33,7 @@ def debugging_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def chromium(debugging_port: int) -> Iterator[Browser]:
+def chromium(debugging_port: int, child_processes: None) -> Iterator[Browser]:
     """Debian's, or the one that CHROMIUM names."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if path is None:

@@ -40,7 +40,7 @@ def build(*flags: str, config: Path = CONFIG) -> subprocess.CompletedProcess[str
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Path:
     """The folder of the site."""
     folder = tmp_path_factory.mktemp("docs") / "site"
     done = build("--strict", "--site-dir", str(folder))
@@ -112,6 +112,7 @@ def test_every_name_of_the_sdk_has_a_section_and_a_docstring(site: Path) -> None
     assert undocumented == []
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_what_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
     """With the settings of the site, and nothing else of it."""
     folder = tmp_path / "docs"

@@ -1,4 +1,4 @@
-"""A real service for the commands that ask one."""
+"""A service for the commands that ask one."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -7,20 +7,18 @@ import httpx
 import pytest
 
 from tests.cli.shell import Shell
-from tests.support.server import Server, served
+from tests.support.in_thread import Service, in_thread
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``counter serve`` on a port of its own."""
-    place = tmp_path_factory.mktemp("service")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     # Longer than a test takes: its commands share one token.
-    with served(place, {"accept_limit": "2m"}) as server:
-        yield server
+    with in_thread(tmp_path_factory.mktemp("service") / "data", accept_limit="2m") as service:
+        yield service
 
 
 @pytest.fixture(scope="session")
-def soon_rolled_up(service: Server) -> str:
+def soon_rolled_up(service: Service) -> str:
     """A namespace whose windows are rolled up within seconds, because its accept limit is short."""
     settings = {"counter_type": "ACCURATE", "accept_limit": "3s"}
     answer = httpx.put(
@@ -32,7 +30,7 @@ def soon_rolled_up(service: Server) -> str:
 
 @pytest.fixture
 def shell(
-    service: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Shell:
     monkeypatch.setenv("COUNTER_URL", service.url)
     return Shell(capsys)

@@ -14,7 +14,8 @@ from counter_client.errors import CounterError, TokenTooOldError
 from counter_client.failures import Rejected
 from tests.cli.shell import Shell
 from tests.cli.test_service_commands import answers_lost
-from tests.support.server import ROOT, Server
+from tests.support.in_thread import Service
+from tests.support.server import ROOT
 from tests.support.waiting import eventually
 
 
@@ -129,8 +130,9 @@ def test_what_is_not_counted_is_printed(shell: Shell, name: str, error: CounterE
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("child_processes")
 async def test_a_signal_ends_the_reading_and_loses_nothing(
-    service: Server, name: str, number: signal.Signals
+    service: Service, name: str, number: signal.Signals
 ) -> None:
     words = ["-m", "counter", "add", "--stream", "--url", service.url]
     process = await asyncio.create_subprocess_exec(

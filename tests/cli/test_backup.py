@@ -157,6 +157,7 @@ def test_nothing_is_written_over(place: Path, capsys: pytest.CaptureFixture[str]
     assert run(["restore", "copy", "--data=empty"]) == 0
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_backup_that_is_asked_to_end_leaves_nothing(place: Path) -> None:
     """Regression: at SIGTERM, by which a job is ended, the half copy stayed."""
     words = ("-m", "counter", "backup", "new", "--data=data", "--rate=1kB/s")

@@ -18,6 +18,7 @@ from counter.errors import StartupError
 from tests.cli.shell import Shell
 
 KEY = f"ck_{'a' * 12}_{'b' * 32}"
+AS_OF = "2026-01-01T00:00:00Z"
 OTHER_KEY = f"ck_{'c' * 12}_{'d' * 32}"
 #: A test of a file's mode needs a folder that others may not write.
 FILE = "counter/contexts.json"
@@ -52,8 +53,8 @@ class Asked:
         if self.status != 200:
             problem = {"status": self.status, "code": "key_invalid", "detail": "no", "type": "t"}
             return json.dumps({**problem, "applied": None, "retry": "never"}).encode()
-        count = {"counter": "c", "count": 1, "as_of": "2026-01-01T00:00:00Z"}
-        return json.dumps({**count, "accuracy": "accurate"}).encode()
+        count = {"namespace": self.requests[-1][0], "counter": "c", "count": 1}
+        return json.dumps({**count, "as_of": AS_OF, "accuracy": "accurate"}).encode()
 
     @contextmanager
     def running(self) -> Iterator["Asked"]:

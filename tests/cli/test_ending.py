@@ -14,6 +14,9 @@ from tests.support.rest import on_wire
 from tests.support.server import serving
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 CLIENTS = 12
 COUNTER = "c"
 ADD = f"POST /v1/namespaces/default/counters/{COUNTER}/add HTTP/1.1"

@@ -37,7 +37,7 @@ def refusal(host: str, *, keys: bool, **settings: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Signed:
+def own(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Signed:
     return Authority(tmp_path_factory.mktemp("authority")).sign()
 
 
@@ -72,6 +72,7 @@ def test_who_insists_is_let_and_warned(caplog: pytest.LogCaptureFixture, own: Si
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("child_processes")
 def test_a_process_refuses_before_it_answers_anybody(tmp_path: Path) -> None:
     code, said = refused(tmp_path, host="0.0.0.0")
     assert code == 2

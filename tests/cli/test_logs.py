@@ -15,6 +15,9 @@ from counter.cli.app import app
 from tests.support.rest import fresh
 from tests.support.server import ROOT, Server, refused
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 PASSWORD = "correct-horse-battery-staple"
 
 

@@ -19,15 +19,13 @@ from counter.cli.app import app
 from counter.durations import parse_duration
 from counter_client import CounterClient, Options
 from counter_client.errors import CounterError
-from tests.support.server import Server, served
+from tests.support.in_thread import Service, in_thread
 from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``counter serve`` on a port of its own."""
-    place = tmp_path_factory.mktemp("service")
-    with served(place, {"accept_limit": "5s"}) as server:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with in_thread(tmp_path_factory.mktemp("service") / "data", accept_limit="5s") as server:
         yield server
 
 
@@ -74,12 +72,12 @@ def test_before_the_first_start_all_is_right_and_stays_as_it_is(
 
 
 def test_beside_a_service_it_looks_at_both_and_touches_neither(
-    service: Server, capsys: pytest.CaptureFixture[str]
+    service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {each.name for each in service.data.iterdir()}
     assert run("doctor", "--data", str(service.data), "--url", service.url) == 0
     text = capsys.readouterr().out
-    assert f"process {service.process.pid} serves it" in text
+    assert f"process {service.pid} serves it" in text
     code, found = doctor(capsys, "--data", str(service.data), "--url", service.url)
     assert code == 0
     assert set(found.values()) == {"ok"}
@@ -90,7 +88,7 @@ def test_beside_a_service_it_looks_at_both_and_touches_neither(
 
 
 def test_a_service_on_this_machine_is_looked_at_without_a_proxy(
-    service: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: it was asked by the proxy of the environment, and said not to answer."""
     for variable in ("http_proxy", "HTTP_PROXY"):
@@ -147,7 +145,7 @@ def test_what_is_wrong_is_found(
 
 
 async def test_a_recount_says_that_a_right_count_was_right(
-    service: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COUNTER_URL", service.url)
     assert run("recount", "never", "--json") == 0
@@ -197,6 +195,7 @@ def test_a_recount_that_changed_a_count_says_so(
     assert "its count is 7, and it was 9, which was wrong" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_bash_completes_commands_and_flags(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -222,7 +221,7 @@ def test_a_bash_completes_commands_and_flags(
 
 
 def test_where_keys_are_asked_for_it_says_what_it_cannot_tell_without_one(
-    service: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one here: from the first key on every request needs one."""
     place = ["--data", str(service.data)]

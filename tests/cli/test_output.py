@@ -17,7 +17,7 @@ from counter.cli.terminal import OutputError, StandardError, exiting
 from counter_client import CounterClient, Unfinished
 from tests.cli.shell import Shell
 from tests.client.stranger import http, stranger
-from tests.support.server import Server
+from tests.support.in_thread import Service
 
 #: Cyrillic, which cp1251 has, Japanese, and a character of two UTF-16 units.
 NAMES = ("продажи", "売上", "x🎉")
@@ -49,8 +49,9 @@ def run(
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+@pytest.mark.usefixtures("child_processes")
 def test_an_add_is_counted_once_in_every_encoding(
-    service: Server, name: str, encoding: str
+    service: Service, name: str, encoding: str
 ) -> None:
     """Regression: it was counted, and ended with a traceback and 1, which says it is not."""
     name = f"{name} {encoding}"
@@ -97,7 +98,8 @@ def test_every_command_prints_what_the_encoding_does_not_have_as_json_escapes(
 
 
 @pytest.mark.parametrize("words", [["add", "full"], ["add", "full", "--json"], ["clear", "full"]])
-def test_a_full_disk_does_not_make_an_add_uncounted(service: Server, words: list[str]) -> None:
+@pytest.mark.usefixtures("child_processes")
+def test_a_full_disk_does_not_make_an_add_uncounted(service: Service, words: list[str]) -> None:
     """Regression: with standard error on the full disk, too, it ended with a traceback and 1."""
     with FULL.open("wb", buffering=0) as full:
         assert run(service.url, *words, stdout=full).returncode == 141
@@ -106,7 +108,10 @@ def test_a_full_disk_does_not_make_an_add_uncounted(service: Server, words: list
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full", "2>&- >&-", "<&-"])
-def test_a_stream_that_is_closed_or_full_leaves_the_exit_code(closed: str, service: Server) -> None:
+@pytest.mark.usefixtures("child_processes")
+def test_a_stream_that_is_closed_or_full_leaves_the_exit_code(
+    closed: str, service: Service
+) -> None:
     """Regression: 2>&- printed errors on standard output; 2>/dev/full and <&- ended with 1."""
     for words, code in (
         (["add", "closed"], 0),
@@ -122,11 +127,13 @@ def test_a_stream_that_is_closed_or_full_leaves_the_exit_code(closed: str, servi
         assert code == 0 or b"counter:" not in done.stdout
 
 
-def test_lines_need_a_standard_input(service: Server) -> None:
+@pytest.mark.usefixtures("child_processes")
+def test_lines_need_a_standard_input(service: Service) -> None:
     done = run(service.url, "add", "--stream", closed="<&-")
     assert (done.returncode, b"standard input is closed" in done.stderr) == (2, True)
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_help_that_cannot_be_printed_is_no_outcome_of_an_add() -> None:
     """Regression: it ended with 1."""
     for words in (["add", "--help"], ["--help"], ["--version"]):

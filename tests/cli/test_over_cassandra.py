@@ -19,6 +19,9 @@ from tests.support.rest import Rest
 from tests.support.server import ROOT, Server, ports_in_a_row, refused, serving
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 PROCESSES = 3
 KEY_FLAGS = ("store", "contact_points", "keyspace")
 WORKERS = 2

@@ -46,6 +46,7 @@ def test_each_says_what_it_does_and_ends_with(command: str, capsys: Captured) ->
     assert "--json" in help_text
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_they_are_imported_only_when_they_are_run() -> None:
     """A service that starts has no use for them."""
     code = "import sys, counter.cli.app; sys.exit(any('plan' in name for name in sys.modules))"

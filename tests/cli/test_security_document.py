@@ -11,6 +11,9 @@ import pytest
 from tests import test_readme
 from tests.support.server import ROOT, serving
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 DOCUMENT: Final = ROOT / "docs" / "security.md"
 _SECTION: Final = re.compile(r"^## API keys\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _MASK: Final = (re.compile(r"(?<=the key )[a-z2-7]{12}(?= (?:has the scope|gives no more))"), "ID")

@@ -18,7 +18,7 @@ from counter_client import Token, Unfinished, UnreachableError
 from counter_client.retrying import Send
 from counter_client.transport import SyncTransport
 from tests.cli.shell import Shell
-from tests.support.server import Server
+from tests.support.in_thread import Service
 
 COMMANDS = [
     ["add"],
@@ -176,7 +176,7 @@ def answers_lost(instead: BaseException | None = None) -> Iterator[None]:
 
 
 def test_an_unknown_outcome_is_finished_by_the_command_that_is_printed(
-    shell: Shell, service: Server, name: str
+    shell: Shell, service: Service, name: str
 ) -> None:
     with answers_lost():
         code, out = shell.run("add", name, "-2", "--get")

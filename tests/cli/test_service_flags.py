@@ -195,6 +195,7 @@ def test_an_answer_that_finds_no_room_is_none_that_was_not_done(
     assert capfd.readouterr().err == "counter: standard output: No space left on device\n"
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_so_it_is_where_nothing_is_buffered(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

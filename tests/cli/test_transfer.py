@@ -18,7 +18,8 @@ from counter.errors import StartupError
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.ops.importing import COUNT_MAX, examine
 from counter_client import CounterClient, Options
-from tests.support.server import ROOT, Server, served
+from tests.support.in_thread import Service, in_thread
+from tests.support.server import ROOT
 from tests.support.waiting import eventually
 
 OPTIONS = Options(trust_env=False)
@@ -35,11 +36,10 @@ COUNTS = {
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``counter serve`` with all of COUNTS in the namespace ``default``."""
-    place = tmp_path_factory.mktemp("service")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with all of COUNTS in the namespace ``default``."""
     # Tokens in time on a machine that has much to do.
-    with served(place, {"accept_limit": "5s"}) as server:
+    with in_thread(tmp_path_factory.mktemp("service") / "data", accept_limit="5s") as server:
         with CounterClient(server.url, options=OPTIONS) as client:
             small = iter([each for each in COUNTS.items() if abs(each[1]) < INT64_MAX])
             while part := list(islice(small, 1_000)):
@@ -49,7 +49,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def exported(service: Server, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def exported(service: Service, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """An export of the namespace ``default``."""
     path = tmp_path_factory.mktemp("export") / "whole.ndjson"
     assert run("export", str(path), "--url", service.url) == 0
@@ -57,7 +57,7 @@ def exported(service: Server, tmp_path_factory: pytest.TempPathFactory) -> bytes
 
 
 @pytest.fixture(autouse=True)
-def here(service: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory of its own, and the service where commands look for it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COUNTER_URL", service.url)
@@ -65,7 +65,7 @@ def here(service: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def target(service: Server, request: pytest.FixtureRequest) -> str:
+def target(service: Service, request: pytest.FixtureRequest) -> str:
     """An empty namespace."""
     name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
     with CounterClient(service.url, name, options=OPTIONS) as client:
@@ -82,7 +82,7 @@ def run(*words: str) -> int:
     return 0
 
 
-def counts(service: Server, namespace: str) -> dict[str, int]:
+def counts(service: Service, namespace: str) -> dict[str, int]:
     """All counts of a namespace, its ledgers too."""
     with CounterClient(service.url, namespace, options=OPTIONS) as client:
         names = list(client.counters())
@@ -102,7 +102,7 @@ def written() -> list[dict[str, object]]:
 
 
 def test_an_export_comes_to_the_same_counts_elsewhere_and_is_counted_once(
-    service: Server, target: str, capsys: pytest.CaptureFixture[str]
+    service: Service, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names in any script, counts past 64 bits, zeros; a second and a third import do nothing."""
     assert run("export", "out.ndjson", "--json") == 0
@@ -202,7 +202,7 @@ def test_an_export_that_was_changed_is_refused_whole(
     assert why in capsys.readouterr().err
 
 
-def test_files_of_others_are_counted_by_their_content(service: Server, target: str) -> None:
+def test_files_of_others_are_counted_by_their_content(service: Service, target: str) -> None:
     """CSV with a header or without one, NDJSON, after a byte order mark or none; lines of one
     counter add up. The same content is the same import, whatever the file is called; another --id
     is another one."""
@@ -245,7 +245,7 @@ def test_files_of_others_are_counted_by_their_content(service: Server, target: s
     ],
 )
 def test_a_line_that_is_no_count_is_named_and_nothing_is_counted(
-    service: Server, text: str, why: str, capsys: pytest.CaptureFixture[str]
+    service: Service, text: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("in").write_text(text)
     assert run("import", "in") == 2
@@ -276,7 +276,7 @@ def test_what_cannot_be_read_twice_is_refused(capsys: pytest.CaptureFixture[str]
 
 
 def test_counters_that_others_added_to_are_left_alone_unless_it_is_asked_for(
-    service: Server, target: str, capsys: pytest.CaptureFixture[str]
+    service: Service, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("in.csv").write_text("a,1\nb,2\n")
     with CounterClient(service.url, target, options=OPTIONS) as client:
@@ -292,7 +292,7 @@ def test_counters_that_others_added_to_are_left_alone_unless_it_is_asked_for(
 
 
 def test_a_missing_namespace_is_created_if_it_is_asked_for(
-    service: Server, exported: bytes, capsys: pytest.CaptureFixture[str]
+    service: Service, exported: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run again, it finds the namespace, and counts nothing twice."""
     Path("in.ndjson").write_bytes(exported)
@@ -304,7 +304,7 @@ def test_a_missing_namespace_is_created_if_it_is_asked_for(
 
 
 def test_where_no_retry_is_safe_nothing_is_moved(
-    service: Server, capsys: pytest.CaptureFixture[str]
+    service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with CounterClient(service.url, "rough", options=OPTIONS) as client:
         client.create_namespace(counter_type="BEST_EFFORT")
@@ -316,7 +316,7 @@ def test_where_no_retry_is_safe_nothing_is_moved(
 
 
 def test_after_an_interrupt_both_go_on(
-    service: Server,
+    service: Service,
     target: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -339,7 +339,7 @@ def test_after_an_interrupt_both_go_on(
 
 
 def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
-    service: Server,
+    service: Service,
     target: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -406,8 +406,9 @@ def interrupted(method: Callable[..., Any], after: int) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_imports_that_are_killed_and_run_side_by_side_count_each_line_once(
-    service: Server, target: str, tmp_path: Path
+    service: Service, target: str, tmp_path: Path
 ) -> None:
     """kill -9 as soon as some of it is counted; then two at once, one of them killed as well."""
     seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))

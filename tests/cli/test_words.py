@@ -47,7 +47,12 @@ NO_COMMAND = {
 NO_COMMANDS = (
     *("a batch takes an idempotency_token in each item", "there are {} Idempotency-Key headers"),
     *("the body has an idempotency_token and", "namespace {} is {}: give an idempotency_token"),
-    *("Content-Type is {}", "query parameter {} is", "max_staleness is of counts: add counts"),
+    *(
+        "Content-Type is {}",
+        "Content-Encoding is {}",
+        "query parameter {} is",
+        "max_staleness is of counts: add counts",
+    ),
     *("body: it is not JSON", "namespace {} has no event_rules", "there are several ce-{} headers"),
     *(
         "there is no key {}; GET /v1/keys",

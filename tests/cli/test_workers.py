@@ -118,7 +118,7 @@ def _clean_up(each: Service) -> None:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+def service(tmp_path: Path, child_processes: None) -> Iterator[Service]:
     with running(tmp_path) as each:
         yield each
 
@@ -179,6 +179,7 @@ async def test_none_outlives_a_supervisor_that_is_killed(
     await gone(workers)
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_each_answers_over_tls_and_all_end_in_order(tmp_path: Path) -> None:
     """On the port that they share, and on each one's own. When they are told to end, the shared
     port is closed at once, also where their supervisor has it: nobody waits there for an answer."""
@@ -216,6 +217,7 @@ async def listens(port: int) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_where_none_can_start_it_says_why_once() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.workers", str(WORKERS), "0"],

@@ -1,15 +1,13 @@
-"""A real service for the client's tests, one for each module."""
+"""A service for the client's tests, one for each module."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.server import Server, served
+from tests.support.in_thread import Service, in_thread
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``counter serve`` on a port of its own."""
-    place = tmp_path_factory.mktemp("service")
-    with served(place) as server:
-        yield server
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with in_thread(tmp_path_factory.mktemp("service") / "data") as service:
+        yield service

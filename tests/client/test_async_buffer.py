@@ -17,14 +17,14 @@ from counter_client import (
 )
 from counter_client.errors import InvalidParameterError, NamespaceUnknownError
 from counter_client.spool import Spool
+from tests.support.in_thread import Service
 from tests.support.relay import Relay
-from tests.support.server import Server
 from tests.support.waiting import eventually
 
 QUICK = Options(trust_env=False, attempt_timeout_s=0.3, backoff_first_s=0.01, backoff_max_s=0.1)
 
 
-async def test_an_add_to_a_full_buffer_waits_for_room(service: Server) -> None:
+async def test_an_add_to_a_full_buffer_waits_for_room(service: Service) -> None:
     relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
     async with relay.listening():
         relay.is_away = True
@@ -80,7 +80,7 @@ async def test_one_that_waits_for_room_is_notified_of_the_end() -> None:
         await buffer.close()
 
 
-async def test_they_are_sent_within_the_delay_without_a_flush(service: Server) -> None:
+async def test_they_are_sent_within_the_delay_without_a_flush(service: Service) -> None:
     flushed: list[Flush] = []
     options = Options(trust_env=False, on_flush=flushed.append)
 
@@ -98,7 +98,7 @@ async def test_they_are_sent_within_the_delay_without_a_flush(service: Server) -
         assert (await client.get("delayed-async")).count == 5
 
 
-async def test_what_no_counter_takes_is_refused_at_the_add(service: Server) -> None:
+async def test_what_no_counter_takes_is_refused_at_the_add(service: Service) -> None:
     bad: list[Any] = [("", 1), ("a", 2**63), ("a", 1.5), (3, 1)]
     async with (
         AsyncCounterClient(service.url, options=QUICK) as client,
@@ -109,7 +109,7 @@ async def test_what_no_counter_takes_is_refused_at_the_add(service: Server) -> N
                 await buffer.add(counter, delta)
 
 
-async def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Server) -> None:
+async def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Service) -> None:
     async with AsyncCounterClient(service.url, "not-yet", options=QUICK) as client:
         with pytest.raises(UnsentError, match="not-yet") as caught:
             async with client.buffer(max_delay=3_600) as buffer:
@@ -118,7 +118,7 @@ async def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: S
 
 
 async def test_a_buffer_whose_disk_fails_reports_every_add_so(
-    service: Server, tmp_path: Path
+    service: Service, tmp_path: Path
 ) -> None:
     """Here while it sends: the adds that come later are told, and none is lost."""
     async with AsyncCounterClient(service.url, options=QUICK) as client:
@@ -141,7 +141,7 @@ async def test_a_buffer_whose_disk_fails_reports_every_add_so(
 
 
 async def test_what_was_refused_is_reported_though_the_rest_is_not_sent(
-    service: Server, tmp_path: Path
+    service: Service, tmp_path: Path
 ) -> None:
     """A flush that ends in vain must not swallow it."""
     spool = Spool(tmp_path / "spool", "default")

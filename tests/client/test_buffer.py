@@ -28,6 +28,7 @@ from counter_client import (
 )
 from counter_client.errors import InvalidParameterError, NamespaceUnknownError
 from counter_client.spool import Spool
+from tests.support.in_thread import Service
 from tests.support.relay import Relay
 from tests.support.server import Server, serving
 from tests.support.waiting import eventually
@@ -38,7 +39,7 @@ QUICK = Options(
 NAMES = [f"c{number}" for number in range(20)]
 
 
-def test_adds_of_one_counter_are_merged(service: Server) -> None:
+def test_adds_of_one_counter_are_merged(service: Service) -> None:
     flushed: list[Flush] = []
     options = Options(trust_env=False, on_flush=flushed.append)
     with CounterClient(service.url, options=options) as client:
@@ -51,7 +52,7 @@ def test_adds_of_one_counter_are_merged(service: Server) -> None:
         assert len(list(client.events("merged"))) == 1
 
 
-def test_they_are_sent_within_the_delay_without_a_flush(service: Server) -> None:
+def test_they_are_sent_within_the_delay_without_a_flush(service: Service) -> None:
     sent = threading.Event()
     options = Options(trust_env=False, on_flush=lambda _: sent.set())
     with CounterClient(service.url, options=options) as client, client.buffer() as buffer:
@@ -81,7 +82,7 @@ def test_a_flush_ends_with_the_buffer() -> None:
         assert len(ended) == 1
 
 
-def test_a_sum_past_64_bits_is_exact(service: Server) -> None:
+def test_a_sum_past_64_bits_is_exact(service: Service) -> None:
     with CounterClient(service.url, options=QUICK) as client:
         with client.buffer(max_delay=3_600) as buffer:
             for _ in range(3):
@@ -89,7 +90,7 @@ def test_a_sum_past_64_bits_is_exact(service: Server) -> None:
         assert client.get("large").count == 3 * (2**63 - 1)
 
 
-def test_threads_share_a_buffer(service: Server) -> None:
+def test_threads_share_a_buffer(service: Service) -> None:
     with CounterClient(service.url, options=QUICK) as client:
         with client.buffer(max_delay=0.001, max_items=8) as buffer:
 
@@ -113,7 +114,7 @@ def test_threads_share_a_buffer(service: Server) -> None:
     ("counter", "delta"), [("", 1), ("a\n", 1), ("a", 2**63), ("a", 1.5), ("a", True), (3, 1)]
 )
 def test_what_no_counter_takes_is_refused_at_the_add(
-    service: Server, counter: Any, delta: Any
+    service: Service, counter: Any, delta: Any
 ) -> None:
     with (
         CounterClient(service.url, options=QUICK) as client,
@@ -141,7 +142,7 @@ def test_a_full_buffer_pushes_back() -> None:
             buffer.add("a")
 
 
-def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Server) -> None:
+def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Service) -> None:
     """And nothing is given up: it may be created yet."""
     with CounterClient(service.url, "not-yet", options=QUICK) as client:
         buffer = client.buffer(max_delay=3_600)
@@ -182,6 +183,7 @@ async def add(buffer: Buffer | AsyncBuffer, name: str, delta: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("spooled", [False, True], ids=["memory", "spool"])
+@pytest.mark.usefixtures("child_processes")
 async def test_a_server_that_is_killed_again_and_again_counts_exactly(
     kind: str, spooled: bool, tmp_path: Path
 ) -> None:
@@ -206,7 +208,7 @@ async def test_a_server_that_is_killed_again_and_again_counts_exactly(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_answers_that_are_lost_and_connections_that_are_cut_count_exactly(
-    kind: str, service: Server
+    kind: str, service: Service
 ) -> None:
     expected: Counter[str] = Counter()
     draw = random.Random(kind)
@@ -228,7 +230,7 @@ async def test_answers_that_are_lost_and_connections_that_are_cut_count_exactly(
 
 
 async def test_an_outage_longer_than_the_accept_limit_counts_exactly(
-    service: Server, tmp_path: Path
+    service: Service, tmp_path: Path
 ) -> None:
     """What was on its way has become too old by then: it is sent again under a new token."""
     relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
@@ -258,13 +260,13 @@ async def test_an_outage_longer_than_the_accept_limit_counts_exactly(
         assert len([each async for each in client.events("outage")]) == 1
 
 
-async def check(server: Server, expected: Counter[str]) -> None:
+async def check(server: Server | Service, expected: Counter[str]) -> None:
     async with AsyncCounterClient(server.url, options=QUICK) as client:
         found = await client.get_many(list(expected), max_staleness="0s")
     assert {each.counter: each.count for each in found} == expected
 
 
-async def test_what_is_cancelled_while_it_waits_has_taken_nothing(service: Server) -> None:
+async def test_what_is_cancelled_while_it_waits_has_taken_nothing(service: Service) -> None:
     async with AsyncCounterClient(service.url, options=QUICK) as client:
         async with client.buffer(max_delay=0.001) as buffer:
             for number in range(50):
@@ -277,7 +279,7 @@ async def test_what_is_cancelled_while_it_waits_has_taken_nothing(service: Serve
         assert (await client.get("cancelled")).count == 50
 
 
-def test_an_interrupt_from_the_keyboard_loses_nothing(service: Server) -> None:
+def test_an_interrupt_from_the_keyboard_loses_nothing(service: Service) -> None:
     """It strikes while what was taken is on its way into the backlog."""
     with CounterClient(service.url, options=QUICK) as client:
         with client.buffer(max_delay=3_600) as buffer:
@@ -296,7 +298,7 @@ def test_an_interrupt_from_the_keyboard_loses_nothing(service: Server) -> None:
         assert client.get("interrupted").count == 3
 
 
-def test_what_is_refused_for_good_is_handed_back_and_kept(service: Server, tmp_path: Path) -> None:
+def test_what_is_refused_for_good_is_handed_back_and_kept(service: Service, tmp_path: Path) -> None:
     """Here its token was used for something else meanwhile; the other item is counted."""
     spool = Spool(tmp_path / "spool", "default")
     spool.put({"refused": 3, "not refused": 1})
@@ -314,7 +316,7 @@ def test_what_is_refused_for_good_is_handed_back_and_kept(service: Server, tmp_p
     assert kept == [("refused", 3, str(token), "token_conflict")]
 
 
-def test_a_buffer_whose_disk_fails_reports_every_add_so(service: Server, tmp_path: Path) -> None:
+def test_a_buffer_whose_disk_fails_reports_every_add_so(service: Service, tmp_path: Path) -> None:
     """And hands over what it holds, instead of merging on for ever."""
     with CounterClient(service.url, options=QUICK) as client:
         buffer = client.buffer(max_delay=3_600, spool=tmp_path / "spool")

@@ -29,7 +29,7 @@ from counter_client.errors import (
     PreconditionFailedError,
     TokenConflictError,
 )
-from tests.support.server import Server
+from tests.support.in_thread import Service
 
 OPTIONS = Options(trust_env=False)
 
@@ -53,7 +53,7 @@ class Caller:
 
 
 @pytest.fixture(params=["sync", "async"])
-async def client(request: pytest.FixtureRequest, service: Server) -> AsyncIterator[Any]:
+async def client(request: pytest.FixtureRequest, service: Service) -> AsyncIterator[Any]:
     """Both clients, one after the other."""
     if request.param == "sync":
         with CounterClient(service.url, options=OPTIONS) as client:
@@ -165,7 +165,7 @@ async def test_no_more_events_are_read_than_asked_for(client: Any, name: str) ->
 
 
 @pytest.mark.parametrize("kind", [CounterClient, AsyncCounterClient])
-async def test_a_namespace_from_its_making_to_its_end(service: Server, kind: Any) -> None:
+async def test_a_namespace_from_its_making_to_its_end(service: Service, kind: Any) -> None:
     client = Caller(kind(service.url, f"made-{uuid4().hex}", options=OPTIONS))
     made = await client.create_namespace(counter_type="EVENTUAL", cache_ttl="2s")
     assert (made["counter_type"], made["cache_ttl"]) == ("EVENTUAL", "2s")
@@ -222,7 +222,7 @@ async def test_a_token_that_was_never_sent_and_is_old_resolves_to_not_applied(
     assert (await client.get(name)).count == 0
 
 
-async def test_errors_are_the_services_own_kinds(client: Any, service: Server) -> None:
+async def test_errors_are_the_services_own_kinds(client: Any, service: Service) -> None:
     with pytest.raises(InvalidParameterError):
         await client.get("c", max_staleness="soon")
     with pytest.raises(InvalidBodyError):
@@ -247,7 +247,7 @@ def test_an_address_without_a_service_is_unreachable() -> None:
         client.get("c")
 
 
-def test_another_address_takes_over(service: Server) -> None:
+def test_another_address_takes_over(service: Service) -> None:
     """The retry goes to the next base URL; the hook sees both attempts."""
     seen: list[Attempt] = []
     options = Options(trust_env=False, backoff_first_s=0.01, on_attempt=seen.append)
@@ -260,7 +260,7 @@ def test_another_address_takes_over(service: Server) -> None:
     assert seen[1].url == service.url
 
 
-def test_an_address_that_is_away_costs_no_call_a_retry(service: Server) -> None:
+def test_an_address_that_is_away_costs_no_call_a_retry(service: Service) -> None:
     """Regression: each call began there, and soon the retries that all calls share were used up."""
     seen: list[Attempt] = []
     options = Options(
@@ -290,7 +290,7 @@ def test_both_clients_have_the_same_calls() -> None:
     assert calls(CounterClient) == calls(AsyncCounterClient)
 
 
-def test_threads_share_a_client(service: Server, name: str) -> None:
+def test_threads_share_a_client(service: Service, name: str) -> None:
     with (
         CounterClient(service.url, options=OPTIONS) as shared,
         ThreadPoolExecutor(8) as threads,
@@ -307,7 +307,7 @@ async def test_a_closed_client_says_so(client: Any) -> None:
 
 
 def test_a_hook_that_fails_stops_no_counting(
-    service: Server, name: str, caplog: pytest.LogCaptureFixture
+    service: Service, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: object) -> None:
         raise ValueError("a hook's fault")
@@ -320,7 +320,7 @@ def test_a_hook_that_fails_stops_no_counting(
     assert "a hook's fault" in caplog.text
 
 
-def test_answers_can_be_pickled(service: Server, name: str) -> None:
+def test_answers_can_be_pickled(service: Service, name: str) -> None:
     with CounterClient(service.url, options=OPTIONS) as client:
         added = client.add(name)
     assert pickle.loads(pickle.dumps(added)) == added

@@ -11,6 +11,8 @@ import pytest
 from tests.support.server import ROOT, serving
 from tests.test_readme import WRITTEN_URL
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
 
 def program_of(document: str) -> str:
     """All blocks of Python in *document*, in their order."""

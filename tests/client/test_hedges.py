@@ -25,14 +25,15 @@ from counter_client.failures import UnreachableError
 from counter_client.retrying import Answer, Budget, Send
 from counter_client.sync import HedgingTransport
 from counter_client.transport import AsyncTransport, SyncTransport
+from tests.support.in_thread import Service
 from tests.support.relay import Relay
-from tests.support.server import ROOT, Server
+from tests.support.server import ROOT
 from tests.support.virtual import virtually
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_a_hedge_answers_for_a_server_that_does_not_and_counts_once(
-    kind: str, service: Server
+    kind: str, service: Service
 ) -> None:
     """The first base URL takes every request and answers none."""
     relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
@@ -210,7 +211,8 @@ def test_a_client_that_is_closed_leaves_no_thread_waiting() -> None:
 
 
 @pytest.mark.parametrize("hedge", ["None", "0.5"])
-def test_a_client_goes_on_in_a_child_after_a_fork(hedge: str, service: Server) -> None:
+@pytest.mark.usefixtures("child_processes")
+def test_a_client_goes_on_in_a_child_after_a_fork(hedge: str, service: Service) -> None:
     """With connections, and threads, of its own. In a process of its own: this one has threads.
 
     Regression: hedged, the child waited for ever for a live count.
@@ -244,7 +246,8 @@ client.close()
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_forked_process_begins_with_an_empty_buffer(service: Server) -> None:
+@pytest.mark.usefixtures("child_processes")
+def test_a_forked_process_begins_with_an_empty_buffer(service: Service) -> None:
     """What waited at the fork is sent by the parent alone, and what the child adds by the child.
 
     Regression: an add to a counter that waited already was taken in the child, and lost; and if a

@@ -18,6 +18,7 @@ OPTIONS = Options(trust_env=False)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("child_processes")
 def test_a_client_that_is_killed_again_and_again_loses_nothing_it_had_on_disk(
     service: Server, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from counter_client.errors import (
 from counter_client.failures import UnexpectedAnswerError, UnreachableError
 from counter_client.transport import Course
 from tests.client.script import Script, problem
-from tests.support.server import Server
+from tests.support.in_thread import Service
 
 COUNT = (
     '{"namespace":"default","counter":"c","count":7,"as_of":"2026-01-31T08:15:30.000250Z",'
@@ -99,7 +99,7 @@ def test_half_an_event_is_forgotten_with_its_connection() -> None:
 
 
 @pytest.mark.parametrize("hedge_after_s", [None, 5.0])
-def test_a_thread_sees_each_change(service: Server, hedge_after_s: float | None) -> None:
+def test_a_thread_sees_each_change(service: Service, hedge_after_s: float | None) -> None:
     name = str(uuid4())
     options = Options(trust_env=False, hedge_after_s=hedge_after_s)
     with CounterClient(service.url, options=options) as client:
@@ -118,7 +118,7 @@ def test_a_thread_sees_each_change(service: Server, hedge_after_s: float | None)
         next(elsewhere.live(name))
 
 
-async def test_an_event_loop_sees_each_change(service: Server) -> None:
+async def test_an_event_loop_sees_each_change(service: Service) -> None:
     name = str(uuid4())
     seen: list[int] = []
     async with AsyncCounterClient(service.url, options=Options(trust_env=False)) as client:

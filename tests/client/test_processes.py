@@ -22,7 +22,11 @@ from counter_client import (
 from counter_client.errors import CounterError
 from counter_client.failures import Rejected, Unfinished, UnknownOutcomeError, UnreachableError
 from counter_client.spool import Spool
-from tests.support.server import ROOT, Server
+from tests.support.in_thread import Service
+from tests.support.server import ROOT
+
+pytestmark = pytest.mark.usefixtures("child_processes")
+
 
 OPTIONS = Options(trust_env=False)
 NOWHERE = "http://127.0.0.1:9"
@@ -41,7 +45,7 @@ def ran(script: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_forked_child_leaves_what_is_in_the_spool_to_its_parent(
-    service: Server, tmp_path: Path
+    service: Service, tmp_path: Path
 ) -> None:
     """Regression: a child that left the `with` block closed the file in its own way, and what the
     parent put there afterwards was lost when that was killed."""
@@ -166,7 +170,7 @@ def test_workers_that_fork_before_or_after_the_import_share_a_spool(
     assert found == expected
 
 
-def test_the_end_of_a_forked_worker_sends_what_it_added(service: Server, tmp_path: Path) -> None:
+def test_the_end_of_a_forked_worker_sends_what_it_added(service: Service, tmp_path: Path) -> None:
     """And the adds of the parent are sent by the parent alone, once."""
     name = f"forked-{uuid4()}"
     script = """
@@ -252,7 +256,7 @@ def test_processes_that_open_a_new_spool_at_once_all_have_a_slot(tmp_path: Path)
     assert len(list((tmp_path / "spool").glob("default.?"))) == 4
 
 
-def test_a_client_whose_threads_are_busy_goes_on_in_a_child(service: Server) -> None:
+def test_a_client_whose_threads_are_busy_goes_on_in_a_child(service: Service) -> None:
     """Regression: a lock that another thread held at the fork was held in the child for ever."""
     name = f"busy-{uuid4()}"
     script = """
@@ -274,7 +278,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         assert client.get(name).count == 1
 
 
-def test_what_a_program_leaves_in_a_buffer_is_sent_at_its_end(service: Server) -> None:
+def test_what_a_program_leaves_in_a_buffer_is_sent_at_its_end(service: Service) -> None:
     """Regression: it was lost, and nobody was told."""
     name = f"left-{uuid4()}"
     script = """
@@ -292,7 +296,7 @@ for url in sys.argv[1:3]:
         assert client.get(name).count == 1
 
 
-def test_a_client_of_another_event_loop_says_so(service: Server) -> None:
+def test_a_client_of_another_event_loop_says_so(service: Service) -> None:
     """Regression: it was a RuntimeError of a loop that is closed."""
 
     async def made() -> AsyncCounterClient:
@@ -364,7 +368,7 @@ def test_an_error_comes_out_of_another_process_as_it_was(error: CounterError) ->
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_process_of_multiprocessing_sends_its_adds_when_it_ends(
-    method: str, service: Server, tmp_path: Path
+    method: str, service: Service, tmp_path: Path
 ) -> None:
     """Regression: such a process ends without the callbacks of atexit, so that what it had added
     since the last flush was lost, and no error was reported."""
@@ -404,7 +408,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("hedge", ["None", "0.5"])
-def test_threads_of_a_forked_child_can_all_begin_at_once(hedge: str, service: Server) -> None:
+def test_threads_of_a_forked_child_can_all_begin_at_once(hedge: str, service: Service) -> None:
     """Regression: with hedges, each thread but the first used the event loop of the parent, which
     no thread runs in the child, and waited for ever."""
     name = f"threads-{uuid4()}"

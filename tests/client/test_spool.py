@@ -604,6 +604,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_kill_after_a_disk_was_full_leaves_what_was_synced(tmp_path: Path) -> None:
     """With a real limit on the size of a file."""
     done = subprocess.run(

@@ -28,7 +28,9 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
+def service(
+    tmp_path_factory: pytest.TempPathFactory, collector: Collector, child_processes: None
+) -> Iterator[Server]:
     """A service that sends its traces, soon."""
     place = tmp_path_factory.mktemp("service")
     server = Server(place / "data", place / "logs", {"traces": "otlp"})

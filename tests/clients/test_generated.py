@@ -22,7 +22,7 @@ PROGRAMS = ROOT / "clients" / "generated"
 #: A new add, the same one again, and what was counted.
 COUNTED_ONCE = ["replayed false", "replayed true", "count 2"]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("child_processes")]
 
 
 @pytest.fixture(scope="module")

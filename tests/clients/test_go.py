@@ -3,8 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.clients.programs import CLIENTS, run_go
 from tests.support.server import served
+
+pytestmark = pytest.mark.usefixtures("child_processes")
+
 
 GO = CLIENTS / "go"
 

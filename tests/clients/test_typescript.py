@@ -4,10 +4,13 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.clients.programs import TYPESCRIPT, run_node, typescript
 from tests.support.server import served
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_its_own_tests_pass(tmp_path: Path) -> None:
     typescript(tmp_path)
     run_node("node", "--test", "dist/test/")
@@ -18,6 +21,7 @@ def test_it_depends_on_nothing() -> None:
     assert not re.search(r'"(peer|optional|bundled?)?dependencies"', written, re.IGNORECASE)
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_browsers_load_it_and_bundlers_take_it(tmp_path: Path) -> None:
     """No module of Node, and no top-level await, which no bundle for older browsers can have."""
     typescript(tmp_path)
@@ -44,6 +48,7 @@ def test_it_is_compiled_for_the_oldest_node_that_it_names() -> None:
     assert f"Node {oldest} or newer" in " ".join(readme.split())
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_its_readme_counts(tmp_path: Path) -> None:
     typescript(tmp_path)
     text = (TYPESCRIPT / "README.md").read_text(encoding="utf-8")

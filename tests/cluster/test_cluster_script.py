@@ -16,6 +16,9 @@ from scripts.cluster_process import ClusterError
 from tests.support.cluster import running_cluster, session_of
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 SMALL = Shape(nodes=0, memcached=1)
 KILLED_RUN = """
 import sys

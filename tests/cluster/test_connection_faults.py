@@ -173,6 +173,7 @@ def of_a_node(shown: Path, trusted: Path) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_certificate_of_another_address_is_refused(tmp_path: Path) -> None:
     """Regression: a certificate of the authority for any machine was taken for that of a node."""
     ours, theirs = certificate(tmp_path, "ours"), certificate(tmp_path, "theirs", "127.0.0.99")
@@ -217,6 +218,7 @@ async def test_tls_where_none_is_spoken(cassandra: Cluster, tmp_path: Path) -> N
     assert "no TLS connection" in text
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_the_driver_is_not_installed() -> None:
     """What to install is named; nothing else of the service needs it."""
     script = (

@@ -26,6 +26,9 @@ from tests.support.cassandra import DATASET
 from tests.support.cluster import TIMEOUT_S, running_cluster, session_of
 from tests.support.sstables import PARTS, lose_all_bits, rename_a_partition
 
+pytestmark = pytest.mark.usefixtures("minutes")
+
+
 KEYSPACE = "damaged"
 TABLES_PER_PART = 10
 #: Keys of partitions whose bytes often differ in one bit.

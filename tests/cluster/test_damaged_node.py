@@ -46,7 +46,7 @@ PATIENCE_S = 90
 
 
 @pytest.fixture
-def paranoid_nodes() -> Iterator[Cluster]:
+def paranoid_nodes(minutes: None) -> Iterator[Cluster]:
     shape = Shape(nodes=3, memcached=0, quick=True, disk_failure_policy="stop_paranoid")
     with running_cluster(shape) as each:
         yield each

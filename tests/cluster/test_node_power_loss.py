@@ -30,6 +30,9 @@ from tests.support.cluster import TIMEOUT_S
 from tests.support.needs import miss
 from tests.support.power import Disk, Recorder
 
+pytestmark = pytest.mark.usefixtures("minutes")
+
+
 ADDS = 40
 #: Each of so many adds is followed by a decision that another token never counts.
 ADDS_PER_DECISION = 2

@@ -31,6 +31,9 @@ from tests.support.relay import Relay
 from tests.support.server import ports_in_a_row
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 SPACE = namespace_of()
 NAMES = [f"c{n}" for n in range(20)]
 PASSWORD = "p@ss/word:1"

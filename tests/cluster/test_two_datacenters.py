@@ -99,7 +99,7 @@ class Ways:
 
 
 @pytest.fixture(scope="module")
-def two_datacenters() -> Iterator[Ways]:
+def two_datacenters(minutes: None) -> Iterator[Ways]:
     ways = Ways()
     shape = Shape(
         nodes=3,

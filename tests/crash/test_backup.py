@@ -6,11 +6,16 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from counter.cli.app import app
 from counter.tokens import TokenGenerator
 from tests.support.rest import Rest, item
 from tests.support.server import Server, serving
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("child_processes")
+
 
 CLIENTS = 3
 BATCH = 200

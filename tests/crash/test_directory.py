@@ -28,6 +28,7 @@ async def filled(data: Path, logs: Path) -> AsyncIterator[tuple[Server, Rest]]:
         yield server, rest
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_second_process_learns_who_holds_the_directory(tmp_path: Path) -> None:
     async with filled(tmp_path / "data", tmp_path / "logs") as (server, rest):
         code, message = await asyncio.to_thread(refused, tmp_path / "data")
@@ -38,6 +39,7 @@ async def test_a_second_process_learns_who_holds_the_directory(tmp_path: Path) -
         assert await rest.count("c") == 3
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_second_process_is_refused_when_the_lock_file_was_deleted(tmp_path: Path) -> None:
     """A second process with locks of its own would append events that the first one's sums miss."""
     async with filled(tmp_path / "data", tmp_path / "logs") as (_, rest):
@@ -48,6 +50,7 @@ async def test_a_second_process_is_refused_when_the_lock_file_was_deleted(tmp_pa
         assert await rest.count("c") == 3
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_killed_holder_leaves_the_directory_free(tmp_path: Path) -> None:
     async with filled(tmp_path / "data", tmp_path / "logs") as (server, _):
         server.kill()
@@ -56,6 +59,7 @@ async def test_a_killed_holder_leaves_the_directory_free(tmp_path: Path) -> None
             assert await rest.count("c") == 3
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -91,6 +95,7 @@ def test_a_bad_flag_is_named(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_start_that_was_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     """What the first start fixes for ever must not be fixed by one that never served."""
     code, _ = refused(tmp_path / "data", rollup_window="7s")
@@ -98,6 +103,7 @@ def test_a_start_that_was_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "counter.db").exists()
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a directory")
     code, message = refused(tmp_path / "data")
@@ -106,6 +112,7 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in message
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     async with filled(tmp_path / "data", tmp_path / "logs") as (server, _):
         await server.stop()
@@ -120,6 +127,7 @@ async def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     assert database.read_bytes() == garbage
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_damaged_database_answers_with_a_problem_or_does_not_start(tmp_path: Path) -> None:
     """Pages in the middle are overwritten: no wrong count, and no acknowledged add on top of it."""
     async with serving(tmp_path / "data", tmp_path / "logs") as server:
@@ -150,7 +158,7 @@ async def test_a_damaged_database_answers_with_a_problem_or_does_not_start(tmp_p
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+def disk(tmp_path: Path, child_processes: None) -> Iterator[Disk]:
     with mounted(tmp_path / "disk", "8m") as disk:
         yield disk
 

@@ -27,6 +27,9 @@ from tests.support.server import SMALL_WINDOWS, Server, serving
 from tests.support.times import to_us
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 ROUNDS = 5
 CLIENTS = 6
 COUNTERS = [f"c{number}" for number in range(5)]
@@ -49,7 +52,7 @@ OVER_DYNAMODB = {
 
 @pytest.fixture(params=["sqlite", "postgresql", "dynamodb"])
 async def flags(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, child_processes: None
 ) -> Mapping[str, str]:
     """The settings of the service under test besides small windows, over a store that is new."""
     given: dict[str, Any]

@@ -25,6 +25,9 @@ from counter_client.spool import Spool
 from tests.support.power import Disk, Recorder
 from tests.support.server import Server
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 #: The log is copied into the database after some commits, as otherwise after thousands.
 PROGRAM = (
     "import counter.storage.sqlite.database as database; database._WAL_PAGES = 40;"

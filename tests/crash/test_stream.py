@@ -5,10 +5,14 @@ import time
 from pathlib import Path
 
 import h11
+import pytest
 
 from tests.support.add_stream import line, open_stream
 from tests.support.server import Server, serving
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("child_processes")
+
 
 LINES = 1_500
 KILLS = 2

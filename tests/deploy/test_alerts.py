@@ -13,6 +13,9 @@ from tests.deploy.alert_cases import CASES, Case, Series
 from tests.support.promtool import promtool
 from tests.support.server import ROOT
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 RULES = ROOT / "deploy" / "prometheus" / "counter.rules.yaml"
 GROUPS = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
 ALERTS: dict[str, dict[str, Any]] = {

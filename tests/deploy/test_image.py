@@ -281,7 +281,7 @@ def download(wheels: Path, version: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def buildah() -> Iterator[Buildah]:
+def buildah(minutes: None) -> Iterator[Buildah]:
     """It has the base, as ``base``."""
     for program in ("buildah", "debootstrap"):
         if shutil.which(program) is None:

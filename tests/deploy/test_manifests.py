@@ -74,6 +74,7 @@ def unit() -> configparser.RawConfigParser:
     return parser
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     """Each line, with a program that exists here."""
     text = UNIT.read_text(encoding="utf-8")
@@ -82,6 +83,7 @@ def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     assert systemd_analyze("verify", "--man=no", copy) == ""
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_systemd_rates_the_unit_as_hardened() -> None:
     rated = systemd_analyze("security", "--offline=true", "--no-pager", UNIT)
     [exposure] = re.findall(r"Overall exposure level for \S+: (\S+)", rated)
@@ -141,6 +143,7 @@ def kustomize() -> Path:
 # The gate leaves it out by this name.
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("child_processes")
 def test_kustomize_builds_the_manifests() -> None:
     """It adds the name as a label, and the tag; what selects pods stays as it is."""
     done = subprocess.run(

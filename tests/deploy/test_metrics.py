@@ -31,7 +31,7 @@ of_each_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+def told(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> str:
     return everything(tmp_path_factory.mktemp("told"))
 
 
@@ -65,6 +65,7 @@ def test_promtool_finds_no_fault_with_any(told: str) -> None:
     promtool("check", "metrics", given="".join(once.values()))
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_metric_that_is_named_badly_is_reported() -> None:
     with pytest.raises(Exception, match="promtool"):
         promtool("check", "metrics", given="# TYPE seconds counter\nseconds 1\n")
@@ -119,6 +120,7 @@ def test_the_dashboard_shows_every_family(families: dict[str, SimpleNamespace]) 
 
 
 @of_each_dashboard
+@pytest.mark.usefixtures("child_processes")
 def test_prometheus_can_read_each_query_of_a_dashboard(name: str, tmp_path: Path) -> None:
     found = queries(DASHBOARDS[name])
     rules = [{"record": f"query:{n}", "expr": each} for n, each in enumerate(found)]

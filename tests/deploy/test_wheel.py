@@ -118,7 +118,7 @@ def made(*words: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = N
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def wheels(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> dict[str, Path]:
     """The wheels by the names of their distributions."""
     place = tmp_path_factory.mktemp("dist")
     made(ROOT / "scripts" / "package", place)

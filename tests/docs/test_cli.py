@@ -28,7 +28,7 @@ _PATIENT = ("counter history", "counter top")
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def service(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("service")
     with served(place, flags_of(page("cli.md"))) as server:
         yield server

@@ -50,7 +50,7 @@ class Tutorial:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def broker(tmp_path_factory: pytest.TempPathFactory, minutes: None) -> Iterator[str]:
     """Where a Kafka listens. It ends with this process, however that ends."""
     if problem := kafka.JARS.missing():
         miss(problem)

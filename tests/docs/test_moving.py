@@ -10,6 +10,8 @@ from tests.support.documents import page
 from tests.support.server import serving
 from tests.test_readme import WRITTEN_URL, compare, defaults
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
 
 async def test_the_commands_of_the_page_answer_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -41,7 +41,7 @@ _PRINTED = re.compile(r"print\(.*\)  # (.*)$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def service(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Iterator[Server]:
     place = tmp_path_factory.mktemp("service")
     with served(place, defaults()) as server:
         yield server
@@ -69,12 +69,14 @@ def test_pages_that_are_followed_with_one_service_have_namespaces_of_their_own()
     assert [each for each in found if number[each[0]] > 1] == []
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_service_of_ones_own_can_be_secured(tmp_path: Path) -> None:
     """Its data are in the directory where the reader is."""
     async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:
         await _follow("how-to/secure-it.md", {WRITTEN_URL: server.url}, tmp_path)
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_service_of_ones_own_can_be_restored(tmp_path: Path) -> None:
     """Its data are in the directory where the reader is."""
     async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:

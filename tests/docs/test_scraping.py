@@ -13,6 +13,9 @@ from tests.support.needs import miss
 from tests.support.server import ports_in_a_row, serving
 from tests.test_readme import WRITTEN_URL, compare
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 PAGE = "how-to/scrape-counts.md"
 
 

@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def service(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Iterator[Server]:
     """A service that keeps its address when it is started again."""
     place = tmp_path_factory.mktemp("service")
     server = Server(place / "data", place / "logs", {"port": str(ports_in_a_row(1))})

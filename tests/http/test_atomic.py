@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App, every_store, words_and_bounds
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
 from tests.support.times import MINUTE, SECOND, rfc3339
@@ -156,6 +156,7 @@ async def test_a_missing_token_is_refused(rest: Rest) -> None:
     assert await rest.names() == []
 
 
+@every_store
 async def test_a_late_one_is_pending_then_void_for_every_counter(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     items = [("a", 1), ("b", 2)]
@@ -191,7 +192,7 @@ async def test_a_single_add_and_an_atomic_one_may_share_a_token(rest: Rest, app:
     assert await counts(rest, "a", "b") == [2, 1]
 
 
-@pytest.mark.parametrize("storage", ["sqlite", "memory", "postgresql"])
+@pytest.mark.parametrize("storage", ["sqlite", "memory", "postgresql"], indirect=True)
 async def test_a_batch_of_accurate_reads_shows_all_of_an_atomic_add_or_nothing(
     rest: Rest, app: App
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 from api.routes import items
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App, every_store, words_and_bounds
 from tests.support.problems import check_problem
 from tests.support.rest import Json, Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND
@@ -172,6 +172,7 @@ async def test_late_items_are_resolved_one_by_one(rest: Rest, app: App) -> None:
     assert await rest.count("c") == 1 + 2 + 16
 
 
+@every_store
 async def test_a_whole_batch_of_late_items_is_resolved(rest: Rest, app: App) -> None:
     """However many are late: a client that sends the batch again must get somewhere."""
     early_us = app.clock.now_us()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from counter.types import EventRule
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App, every_store, words_and_bounds
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest
 from tests.support.times import DAY, HOUR, MINUTE, SECOND
@@ -169,6 +169,7 @@ async def test_copies_in_one_batch_and_at_once_count_once(rest: Rest) -> None:
     assert await counts(rest) == (4, 2)
 
 
+@every_store
 async def test_a_duplicate_counts_once_until_the_key_is_forgotten(rest: Rest, app: App) -> None:
     """The event's own time has no effect."""
     sent = event(time="2001-01-01T00:00:00Z")

@@ -28,6 +28,7 @@ def counts_in(text: str) -> dict[str, int]:
     return {re.sub(r"\\(.)", r"\1", name): int(count) for name, count in _SAMPLE.findall(text)}
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_each_rolled_up_count_is_a_sample(rest: Rest, app: App) -> None:
     """With any name; a count goes down, too, and has any size."""
     now_us = app.clock.now_us()

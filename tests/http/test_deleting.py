@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.support.app import (
     App,
+    every_store,
     running,
     store_that_fails,
     store_that_stalls,
@@ -62,6 +63,7 @@ async def test_the_tokens_of_a_deleted_counter_keep_their_answers(rest: Rest, ap
     assert (await rest.count("c", "1h"), await rest.names()) == (0, [])
 
 
+@every_store
 async def test_a_retried_delete_deletes_nothing_that_came_later(rest: Rest, app: App) -> None:
     delete = fresh(app.clock.now_us())
     await rest.delete("c", delete)

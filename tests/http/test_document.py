@@ -40,6 +40,7 @@ async def document(rest: Rest) -> Any:
     return (await rest.http.get("/openapi.json")).json()
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_start_loads_nothing_that_it_does_not_use() -> None:
     """The command line loads no framework; a server nothing that only traces or clients need."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, check=True)

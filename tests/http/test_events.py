@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App, every_store, words_and_bounds
 from tests.support.problems import assert_problem
 from tests.support.rest import Json, Rest, fresh, on_wire
 from tests.support.times import MINUTE, SECOND, rfc3339, to_us
@@ -46,6 +46,7 @@ async def test_pages_hold_every_event_once(rest: Rest, app: App, limit: int) -> 
     assert len(answer.json()["events"]) == min(limit, 7)
 
 
+@every_store
 async def test_pages_keep_apart_events_of_one_instant(rest: Rest, app: App) -> None:
     now_us = app.clock.now_us()
     for delta in range(20):
@@ -87,6 +88,7 @@ async def test_a_counter_never_written_has_no_events(rest: Rest) -> None:
     assert await rest.events("never") == []
 
 
+@every_store
 async def test_events_end_at_retention_and_the_count_stays(rest: Rest, app: App) -> None:
     await filled(rest, app, 5)
     app.clock.advance(MINUTE)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.app import App, store_that_fails, words_and_bounds
+from tests.support.app import App, every_store, store_that_fails, words_and_bounds
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
@@ -24,6 +24,7 @@ async def test_a_key_is_given_the_time_of_its_first_sighting(rest: Rest, app: Ap
     assert await rest.count("c") == 1
 
 
+@every_store
 async def test_hedges_of_a_key_count_once(rest: Rest) -> None:
     answers = await asyncio.gather(*(rest.add("c", 1, key="order:1") for _ in range(20)))
     assert {answer.status_code for answer in answers} == {200}
@@ -69,6 +70,7 @@ async def test_another_delta_under_a_used_key_is_a_conflict(rest: Rest) -> None:
     assert await rest.count("c") == 1
 
 
+@every_store
 async def test_a_key_is_a_new_one_after_its_time_to_live(rest: Rest, app: App) -> None:
     await rest.add("c", 1, key="order:1")
     app.clock.advance(DAY + 1)
@@ -126,6 +128,7 @@ async def test_a_key_clears_once(rest: Rest, app: App) -> None:
     assert await rest.count("c") == 2
 
 
+@every_store
 async def test_a_key_survives_a_restart(app: App) -> None:
     first = await app.rest.add("c", 1, key="order:1")
     await app.restart()

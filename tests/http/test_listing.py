@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App, every_store, words_and_bounds
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import MINUTE
 
@@ -73,6 +73,7 @@ async def test_pages_list_every_name_once_in_code_point_order(
     assert await rest.names(limit=limit) == sorted(ODD_NAMES)
 
 
+@every_store
 async def test_a_prefix_is_taken_by_the_letter(rest: Rest, app: App) -> None:
     now_us = app.clock.now_us()
     names = ["a", "a%", "a%b", "a_", "a_b", "aX", "A", "b", "🙂", "🙂a", "a🙂"]
@@ -110,6 +111,7 @@ async def test_namespaces_share_no_counter(rest: Rest, app: App) -> None:
     assert (await rest.names(), await other.names()) == (["c"], ["c", "d"])
 
 
+@every_store
 async def test_a_listing_survives_a_restart(app: App) -> None:
     now_us = app.clock.now_us()
     await app.rest.batch_add([item(name, 1, fresh(now_us)) for name in ODD_NAMES])

@@ -24,7 +24,7 @@ def wire(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App, every_store, words_and_bounds
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
 from tests.support.times import DAY, MINUTE, SECOND, rfc3339
@@ -121,6 +121,7 @@ async def test_what_is_fixed_stays_fixed(other: Rest, name: str, value: Any) -> 
     assert (await other.http.get(other.path())).json() == created.json()
 
 
+@every_store
 async def test_a_version_guards_every_change(other: Rest) -> None:
     stale, current = {"if-match": '"v1"'}, {"if-match": '"v2"'}
     await other.create()
@@ -232,6 +233,7 @@ async def test_a_deleted_one_is_gone_and_its_name_free(other: Rest, app: App, st
     assert await other.count("c") == 2
 
 
+@every_store
 async def test_a_deleted_one_stays_deleted_after_a_restart(app: App) -> None:
     other = app.rest.within("other")
     await other.create()
@@ -295,6 +297,7 @@ async def test_windows_must_be_few_enough_to_keep(other: Rest) -> None:
     )
 
 
+@every_store
 async def test_a_longer_accept_limit_holds_from_the_next_slice(other: Rest, app: App) -> None:
     """The closing rule of slices that are made already must not move under their windows."""
     await other.create(accept_limit="5s")

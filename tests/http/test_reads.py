@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.routes import reports
-from tests.support.app import App
+from tests.support.app import App, every_store
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND, START_US, rfc3339, to_us
 
@@ -120,6 +120,7 @@ async def test_an_event_at_the_border_of_a_window_counts_in_one_of_them(
     assert await rest.count("c") == 111
 
 
+@every_store
 async def test_a_clear_erases_the_windows_before_its_own(rest: Rest, app: App) -> None:
     """Live, rolled up, counted anew, and after the events are gone."""
     for delta in (1, 10, 100):
@@ -142,6 +143,7 @@ async def test_a_clear_erases_the_windows_before_its_own(rest: Rest, app: App) -
     assert await rest.count("c") == 11_000
 
 
+@every_store
 async def test_a_count_outlives_its_events_again_and_again(rest: Rest, app: App) -> None:
     """Each time slices go, what they held is folded into what was settled before."""
     for total in (1, 2, 3):

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from counter.limits import PAST_SLICES_PER_STEP, SLICES_AHEAD
-from tests.support.app import App, running
+from tests.support.app import App, every_store, running
 from tests.support.rest import Rest, fresh, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND
 
 
+@every_store
 @pytest.mark.parametrize("pause_us", [SECOND, MINUTE, HOUR, 3 * DAY, 40 * DAY])
 async def test_a_service_that_was_off_counts_at_once_when_it_is_back(
     app: App, pause_us: int
@@ -57,6 +58,7 @@ async def test_a_start_after_a_long_stop_makes_only_the_slices_that_adds_need(
         assert await app.rest.count("c") == 2
 
 
+@every_store
 @pytest.mark.parametrize("pause_us", [HOUR, 3 * DAY, 40 * DAY])
 async def test_a_machine_that_slept_counts_once_its_keeper_has_looked_in(
     rest: Rest, app: App, pause_us: int
@@ -74,6 +76,7 @@ async def test_a_machine_that_slept_counts_once_its_keeper_has_looked_in(
     assert await rest.count("c") == 2
 
 
+@every_store
 async def test_what_was_decided_about_late_tokens_survives(app: App) -> None:
     found, void = fresh(app.clock.now_us()), fresh(app.clock.now_us())
     await app.rest.add("c", 1, found)
@@ -87,6 +90,7 @@ async def test_what_was_decided_about_late_tokens_survives(app: App) -> None:
     assert await app.rest.count("c") == 1
 
 
+@every_store
 async def test_a_default_namespace_that_was_deleted_is_not_made_again(app: App) -> None:
     """It is made at the first start on an empty directory, and is its owner's from then on."""
     assert (await app.http.delete(app.rest.path())).status_code == 204
@@ -94,6 +98,7 @@ async def test_a_default_namespace_that_was_deleted_is_not_made_again(app: App) 
     assert (await app.rest.get("c")).status_code == 404
 
 
+@every_store
 async def test_server_issued_tokens_are_never_issued_again(app: App) -> None:
     seen: list[str] = []
     for _ in range(3):

@@ -22,7 +22,9 @@ TYPE = b"content-type: application/json\r\n"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+async def server(
+    tmp_path_factory: pytest.TempPathFactory, child_processes: None
+) -> AsyncIterator[Server]:
     """A service that waits a second for the rest of a request."""
     path: Path = tmp_path_factory.mktemp("slow")
     async with serving(path / "data", path / "logs", request_timeout="1s") as server:

@@ -28,7 +28,7 @@ OPTIONS = Options(trust_env=False)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 

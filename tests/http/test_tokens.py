@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from counter.types import Token
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App, every_store, words_and_bounds
 from tests.support.problems import MALFORMED, assert_problem
 from tests.support.rest import Rest, derive, fresh, on_wire, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
@@ -77,6 +77,7 @@ async def test_a_token_at_the_accept_limit_is_still_written(rest: Rest, app: App
     assert await rest.count("c") == 1
 
 
+@every_store
 async def test_a_late_token_that_is_found_is_replayed(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     await rest.add("c", 1, token)
@@ -101,6 +102,7 @@ async def test_a_late_token_is_pending_while_its_window_is_open(rest: Rest, app:
     )
 
 
+@every_store
 async def test_a_window_closes_at_its_very_instant(rest: Rest, app: App, storage: str) -> None:
     token = fresh(app.clock.now_us())
     # Over DynamoDB the tests have a write timeout that is 9 s longer.
@@ -110,6 +112,7 @@ async def test_a_window_closes_at_its_very_instant(rest: Rest, app: App, storage
     assert (await rest.add("c", 1, token)).status_code == 410
 
 
+@every_store
 @pytest.mark.parametrize("verb", ["add", "add-and-get", "clear"])
 async def test_a_void_token_is_void_for_ever(rest: Rest, app: App, verb: str) -> None:
     token = fresh(app.clock.now_us())
@@ -162,6 +165,7 @@ async def test_another_delta_under_a_used_token_is_a_conflict(
     assert await rest.count("c") == 1
 
 
+@every_store
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_clear_and_an_add_under_one_token_are_a_conflict(
     rest: Rest, app: App, late: bool

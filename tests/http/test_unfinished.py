@@ -229,6 +229,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("kind", REQUESTS)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.usefixtures("child_processes")
 def test_a_closed_connection_leaves_nothing_to_the_collector(
     run: Run, tmp_path: Path, kind: str, tls: bool
 ) -> None:

@@ -29,7 +29,9 @@ LENGTH = b"content-length: %d\r\n" % len(BODY)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+async def server(
+    tmp_path_factory: pytest.TempPathFactory, child_processes: None
+) -> AsyncIterator[Server]:
     path: Path = tmp_path_factory.mktemp("wire")
     async with serving(path / "data", path / "logs", request_timeout="1s") as server:
         yield server

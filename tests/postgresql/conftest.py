@@ -89,7 +89,7 @@ async def world(postgresql: PostgresqlServer) -> AsyncIterator[World]:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair(child_processes: None) -> Iterator[Pair]:
     with postgresql_server() as primary:
         standby = PostgresqlServer(primary.folder.parent / "standby", "standby")
         yield Pair(primary, standby)

@@ -30,6 +30,8 @@ from tests.support.server import ROOT, serving
 from tests.support.waiting import eventually
 from tests.test_readme import compare, defaults, section
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
 
 @asynccontextmanager
 async def served_by(home: Path, flags: Mapping[str, str]) -> AsyncIterator[Rest]:

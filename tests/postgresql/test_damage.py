@@ -81,7 +81,7 @@ INDEX = "(SELECT indexrelid FROM pg_index WHERE indrelid = events.tableoid AND i
 
 
 @pytest.fixture
-async def stored() -> AsyncIterator[Stored]:
+async def stored(child_processes: None) -> AsyncIterator[Stored]:
     if problem := postgresql_missing():
         miss(problem)
     with tempfile.TemporaryDirectory() as folder:

@@ -80,7 +80,7 @@ async def relayed(server: PostgresqlServer) -> AsyncIterator[tuple[Rest, Relay]]
 
 
 @pytest.fixture
-def own_server() -> Iterator[PostgresqlServer]:
+def own_server(child_processes: None) -> Iterator[PostgresqlServer]:
     """A server of the test's own, which it may stop."""
     with postgresql_server() as server:
         yield server
@@ -246,6 +246,7 @@ async def test_no_count_goes_by_the_clock_of_the_machine(postgresql: PostgresqlS
     assert parse_rfc3339(answer.json()["as_of"]) >= now_us
 
 
+@pytest.mark.usefixtures("child_processes")
 async def test_a_full_disk_refuses_adds_and_recovers() -> None:
     with postgresql_server("300m") as server:
         await fresh_schema(server.dsn())

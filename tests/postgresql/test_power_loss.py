@@ -22,6 +22,9 @@ from tests.postgresql.test_faults import fresh_schema, service
 from tests.support.needs import miss
 from tests.support.power import Change, Disk, Recorder
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
+
 DISKS = int(os.environ.get("POWER_DISKS", "2"))
 ADDS = 40
 HOWS = ("synced", "all", "some")

@@ -45,7 +45,7 @@ def apply_schema() -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresqlServer]:
+def database(monkeypatch: pytest.MonkeyPatch, child_processes: None) -> Iterator[PostgresqlServer]:
     """A server of the test's own, which it may kill."""
     with postgresql_server() as server:
         monkeypatch.setenv("COUNTER_DSN", server.dsn())

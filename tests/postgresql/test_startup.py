@@ -44,7 +44,7 @@ host all all 127.0.0.1/32 trust
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
@@ -93,6 +93,7 @@ async def opened(
         await store.close()
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_the_driver_is_not_installed() -> None:
     """What to install is named; nothing else of the service needs it."""
     script = (

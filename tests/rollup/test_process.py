@@ -15,6 +15,8 @@ from tests.rollup.processes import Desk, desk_over, flags_for, settings_over, wo
 from tests.support.collector import collecting
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("child_processes")
+
 
 @pytest.fixture(scope="module")
 def settings(cassandra: Cluster) -> Settings:

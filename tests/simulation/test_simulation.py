@@ -18,15 +18,17 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrink
 
-#: How many seeds each run of the tests tries. The gate's `scripts/simulate` tries others.
-SEEDS = 20
+#: How many seeds each run of the tests tries, and one test. The gate's `scripts/simulate` tries
+#: others.
+SEEDS, SEEDS_AT_A_TIME = 60, 10
 #: Within so many seeds each of them must be caught. The slowest took 7.
 QUICK_SEEDS = 60
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_nothing_promised_is_broken() -> None:
-    for seed in range(SEEDS):
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_A_TIME))
+def test_nothing_promised_is_broken(first: int) -> None:
+    for seed in range(first, first + SEEDS_AT_A_TIME):
         result = run_seed(seed)
         if result.problems:
             pytest.fail(report(shrink(result)), pytrace=False)
@@ -58,6 +60,7 @@ def test_a_bug_that_fits_no_source_leaves_no_loop_open() -> None:
     gc.collect()
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
     program = (
         "from tests.simulation.run import run_seed\n"

@@ -88,6 +88,7 @@ BROKEN_FENCED = {
 }
 
 
+@pytest.mark.usefixtures("child_processes")
 def test_the_table_is_what_the_model_gives() -> None:
     """The automaton of atomic adds takes minutes: ``scripts/long`` compares it, too."""
     found = printed("--quick")
@@ -149,6 +150,7 @@ def test_what_breaks_a_promise_is_not_allowed(name: str, what: str, word: str) -
         *(("fence", rule, word) for rule, word in BROKEN_FENCED.items()),
     ],
 )
+@pytest.mark.usefixtures("child_processes")
 def test_a_broken_rule_allows_what_is_not_allowed(name: str, rule: str, word: str) -> None:
     assert why_not(automata()[name], word.split())
     assert why_not(printed("--quick", "--break", rule)[name], word.split()) == ""

@@ -34,7 +34,12 @@ SMALL: dict[str, Any] = {
     "rollup_window": "1s",
 }
 
-#: For tests of what the service says and refuses before it asks a store: two stores are enough.
+#: For tests of what a store alone decides or keeps: late tokens, conflicts, deletions, pages,
+#: restarts. All other tests over HTTP run over SQLite and memory, one store with transactions and
+#: one without; each store is tested by the contract suites.
+every_store = pytest.mark.parametrize(
+    "storage", ["sqlite", "memory", "postgresql", "dynamodb"], indirect=True
+)
 words_and_bounds = pytest.mark.parametrize("storage", ["sqlite", "memory"])
 
 

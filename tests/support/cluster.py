@@ -92,7 +92,7 @@ def _wait_for_login(cluster: Cluster) -> None:
 
 
 @pytest.fixture(scope="session")
-def cassandra() -> Iterator[Cluster]:
+def cassandra(child_processes: None) -> Iterator[Cluster]:
     """One Cassandra node. Never to be broken: use ``breakable``."""
     shape = Shape(nodes=1, memcached=0, quick=True, durable_schema=False)
     with running_cluster(shape) as cluster:
@@ -100,7 +100,7 @@ def cassandra() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def cassandra_with_passwords() -> Iterator[Cluster]:
+def cassandra_with_passwords(child_processes: None) -> Iterator[Cluster]:
     """One node that asks for a password: cassandra/cassandra can log in."""
     shape = Shape(nodes=1, memcached=0, auth=True, quick=True, durable_schema=False)
     with running_cluster(shape) as cluster:
@@ -109,7 +109,7 @@ def cassandra_with_passwords() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def three_nodes() -> Iterator[Cluster]:
+def three_nodes(minutes: None) -> Iterator[Cluster]:
     """Three nodes and a memcached, for tests that break nothing; all of them in one module."""
     shape = Shape(nodes=3, memcached=1, quick=True, durable_schema=False)
     with running_cluster(shape) as cluster:
@@ -124,7 +124,7 @@ def breakable(three_nodes: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def memcached() -> Iterator[Cluster]:
+def memcached(child_processes: None) -> Iterator[Cluster]:
     """Two memcached servers. Never to be broken: use ``breakable_memcached``."""
     with running_cluster(Shape(nodes=0, memcached=2)) as cluster:
         yield cluster
@@ -138,7 +138,7 @@ def breakable_memcached(memcached: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def redis() -> Iterator[Cluster]:
+def redis(child_processes: None) -> Iterator[Cluster]:
     """One Redis. Never to be broken: use ``breakable_redis``."""
     with running_cluster(Shape(nodes=0, memcached=0, redis=1)) as cluster:
         yield cluster
@@ -153,7 +153,7 @@ def breakable_redis(redis: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(params=["memcached", "redis"])
-def any_cache(request: pytest.FixtureRequest) -> Cluster:
+def any_cache(request: pytest.FixtureRequest, child_processes: None) -> Cluster:
     """The servers of each kind of cache. Never to be broken: use ``breakable_cache``."""
     cluster: Cluster = request.getfixturevalue(request.param)
     return cluster

@@ -15,7 +15,9 @@ from tests.support.needs import miss
 
 
 @pytest.fixture(scope="session")
-def dynamodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamodbOptions]:
+def dynamodb(
+    tmp_path_factory: pytest.TempPathFactory, child_processes: None
+) -> Iterator[DynamodbOptions]:
     """One engine for all tests that need no more than tables of it."""
     if problem := DYNAMODB.missing():
         miss(problem)

@@ -147,7 +147,7 @@ def postgresql_server(disk_size: str | None = None) -> Iterator[PostgresqlServer
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[PostgresqlServer]:
+def postgresql(child_processes: None) -> Iterator[PostgresqlServer]:
     """One server for all tests that need no more than a schema of it."""
     with postgresql_server() as server:
         _Shared.server = server

@@ -74,6 +74,7 @@ def test_no_garbage_is_collected_during_imports_nor_later_among_what_they_made()
 
 
 @pytest.mark.parametrize("command", ["--version", "serve --port 0 --data /proc/none"])
+@pytest.mark.usefixtures("child_processes")
 def test_a_command_imports_its_modules_without_collecting(command: str) -> None:
     code = (
         "import gc, sys\n"

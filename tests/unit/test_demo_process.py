@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from scripts.demo_process import LOG_TAIL_CHARS, CounterProcess
+
+pytestmark = pytest.mark.usefixtures("child_processes")
 
 
 async def test_a_process_runs_that_has_written_much_since_it_said_so(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""The service in a thread of this process: its own clock and rollup, requests over a real socket.
+
+For tests of what asks a service, such as the clients and the commands. A test that kills the
+service, or reads what it prints, starts a process (``tests.support.server``).
+"""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.app import create_app
+from api.serve import make_server
+from api.server.server import Server
+from counter.config.settings import Settings
+from tests.support.server import SMALL_WINDOWS
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Where the service listens, and its data directory."""
+
+    url: str
+    data: Path
+
+    @property
+    def pid(self) -> int:
+        """The process that serves it."""
+        return os.getpid()
+
+
+@contextmanager
+def in_thread(data: Path, **flags: str) -> Iterator[Service]:
+    """Serve *data*, with small windows unless *flags* say otherwise; stop at the end."""
+    settings = Settings(data=data, **{**SMALL_WINDOWS, **flags})  # type: ignore[arg-type]
+    started: Future[tuple[Server, int]] = Future()
+
+    async def serve() -> None:
+        application = create_app(settings)
+        server = make_server(application, settings)
+        # Signals reach the main thread alone.
+        server.capture_signals = nullcontext  # type: ignore[assignment]
+        async with application.running(rollup=True):
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                started.set_result((server, listener.getsockname()[1]))
+                await server.serve(sockets=[listener])
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=run, name="service")
+    thread.start()
+    server, port = started.result()
+    try:
+        yield Service(f"http://127.0.0.1:{port}", data)
+    finally:
+        server.should_exit = True
+        thread.join()
