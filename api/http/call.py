@@ -50,6 +50,9 @@ CSV: Final = b"text/csv; charset=utf-8"
 _TAG: Final = rb'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'
 #: A list of entity tags (RFC 9110, 8.8.3).
 _TAGS: Final = re.compile(rb"[\t ,]*%s(?:[\t ]*,[\t ,]*%s)*[\t ,]*" % (_TAG, _TAG))
+#: A string and its parameters (RFC 8941, 3.3.3 and 3.1.2).
+_STRING: Final = r'"((?:[^"\\]|\\["\\])*)"'
+_QUOTED: Final = re.compile(rf'{_STRING}(?:; *[a-z*][a-z0-9_.*-]*(?:={_STRING}|=[^\s";,]+)?)*')
 _QUALITY: Final = re.compile(rb"0(?:\.\d{0,3})?|1(?:\.0{0,3})?")
 OPENMETRICS: Final = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -258,17 +261,34 @@ class Call:
                 "the body has an idempotency_token and there is an Idempotency-Key header;"
                 " give one of them"
             )
-        key = _bare_key(keys[0].decode("latin-1"))
+        key = _key_of(keys[0].decode("latin-1"))
         read = token_of_uuid7(key)
         self.key_is_token = read is not None
         return read or key
 
 
-def _bare_key(text: str) -> str:
-    """Return the key of a header: a bare text, or a quoted string of RFC 8941."""
+def _key_of(text: str) -> str:
+    """Return the key of a header: a quoted string, whose parameters are ignored (RFC 8941, 3.1.2),
+    or a bare text."""
     key = text.strip()
-    if len(key) >= 2 and key[0] == key[-1] == '"':
-        key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    if key[:1] == '"':
+        quoted = _QUOTED.fullmatch(key)
+        if quoted is None:
+            raise InvalidParameterError(
+                f"Idempotency-Key is {key[:80]!r}; a key that begins with a quote is one quoted"
+                ' string, such as "order-1"',
+                field="Idempotency-Key",
+            )
+        key = re.sub(r"\\(.)", r"\1", quoted[1])
+    else:
+        members = [each.strip() for each in key.split(",")]
+        if members == members[:1] * len(members) and len(members) > 1:
+            # The lines of two headers are joined so.
+            raise InvalidParameterError(
+                f"Idempotency-Key is {len(members)} times {members[0][:80]!r}; give the key once,"
+                " or quote it",
+                field="Idempotency-Key",
+            )
     if not 1 <= len(key) <= IDEMPOTENCY_KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
         raise InvalidParameterError(
             f"Idempotency-Key has {len(key)} characters: {key[:80]!r}; 1 to"

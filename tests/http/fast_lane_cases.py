@@ -207,6 +207,9 @@ KEYS: Cases = {
     for name, body, keys, found in [
         ("bare", KEYED, ["order-1"], [200, 200, 200]),
         ("quoted", KEYED, ['"order-1"'], [200, 200, 200]),
+        ("quoted-with-parameters", KEYED, ['"order-1";v=1; w="a;\\"b"'], [200, 200, 200]),
+        ("joined-by-a-proxy", KEYED, ["order-1, order-1"], [400, 400, 200]),
+        ("quoted-and-joined-by-a-proxy", KEYED, ['"order-1", "order-1"'], [400, 400, 200]),
         ("uuid7", KEYED, [uuid7(START_US, tail=1)], [200, 200, 200]),
         ("late-uuid7", KEYED, [uuid7(START_US - MINUTE, tail=2)], [410, 410, 200]),
         ("uuid4", KEYED, ["5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b"], [200, 200, 200]),

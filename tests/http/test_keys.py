@@ -56,6 +56,55 @@ async def test_escapes_of_a_quoted_key_are_read(rest: Rest) -> None:
     assert await rest.count("c") == 1
 
 
+@words_and_bounds
+@pytest.mark.parametrize(
+    "key",
+    ['"order:1";v=1', '"order:1"; v', '"order:1";v="a\\"b;,";*w=?1;x=:YQ==:'],
+)
+async def test_the_parameters_of_a_quoted_key_are_no_part_of_it(rest: Rest, key: str) -> None:
+    for each in ("order:1", key):
+        assert (await rest.add("c", 1, key=each)).status_code == 200
+    assert await rest.count("c") == 1
+
+
+@words_and_bounds
+@pytest.mark.parametrize(
+    "key",
+    [
+        "order:1, order:1",
+        "order:1,order:1 ,order:1",
+        '"order:1", "order:1"',
+        '"order:1", "order:2"',
+        '"order:1"x',
+        '"order:1";',
+        '"order:1";V=1',
+        '"order:1" ;v=1',
+        '"order:1";v="',
+        '"order:1',
+        '"or"der:1"',
+        '"or\\der:1"',
+        '"',
+        ",",
+    ],
+)
+async def test_what_is_not_one_key_is_refused(rest: Rest, key: str) -> None:
+    """A proxy joins the lines of two headers with a comma: that is no other key."""
+    assert_problem(
+        *(await rest.add("c", 1, key=key), 400, "invalid_parameter"),
+        applied=None,
+        retry="never",
+        names=("Idempotency-Key",),
+    )
+    assert await rest.count("c") == 0
+
+
+@words_and_bounds
+async def test_a_key_may_have_commas_and_one_of_equal_parts_is_quoted(rest: Rest) -> None:
+    for key in ("1,2", "a, b, a", '"1,1"'):
+        assert (await rest.add("c", 1, key=key)).status_code == 200
+    assert await rest.count("c") == 3
+
+
 @pytest.mark.parametrize("key", ["x", "x" * 255, "!~", "01890a5d-ac96-474b-bcce-b302099a8057"])
 async def test_every_visible_key_counts_once(rest: Rest, key: str) -> None:
     for _ in range(2):
