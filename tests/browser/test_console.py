@@ -58,6 +58,14 @@ def walk(page: Page, press: str | None = None) -> None:
         expect(page.locator("#rough-count")).to_have_text(str(rough))
 
 
+def make_lab(page: Page) -> None:
+    """Create the lab's namespaces if they are missing."""
+    make = page.locator("#make-lab")
+    expect(make.or_(page.locator("#do-send"))).to_be_visible()
+    if make.is_visible():
+        make.click()
+
+
 def tab_to(page: Page, wanted: str) -> None:
     """Press Tab until the element *wanted* has the focus."""
     for _ in range(60):
@@ -382,6 +390,7 @@ def test_the_lab_is_walked_by_clicks_and_reports_each_answer(visit: Visits, serv
     with visit(service) as at:
         at.meant = {409}
         page = at.go("lab")
+        make_lab(page)
         walk(page)
         log = page.locator("#log > li")
         expect(log).to_have_count(4)
@@ -403,6 +412,7 @@ def test_the_lab_finishes_an_add_whose_answer_was_lost(visit: Visits, service: s
     with visit(service) as at:
         at.is_down = True
         page = at.go("lab")
+        make_lab(page)
         page.route("**/add", lose)
         page.locator("#do-send").click()
         lost = page.locator("#log > li").first
@@ -417,6 +427,28 @@ def test_the_lab_finishes_an_add_whose_answer_was_lost(visit: Visits, service: s
         expect(page.locator(".tally")).to_contain_text("You wanted 1 adds of 1, and sent 2")
 
 
+def test_to_open_the_lab_changes_nothing(visit: Visits, service: str) -> None:
+    """Regression: following a link to it created two namespaces."""
+    made: list[str] = []
+
+    def keep(way: Route) -> None:
+        if way.request.method == "PUT":
+            made.append(way.request.url.rpartition("/")[2])
+        way.fulfill(json={"namespaces": []})
+
+    with visit(service) as at:
+        at.page.route(re.compile(r"/v1/namespaces(/lab(-rough)?)?$"), keep)
+        page = at.go("lab")
+        make = page.locator("#make-lab")
+        expect(make).to_be_visible()
+        expect(page.locator(".panel")).to_contain_text("“lab” (ACCURATE) and “lab-rough”")
+        at.check_access()
+        assert made == []
+        with page.expect_response("**/v1/namespaces/lab-rough"):
+            make.click()
+        assert made == ["lab", "lab-rough"]
+
+
 def test_the_lab_is_walked_by_keyboard_alone(visit: Visits, service: str) -> None:
     with visit(service) as at:
         at.meant = {409}
@@ -429,6 +461,7 @@ def test_the_lab_is_walked_by_keyboard_alone(visit: Visits, service: str) -> Non
         shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert shown == "solid"
         page.keyboard.press("Enter")
+        make_lab(page)
         walk(page, "Enter")
         expect(page.locator("#do-change")).to_be_focused()
         expect(page.locator("#said")).to_contain_text(
@@ -508,6 +541,7 @@ def test_a_key_that_may_not_make_the_lab_learns_who_can(
         page = at.go("lab")
         page.get_by_label("Key", exact=True).fill(writer)
         page.keyboard.press("Enter")
+        page.locator("#make-lab").click()
         box = page.get_by_role("alert").filter(has_text="The lab needs the namespace")
         expect(box).to_contain_text("has the scope write, and this takes admin")
         expect(box).to_contain_text("Ask someone with an admin key")
@@ -533,6 +567,7 @@ def test_a_key_is_asked_for_used_and_kept_nowhere(
         expect(dialog).to_contain_text("This is not a key")
         page.get_by_label("Key", exact=True).fill(key)
         page.keyboard.press("Enter")
+        make_lab(page)
         walk(page)
         at.go("ns/lab")
         page.locator("tbody th a").first.click()
@@ -630,6 +665,7 @@ def test_every_page_is_for_everybody(
     with visit(service, phone=phone, dark=dark) as at:
         at.meant = {404, 409}
         page = at.go("lab")
+        make_lab(page)
         walk(page)
         pages = {
             "lab": page.locator("#do-restart"),

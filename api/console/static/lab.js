@@ -12,23 +12,41 @@ export async function labView(place, signal) {
     h("h1", {}, "Retry lab"),
     h("p", { class: "lead" }, "A client that gets no answer must retry, and cannot know whether that is one add or two. Here each add has a ",
       h("strong", {}, "token"), ". Send it as often as you like: it counts once. Each step goes to a counter with tokens, and to a best-effort one without."));
-  await prepare(signal);
-  const lab = new Lab(place, signal);
-  await lab.begin();
+  const { namespaces } = await get("v1/namespaces", signal);
+  const missing = [EXACT, ROUGH].filter((of) => !namespaces.some((each) => each.namespace === of.namespace));
+  if (missing.length) offer(place, signal, missing);
+  else await new Lab(place, signal).begin();
 }
 
-// The namespaces are created at the first visit if the key allows it.
-async function prepare(signal) {
-  const { namespaces } = await get("v1/namespaces", signal);
-  for (const { namespace, type } of [EXACT, ROUGH]) {
-    if (namespaces.some((each) => each.namespace === namespace)) continue;
+// To follow a link changes nothing: the namespaces are created by a button.
+function offer(place, signal, missing) {
+  const names = missing.map(({ namespace, type }) => `“${namespace}” (${type})`).join(" and ");
+  const failure = h("div");
+  const make = async () => {
+    try {
+      await create(missing, signal);
+    } catch (error) {
+      if (signal.aborted) return;
+      if (!(error instanceof Problem)) throw error;
+      failure.replaceChildren(problemBox(error.body));
+      return;
+    }
+    window.dispatchEvent(new HashChangeEvent("hashchange"));
+  };
+  place.append(h("section", { class: "panel" },
+    h("p", {}, `It counts in ${missing.length > 1 ? "two namespaces that do" : "a namespace that does"} not exist yet: ${names}.`),
+    h("button", { type: "button", id: "make-lab", onclick: make }, "Create"), failure));
+}
+
+async function create(missing, signal) {
+  for (const { namespace, type } of missing) {
     try {
       await exchange("PUT", `v1/namespaces/${namespace}`, { counter_type: type }, signal);
     } catch (error) {
       if (error instanceof Problem && [403, 404].includes(error.body.status)) {
         error.body = { ...error.body, title: `The lab needs the namespace “${namespace}”`,
           detail: `It does not exist, and the key in use may not create it: ${error.body.detail}.`,
-          todo: "Ask someone with an admin key to open this page once, or to create “lab” (ACCURATE) and “lab-rough” (BEST_EFFORT)." };
+          todo: "Ask someone with an admin key to press the button once, or to create “lab” (ACCURATE) and “lab-rough” (BEST_EFFORT)." };
       }
       throw error;
     }
