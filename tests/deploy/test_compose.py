@@ -27,7 +27,9 @@ OURS = {name: each for name, each in SERVICES.items() if "build" in each}
 PROFILES = ("postgresql", "cassandra")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 #: A tag that names a version: nothing moves under a deployment. One of PostgreSQL has two parts.
-PINNED = re.compile(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*|postgres:\d+\.\d+-[\w.-]+")
+PINNED = re.compile(
+    r"([\w./-]+:\d+\.\d+\.\d+[\w.-]*|postgres:\d+\.\d+-[\w.-]+)(@sha256:[0-9a-f]{64})?"
+)
 
 
 def test_it_is_what_compose_reads() -> None:
@@ -172,7 +174,7 @@ def test_the_image_has_the_driver_of_each_store(driver: str) -> None:
 def test_the_image_is_pinned_locked_and_not_root() -> None:
     base = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE, re.MULTILINE)
     assert base is not None
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base[1])
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?", base[1])
     assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"${BASE}"}
     fetching = re.findall(r"\bpip (?:\S+ \S+ )?(?:download|install|wheel) (.*)", DOCKERFILE)
     assert len(fetching) == 3
