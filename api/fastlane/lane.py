@@ -24,7 +24,7 @@ from api.http.load_shedding import TIMEOUT_HEADER
 from api.http.middleware import Front, known_error
 from api.http.response_headers import LABEL
 from api.http.routing import COUNTER, Route
-from api.server.protocol import TimedProtocol
+from api.server.protocol import TimedProtocol, is_host
 from counter.core.results import REPLAYED, Added
 from counter.core.service import CounterService
 from counter.errors import CounterError, NamespaceUnknownError, RateLimitedError
@@ -332,12 +332,11 @@ class FastLane(TimedProtocol):
         if target is None:
             return None
         busy = self.cycle is not None and not self.cycle.response_complete
-        if busy or self.draining or self.flow.write_paused:
-            return None
-        if self.parser.get_http_version() != "1.1":
+        is_old = self.parser.get_http_version() != "1.1"
+        if busy or is_old or self.draining or self.flow.write_paused:
             return None
         is_json: bool | None = None
-        has_key = False
+        has_key = has_host = False
         authorization = request_id = timeout = None
         for name, value in self.headers:
             if name == b"content-type":
@@ -346,9 +345,9 @@ class FastLane(TimedProtocol):
                 if int(value) > min(_BODY_BYTES_MAX, self.front.body_bytes_max):
                     return None
             elif name == b"host":
-                if value != self._host and not self.front.gate.answers(value):
+                if has_host or (value != self._host and not self._is_answered(value)):
                     return None
-                self._host = value
+                has_host, self._host = True, value
             elif name in _UNUSUAL:
                 return None
             elif name == b"idempotency-key":
@@ -360,9 +359,14 @@ class FastLane(TimedProtocol):
                 request_id = value if request_id is None else request_id
             elif name == TIMEOUT_HEADER:
                 timeout = value if timeout is None else timeout
+        if not has_host:
+            return None
         quick = not target.adds or (is_json is True and not has_key)
         quick = quick and not self.front.sees_all
         return FastCycle(self, target, authorization, request_id, timeout, quick)
+
+    def _is_answered(self, host: bytes) -> bool:
+        return is_host(host) is not None and self.front.gate.answers(host)
 
     def caller(self, authorization: bytes | None, route: Route, namespace: str) -> Caller | None:
         """Return the caller if *route* is allowed; None if the handler must report why not.

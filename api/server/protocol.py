@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -58,6 +59,8 @@ _HEAD_START = b"HTTP/1.1 "
 #: The only paths answered on a spare connection.
 _HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
 _CONTINUE_START = b"HTTP/1.1 100"
+#: Characters of a name or an address, and of a port (RFC 3986, 3.2).
+is_host = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII).fullmatch
 _log = logging.getLogger("counter.api")
 
 
@@ -397,13 +400,17 @@ class TimedProtocol(HttpToolsProtocol):
                 " allowed"
             )
             raise ValueError("a URL that is too long")
+        hosts = []
         for name, value in self.headers:
-            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
                 self.refusal = TransferCodingError(
                     f"Transfer-Encoding is {value[:80].decode('latin-1')!r}; send chunked alone, or"
                     " a Content-Length"
                 )
                 raise ValueError("a transfer coding that is not supported")
+        self._check_hosts(hosts)
         self.transport.has_continued = False  # type: ignore[attr-defined]
         before = self.cycle
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -414,6 +421,23 @@ class TimedProtocol(HttpToolsProtocol):
         if (self.draining or self.is_spare) and (before is None or before.response_complete):
             # Otherwise an earlier request is pending, whose answer must not be the last.
             self.cycle.keep_alive = False
+
+    def _check_hosts(self, hosts: Sequence[bytes]) -> None:
+        """Reject a request with several Host headers, with a malformed one, or, of HTTP/1.1, with
+        none (RFC 9112, 3.2)."""
+        if not hosts and self.parser.get_http_version() != "1.1":
+            return
+        if len(hosts) != 1:
+            self.refusal = BadRequestError(
+                f"the request has {len(hosts)} Host headers; HTTP/1.1 needs exactly one"
+            )
+            raise ValueError("no Host, or several")
+        if not is_host(hosts[0]):
+            self.refusal = BadRequestError(
+                f"Host is {hosts[0][:80].decode('latin-1')!r}; send a name or an address, and"
+                " perhaps a port"
+            )
+            raise ValueError("a malformed Host")
 
     def _check_head(self) -> None:
         """Reject a head that is too large, and anything but a health check on a spare connection.
