@@ -81,6 +81,8 @@ class Misbehaving:
         self._tasks: set[asyncio.Task[Any]] = set()
         #: How often each fault was dealt, by name.
         self.dealt: Counter[str] = Counter()
+        #: The body of the service's last success.
+        self.last = b"{}"
         self.url = ""
 
     async def listen(self) -> asyncio.Server:
@@ -129,6 +131,8 @@ class Misbehaving:
             found = await _read(reader)
             if found is None:
                 raise ConnectionResetError("the service closed the connection")
+            if found.first.startswith(b"HTTP/1.1 200"):
+                self.last = found.body
             return found
         finally:
             writer.close()
@@ -284,6 +288,19 @@ async def a_page(proxy: Misbehaving, x: Exchange) -> bool:
     return True
 
 
+async def a_page_in_json(_: Misbehaving, x: Exchange) -> bool:
+    """Answer with JSON that says it worked, and forward nothing."""
+    body = x.random.choice([b"{}", b"null", b"[]", b'{"status":"ok"}', b'{"results":[]}'])
+    await x.say(answer("200 OK", body, content_type="application/json"))
+    return True
+
+
+async def answered_as_another(proxy: Misbehaving, x: Exchange) -> bool:
+    """Answer what the service answered to another request, and forward nothing."""
+    await x.say(answer("200 OK", proxy.last, content_type="application/json"))
+    return True
+
+
 async def another_type(proxy: Misbehaving, x: Exchange) -> bool:
     """Answer properly, with another content type."""
     await x.say((await proxy.forward(x.request)).text(content_type="text/plain"))
@@ -357,6 +374,8 @@ async def closed_silently(proxy: Misbehaving, x: Exchange) -> bool:
     return False
 
 
+#: A success that is none. A client that looks at the status alone loses the add.
+LIES: Final[tuple[Fault, ...]] = (a_page_in_json, answered_as_another)
 FAULTS: Final[tuple[Fault, ...]] = (
     *(lost_before, lost_after, reset_after, delayed, forwarded_too_late, answered_too_late),
     *(twice, again_later, cut_in_the_head, cut_in_the_body, too_long, too_long_and_open),

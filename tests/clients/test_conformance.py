@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from clients.conformance.make_vectors import VECTORS
-from clients.conformance.misbehaving import FAULTS, misbehaving, regular
+from clients.conformance.misbehaving import FAULTS, LIES, misbehaving, regular
 from clients.conformance.scripted import Asked, scripted
 from tests.clients.programs import PROGRAMS, run
 from tests.support.server import Server, served
@@ -185,6 +185,7 @@ HASTY = {
     "retries": "10000",
 }
 SLOW_S = 0.7
+DECK = (*FAULTS, *LIES, *[regular] * len(FAULTS))
 OF_A_KIND = 16
 
 
@@ -237,7 +238,7 @@ def test_counts_are_exact_through_any_fault(program: list[str], service: Server)
     print(f"seed {seed}")
     name = f"faults-{uuid4().hex[:8]}"
     commands = adds(name)
-    with misbehaving(service.url, seed, SLOW_S) as proxy:
+    with misbehaving(service.url, seed, SLOW_S, DECK) as proxy:
         found = list(each_add(commands, run(program, proxy.url, commands, **HASTY)))
         unknown = [end["unfinished"] for _, end in found if end["outcome"] == "unknown"]
         resolved = resolve(program, proxy.url, unknown, HASTY)
@@ -245,7 +246,7 @@ def test_counts_are_exact_through_any_fault(program: list[str], service: Server)
         left = [each for each in unknown if each not in resolved]
     resolved |= resolve(program, service.url, left, QUICK)
     assert set(resolved) == set(unknown)
-    assert set(proxy.dealt) == {fault.__name__ for fault in (*FAULTS, regular)}
+    assert set(proxy.dealt) == {fault.__name__ for fault in DECK}
 
     expected: dict[str, int] = {}
     for items, end in found:

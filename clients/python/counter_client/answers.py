@@ -204,10 +204,17 @@ def busiest_of(body: Mapping[str, Any]) -> Busiest:
         time_of(body, "as_of"),
         member(body, "complete", bool),
         [
-            Busy(member(x, "counter", str), float(x["adds_per_s"]), member(x, "count", int))
+            Busy(member(x, "counter", str), _number_of(x, "adds_per_s"), member(x, "count", int))
             for x in member(body, "counters", list)
         ],
     )
+
+
+def _number_of(body: Mapping[str, Any], name: str) -> float:
+    value = body[name]
+    if type(value) not in (int, float):
+        raise TypeError(name)
+    return float(value)
 
 
 def token_of(body: Mapping[str, Any]) -> Token:
