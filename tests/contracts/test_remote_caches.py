@@ -224,6 +224,15 @@ async def test_foreign_bytes_are_no_best_effort_value(
     store(any_cache, value_key(prefix, namespace.id, "c"), b"junk")
     with pytest.raises(CacheUnavailableError, match="clear the counter"):
         await cache.best_effort(namespace, ["c"])
+    # Regression: none of a batch was changed, or it was not known, and for a second no other.
+    before, found, after, again = await cache.increment_many(
+        namespace, [("a", 1), ("c", 1), ("b", 2), ("a", 4)]
+    )
+    assert (before, after, again) == (1, 2, 5)
+    assert isinstance(found, CacheUnavailableError)
+    assert "clear the counter" in found.detail
+    assert cache.trouble is None
+    assert list(await cache.best_effort(namespace, ["a", "b"])) == [5, 2]
     await cache.clear(namespace, "c")
     assert await increment(cache, namespace, "c", 2) == 2
 

@@ -104,6 +104,9 @@ def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int | 
     undone: dict[bytes, int] = {}
     for each, found in zip(changes, _changed(connection, changes), strict=True):
         key, delta = each
+        if isinstance(found, CounterError):
+            values.append(found)
+            continue
         if delta is None:
             undone.pop(key, None)
             values.append(0)
@@ -130,9 +133,9 @@ def _undo(connection: Connection, changes: Sequence[Change]) -> None:
     raise ContentionError("changes beyond 64 bits could not be undone")
 
 
-def _changed(connection: Connection, changes: Sequence[Change]) -> Sequence[int]:
-    """Make each change, and return the value after it, which has 64 bits."""
-    values: dict[int, int] = {}
+def _changed(connection: Connection, changes: Sequence[Change]) -> Sequence[int | CounterError]:
+    """Make each change, and return the value after it, which has 64 bits, or why it is not made."""
+    values: dict[int, int | CounterError] = {}
     waiting = list(range(len(changes)))
     for _ in range(_ROUNDS_MAX):
         answers = connection.pipeline([_first_try(changes[index]) for index in waiting])
@@ -166,24 +169,34 @@ def _add_here(
     connection: Connection,
     changes: Sequence[Change],
     unread: Sequence[int],
-    values: dict[int, int],
+    values: dict[int, int | CounterError],
 ) -> list[int]:
     """Make the changes that memcached cannot make itself because of large values.
 
-    Put the value after each into *values*; return those for which another process was faster.
-    Raises ValueError if a value is not a number.
+    Put the value after each into *values*, or why it is not made; return those for which another
+    process was faster.
     """
     current = connection.gets_many(dict.fromkeys(changes[index].key for index in unread))
-    sums = {key: unpack_value(value) for key, (value, _) in current.items()}
+    sums: dict[bytes, int] = {}
+    foreign: set[bytes] = set()
+    for key, (value, _) in current.items():
+        try:
+            sums[key] = unpack_value(value)
+        except ValueError:
+            foreign.add(key)
     for index in unread:
         key, delta = changes[index]
-        if key in sums:
+        if key in foreign:
+            values[index] = changes[index].unreadable(
+                "memcached", "the counter's value is no number"
+            )
+        elif key in sums:
             values[index] = sums[key] = unpack_value(pack_value(sums[key] + (delta or 0)))
     answers = connection.pipeline(
         [_replacement(key, 0, pack_value(sums[key]), current[key][1]) for key in sums]
     )
-    stored = {key for key, answer in zip(sums, answers, strict=True) if answer == _STORED}
-    return [index for index in unread if changes[index].key not in stored]
+    done = {key for key, answer in zip(sums, answers, strict=True) if answer == _STORED} | foreign
+    return [index for index in unread if changes[index].key not in done]
 
 
 def _first_try(each: Change) -> bytes:

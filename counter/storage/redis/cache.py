@@ -32,6 +32,8 @@ for i, key in ipairs(KEYS) do
 end
 return 0
 """.replace("TIME_MAX", str(limits.TIME_MAX_US))
+_NO_NUMBER: Final = "ERR value is not an integer or out of range"
+_WRONG_TYPE: Final = "WRONGTYPE "
 _OVERFLOW: Final = "ERR increment or decrement would overflow"
 
 _Answer = TypeVar("_Answer")
@@ -100,11 +102,14 @@ def _note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
     )
     return _checked(
         replies,
-        [
-            None if isinstance(reply, ReplyError) else note.compared(reply)
-            for note, reply in zip(notes, replies, strict=True)
-        ],
+        [_compared(note, reply) for note, reply in zip(notes, replies, strict=True)],
     )
+
+
+def _compared(note: Note, reply: Any) -> Guarded | None:
+    if isinstance(reply, ReplyError):
+        return Guarded.UNTOLD if _is_foreign(reply) else None
+    return note.compared(reply)
 
 
 def _change(connection: Connection, changes: Sequence[Change]) -> Sequence[int | CounterError]:
@@ -115,16 +120,24 @@ def _change(connection: Connection, changes: Sequence[Change]) -> Sequence[int |
 
 
 def _changed(change: Change, reply: Any) -> int | CounterError | None:
-    """Return the value after *change*, or why it can never be made; None if the server refused."""
+    """Return the value after *change*, or why it cannot be made; None if the server refused."""
     if not isinstance(reply, ReplyError):
         return 0 if change.delta is None else int(reply)
+    if str(reply) == _NO_NUMBER or _is_foreign(reply):
+        return change.unreadable("Redis", str(reply))
     return change.refusal("Redis") if str(reply) == _OVERFLOW else None
+
+
+def _is_foreign(reply: Any) -> bool:
+    """Return whether the key of a command holds what this cache never stores. That is no failure
+    of the server, which serves other keys."""
+    return isinstance(reply, ReplyError) and str(reply).startswith(_WRONG_TYPE)
 
 
 def _ping(connection: Connection, keys: Sequence[bytes]) -> Sequence[object]:
     """Write, because a read-only replica or a server whose memory is full answers reads."""
     replies = connection.exchange([("SET", key, "", "NX", "GET", "PX", 1_000) for key in keys])
-    _require(replies, len(keys))
+    _require([each for each in replies if not _is_foreign(each)], len(keys))
     return replies
 
 

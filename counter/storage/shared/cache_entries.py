@@ -9,8 +9,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from counter.errors import InvalidBodyError
-from counter.limits import TIME_MAX_US
+from counter.errors import CacheUnavailableError, InvalidBodyError
+from counter.limits import SECOND, TIME_MAX_US
 from counter.types import Checkpoint, Event, Guarded
 
 _HASH_BYTES: Final = 16
@@ -49,6 +49,12 @@ class Change(NamedTuple):
         return InvalidBodyError(
             f"a best-effort counter in {server} has 64 bits, and adding {self.delta} would exceed"
             " them: the counter was not changed; clear it, or use an event-sourced counter type"
+        )
+
+    def unreadable(self, server: str, why: str) -> CacheUnavailableError:
+        """Return the error if the counter's value in *server* is not one; *why* are its words."""
+        return CacheUnavailableError(
+            f"{server}: {why}; the change was not made: clear the counter", retry_after_us=SECOND
         )
 
 
