@@ -144,11 +144,13 @@ class Runner:
             from tests.simulation.run import run_seed
 
             began_s = time.monotonic()
+            is_dynamodb = mutant is not None and "/dynamodb/" in mutant.path
+            store = "dynamodb" if is_dynamodb else "cassandra"
             for seed in seeds:
                 if time.monotonic() - began_s > budget_s:
                     break
                 say("start", f"seed {seed}")
-                if problems := run_seed(seed).problems:
+                if problems := run_seed(seed, store=store).problems:
                     say("killed", f"seed {seed}", problems[0])
                     os._exit(0)
             say("survived", f"{len(items)} tests, {len(seeds)} seeds", "")
