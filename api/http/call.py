@@ -258,8 +258,8 @@ class Call:
             )
         if token is not None:
             raise TokenAmbiguousError(
-                "the body has an idempotency_token and there is an Idempotency-Key header;"
-                " give one of them"
+                "the body has an idempotency_token and there is an Idempotency-Key header, which a"
+                " browser or an SDK may have added; give one of them"
             )
         key = _key_of(keys[0].decode("latin-1"))
         read = token_of_uuid7(key)

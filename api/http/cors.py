@@ -14,7 +14,8 @@ from api.http.middleware import App
 
 _METHODS: Final = b"GET, HEAD, POST, PUT, DELETE"
 _SENT: Final = (
-    b"authorization, content-type, idempotency-key, if-match, if-none-match, prefer,"
+    b"authorization, baggage, ce-dataschema, ce-id, ce-source, ce-specversion, ce-subject, ce-time,"
+    b" ce-type, content-type, idempotency-key, if-match, if-none-match, prefer,"
     b" request-timeout, traceparent, tracestate, x-request-id"
 )
 _SHOWN: Final = (

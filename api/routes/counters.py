@@ -45,7 +45,7 @@ from counter.background import TURN_ITEMS
 from counter.clock import to_rfc3339
 from counter.core.results import Added
 from counter.core.service import CounterService
-from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
+from counter.errors import CounterError, InvalidBodyError
 from counter.names import check_counter_name
 from counter.types import Namespace, Scope
 
@@ -111,12 +111,6 @@ class CounterRoutes:
     ) -> Annotated[Reply, BatchAddAnswer]:
         """Add to many counters, a token each; an outcome for each item, in order."""
         ndjson = call.content_type(JSON, NDJSON) == NDJSON
-        if call.header(b"idempotency-key") is not None:
-            raise InvalidParameterError(
-                "a batch takes an idempotency_token in each item, and no Idempotency-Key header;"
-                " atomic/add takes one for all its items",
-                field="Idempotency-Key",
-            )
         if ndjson and call.header(b"transfer-encoding") is not None:
             call.require_plain()
             return await self.streams.open(call)

@@ -45,7 +45,7 @@ NO_COMMAND = {
 }
 #: And how their texts begin in the source.
 NO_COMMANDS = (
-    *("a batch takes an idempotency_token in each item", "there are {} Idempotency-Key headers"),
+    *("there are {} Idempotency-Key headers"),
     *("the body has an idempotency_token and", "namespace {} is {}: give an idempotency_token"),
     *(
         "Content-Type is {}",

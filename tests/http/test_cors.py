@@ -71,11 +71,25 @@ async def test_a_browser_may_ask_first(wire: Wire) -> None:
     assert "POST" in found["access-control-allow-methods"]
     allowed = found["access-control-allow-headers"].split(", ")
     assert {"authorization", "content-type", "idempotency-key"} <= set(allowed)
+    # Of OpenTelemetry, and of CloudEvents in binary mode.
+    assert {"traceparent", "tracestate", "baggage"} <= set(allowed)
+    names = ("specversion", "id", "source", "type", "subject", "time", "dataschema")
+    assert {f"ce-{each}" for each in names} <= set(allowed)
+    assert {"prefer"} <= set(allowed)
 
 
 async def test_options_that_ask_for_nothing_are_a_method_like_others(wire: Wire) -> None:
     received = await wire.tell(request("OPTIONS", "/v1/namespaces", CLOSE))
     assert statuses(received) == [405]
+
+
+async def test_no_sender_of_webhooks_is_permitted_to_deliver(wire: Wire) -> None:
+    """The request has no key, so it would be permitted to anyone."""
+    asks = ("webhook-request-origin: events.example", "webhook-request-rate: 120")
+    path = "/v1/namespaces/default/events"
+    received = await wire.tell(request("OPTIONS", path, *asks, CLOSE))
+    assert statuses(received) == [405]
+    assert b"webhook-allowed" not in received.lower()
 
 
 async def test_by_default_no_page_may_read_anything(tmp_path: Path) -> None:

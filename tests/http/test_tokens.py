@@ -7,7 +7,7 @@ import pytest
 from counter.types import Token
 from tests.support.app import App, every_store, words_and_bounds
 from tests.support.problems import MALFORMED, assert_problem
-from tests.support.rest import Rest, derive, fresh, on_wire, uuid7
+from tests.support.rest import Rest, derive, fresh, item, on_wire, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
 
 # Of the namespace default: windows of 10 s are closed 5 s (accept limit) + 1 s (write timeout)
@@ -217,6 +217,19 @@ async def test_a_token_and_a_key_together_are_refused(rest: Rest, app: App) -> N
     answer = await rest.add("c", 1, fresh(app.clock.now_us()), key="order:1")
     assert_problem(answer, 400, "token_ambiguous", applied=None, retry="never")
     assert await rest.names() == []
+
+
+@words_and_bounds
+async def test_batches_ignore_a_key(rest: Rest, app: App) -> None:
+    """Some browsers and SDKs add one to each POST by themselves."""
+    headers = {"idempotency-key": '"17"'}
+    items = [item("c", 1, fresh(app.clock.now_us())), {"counter": "c", "delta": 1}]
+    for replayed in (False, True):
+        answer = await rest.post(rest.path(verb="batch/add"), {"items": items}, headers=headers)
+        added, without = answer.json()["results"]
+        assert added["replayed"] is replayed
+        assert without["code"] == "token_missing"
+    assert await rest.count("c") == 1
 
 
 @words_and_bounds
