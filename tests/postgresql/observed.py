@@ -4,7 +4,7 @@ After each transaction the tables are read. So the letters are in the order of c
 session goes on at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, count, pairwise
 from typing import Any, Final
 
@@ -38,8 +38,10 @@ _OF_TOKENS: Final = ("open", "applied", "void")
 class Observed:
     """Observes the tables of a run."""
 
-    def __init__(self, config: Config, orders: Orders) -> None:
+    def __init__(self, config: Config, orders: Orders, limit_at: Callable[[int], int]) -> None:
+        """*limit_at* is the accept limit of an event's time."""
         self._config = config
+        self._limit_at = limit_at
         self._orders = orders
         self._order = count()
         #: When each row was seen first, and in which order then.
@@ -51,7 +53,8 @@ class Observed:
         config, seen = self._config, self._seen
         counter, time_us, nonce, number = identity
         end_us = window_of(time_us, config.window_us) + config.window_us
-        closes_us = end_us + config.accept_us
+        limit_us = self._limit_at(time_us)
+        closes_us = end_us + limit_us
         token = (namespace, "" if number else counter, time_us, nonce, 0)
         rows = {
             "stored": [("stored", namespace, *identity)],
@@ -66,7 +69,7 @@ class Observed:
             for letter, some in rows.items()
             if any(row in seen for row in some)
         }
-        late_us, closed_us = self._last_us(time_us + config.accept_us), self._first_us(closes_us)
+        late_us, closed_us = self._last_us(time_us + limit_us), self._first_us(closes_us)
         return {**found, "late": (late_us, LAST), "closed": (closed_us, -1)}
 
     def _look(self) -> None:

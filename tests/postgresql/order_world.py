@@ -12,7 +12,7 @@ from counter.clock import StoreClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
-from counter.limits import MILLISECOND, MINUTE, SECOND
+from counter.limits import MILLISECOND, MINUTE, SECOND, TIME_MAX_US
 from counter.storage.memory import MemoryCache
 from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, store
 from counter.types import Dataset
@@ -96,14 +96,21 @@ def draw_plan(seed: int) -> Plan:
     )
     plan = Plan(config)
     drawing = Drawing(plan, draw)
+    eras = Random(f"eras {seed}")
+    has_eras = not is_long and eras.random() < 0.4
+    if has_eras:
+        later_us = eras.choice((200, 500, 1_000, 2_000, 4_000)) * MILLISECOND
+        plan.config = config = replace(config, later_accept_us=later_us)
+    limits_us = (config.accept_us, config.later_accept_us or config.accept_us)
     for _ in range(draw.choice((4, 8, 12))):
-        plan.steps += Ambush(drawing, draw, config).draw()
+        aimed = replace(config, accept_us=eras.choice(limits_us))
+        plan.steps += Ambush(drawing, draw, aimed).draw()
     drawing.draw_clients()
     plan.steps += _traps_of_workers(config, draw)
     if is_long:
         plan.config = replace(config, end_us=config.end_us + _LATE_US)
         plan.steps = [_later(each, draw, apis) for each in plan.steps]
-    elif draw.random() < 0.3:
+    elif draw.random() < 0.3 and not has_eras:
         _set_clock(plan, draw)
     plan.steps.sort(key=lambda step: step.at_us)
     return plan
@@ -306,7 +313,9 @@ class OrderWorld(Requests):
             }
         )
         self.seen = self.orders.seen
-        self.observed = Observed(plan.config, self.orders)
+        self.observed = Observed(plan.config, self.orders, self._limit_at)
+        #: From when on the accept limit is another one.
+        self._era_us = TIME_MAX_US
         #: How many items were compared with the model, and how many were not by which reason.
         self.compared: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -325,6 +334,8 @@ class OrderWorld(Requests):
             if status != 201:
                 raise RuntimeError(f"namespace {name} is not created: {answer}")
         created_us = self.true_us
+        if config.later_accept_us:
+            await self._change_limit()
         await asyncio.sleep(2 - self.loop.now_us % (2 * SECOND) / SECOND)
         self._begun_us = self.loop.now_us
         self.clients.begun_us = START_US + self._begun_us
@@ -333,13 +344,42 @@ class OrderWorld(Requests):
         await self._until(config.end_us)
         self._heal()
         await asyncio.gather(*tasks)
-        final, problems = await Settling(self.plan, self.clients, self, self.note).whole(_STEP_US)
+        final, problems = await Settling(self.plan, self.clients, self, self.note).whole(
+            _STEP_US + config.later_accept_us
+        )
         problems += await self._audit()
         history = self.clients.history
         untold, self.compared = untrue(
-            config, history, final, created_us, is_fenced=True, stored=self.observed.letters
+            config,
+            history,
+            final,
+            created_us,
+            is_fenced=True,
+            stored=self.observed.letters,
+            limit_at=self._limit_at,
         )
-        return [*problems, *check(config, history, final), *untold]
+        shortest_us = min(config.accept_us, config.later_accept_us or config.accept_us)
+        checked = replace(config, accept_us=shortest_us)
+        return [*problems, *check(checked, history, final), *untold]
+
+    def _limit_at(self, time_us: int) -> int:
+        """The accept limit of an event of *time_us*."""
+        config = self.config
+        return config.accept_us if time_us < self._era_us else config.later_accept_us
+
+    async def _change_limit(self) -> None:
+        """Have the accept limit change at an instant that lies within the run."""
+        [(name, _)] = self.config.namespaces
+        limit_ms = self.config.later_accept_us // MILLISECOND
+        body = {"accept_limit": f"{limit_ms}ms"}
+        status, answer = await self.request(0, "PUT", f"/v1/namespaces/{name}", body)
+        application = self.members[0].application
+        if status != 200 or application is None:
+            raise RuntimeError(f"the accept limit is not changed: {answer}")
+        self._era_us = application.service.namespaces.get(name).eras[-1].from_us
+        self.seen["limit changed"] += 1
+        ahead_us = self._era_us - self.true_us - int(self.draw.random() * self.config.end_us)
+        await asyncio.sleep(max(0, ahead_us) / SECOND)
 
     def trace(self) -> list[str]:
         """What happened, a line each, in order."""

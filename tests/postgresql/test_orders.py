@@ -23,6 +23,7 @@ SITUATIONS: Final = frozenset(
     {
         *("stopped", "held", "waited", "slow"),
         *("unsent", "unanswered", "unseen commit", "canceled", "killed", "crashed", "clock set"),
+        "limit changed",
     }
 )
 LOCK: Final = (
@@ -56,14 +57,32 @@ def test_counts_are_exact_in_any_order(postgresql: PostgresqlServer) -> None:
 
 def append_without_the_lock(patch: pytest.MonkeyPatch) -> None:
     """An append is not seen by those who wait for appends."""
+    _change_functions(patch, LOCK, "PERFORM 1;")
+
+
+def _change_functions(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
     plain = schema._sql
 
     def changed(name: str) -> str:
         text = plain(name)
-        assert name != "functions.sql" or LOCK in text
-        return text.replace(LOCK, "PERFORM 1;")
+        assert name != "functions.sql" or old in text
+        return text.replace(old, new)
 
     patch.setattr(schema, "_sql", changed)
+
+
+def judge_by_the_longest_limit(patch: pytest.MonkeyPatch) -> None:
+    """An append takes the shortcut for events that are young enough by one of the limits."""
+    _change_functions(
+        patch,
+        "(SELECT min(l) FROM unnest(n.era_limit) l)",
+        "(SELECT max(l) FROM unnest(n.era_limit) l)",
+    )
+
+
+def judge_by_the_first_limit(patch: pytest.MonkeyPatch) -> None:
+    """An append judges an event by the limit of the first era before it, not of the last."""
+    _change_functions(patch, "ORDER BY era.since DESC LIMIT 1", "ORDER BY era.since LIMIT 1")
 
 
 def close_windows_without_waiting(patch: pytest.MonkeyPatch) -> None:
@@ -88,9 +107,11 @@ def close_windows_without_moving_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: list[tuple[Fault, int]] = [
-    (append_without_the_lock, 7),
-    (close_windows_without_waiting, 23),
-    (decide_without_waiting, 5),
+    (append_without_the_lock, 13),
+    (close_windows_without_waiting, 5),
+    (decide_without_waiting, 18),
+    (judge_by_the_longest_limit, 0),
+    (judge_by_the_first_limit, 0),
 ]
 
 

@@ -85,6 +85,8 @@ class Config:
     cache_items: int = 0
     #: What the servers are of, `cassandra` or `dynamodb`.
     store: str = "cassandra"
+    #: The accept limit from an instant within the run on; 0 if it is not changed.
+    later_accept_us: int = 0
 
     @property
     def is_split(self) -> bool:

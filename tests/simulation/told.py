@@ -96,12 +96,14 @@ def untrue(
     *,
     is_fenced: bool = False,
     stored: Callable[[str, Identity], Letters] | None = None,
+    limit_at: Callable[[int], int] | None = None,
 ) -> tuple[list[str], Counter[str]]:
     """What was observed and the model does not allow, and how many items were compared.
 
     All namespaces existed at *created_us*. With *is_fenced* the model is that of PostgreSQL, whose
     clock decides. *stored* are the letters that are observed of an item of a namespace in the
-    store. Without it only clients are observed, and the store's clock is theirs.
+    store. Without it only clients are observed, and the store's clock is theirs. *limit_at* is the
+    accept limit of a token's time, if it is not the one of the settings.
     """
     problems: list[str] = []
     compared: Counter[str] = Counter()
@@ -123,7 +125,8 @@ def untrue(
         compared[why or COVERED] += 1
         if why:
             continue
-        letters = told_of(item, *ages_of(token_us, config.accept_us, config, is_fenced=is_fenced))
+        limit_us = config.accept_us if limit_at is None else limit_at(token_us)
+        letters = told_of(item, *ages_of(token_us, limit_us, config, is_fenced=is_fenced))
         if stored is not None:
             letters |= stored(namespace, identity)
         if id(item) in last:
