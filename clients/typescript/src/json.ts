@@ -1,23 +1,116 @@
-/** JSON with exact integers: `JSON.parse` rounds those over 2^53, and counts have up to 64 bits and more. */
+/**
+ * JSON with exact integers: `JSON.parse` rounds those over 2^53, and counts have up to 64 bits and more. The time is
+ * linear and the depth bounded, because anything may answer in place of the service.
+ */
 
-const TOKENS = /("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
+const DEPTH_MAX = 100;
+const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
 /** No count is longer, and BigInt takes more than linear time. */
 const LARGE = /^-?\d{16,1000}$/;
+const LITERALS: readonly (readonly [string, unknown])[] = [["true", true], ["false", false], ["null", null]];
+const [QUOTE, COMMA, COLON, BACKSLASH] = [0x22, 0x2c, 0x3a, 0x5c];
+const [LIST, LIST_END, RECORD, RECORD_END] = [0x5b, 0x5d, 0x7b, 0x7d];
 
 /** Parse `text`; integers of 16 digits or more become bigints. Throws SyntaxError. */
 export function parseJson(text: string): unknown {
-  // It must be valid before the expression above may cut it into tokens.
-  const rounded: unknown = JSON.parse(text);
-  if (!/\d{16}/.test(text)) return rounded;
-  // Each text that is a value begins with a mark that says whether it was a number.
-  const marked = text.replace(TOKENS, (token: string, string?: string, colon?: string) => {
-    if (string !== undefined) return colon === undefined ? `"s${string.slice(1)}` : token;
-    return LARGE.test(token) ? `"n${token}"` : token;
-  });
-  return JSON.parse(marked, (_, value: unknown) => {
-    if (typeof value !== "string") return value;
-    return value.startsWith("n") ? BigInt(value.slice(1)) : value.slice(1);
-  });
+  const reader = new Reader(text);
+  const found = reader.value(0);
+  if (!Number.isNaN(reader.next())) throw reader.fault();
+  return found;
+}
+
+class Reader {
+  #at = 0;
+
+  constructor(readonly text: string) {}
+
+  fault(): SyntaxError {
+    return new SyntaxError(`it is no JSON from character ${this.#at} on, or nested more than ${DEPTH_MAX} deep`);
+  }
+
+  /** Return the next code unit that is no space; NaN at the end. */
+  next(): number {
+    for (; ; this.#at++) {
+      const code = this.text.charCodeAt(this.#at);
+      if (code !== 0x20 && code !== 0x0a && code !== 0x0d && code !== 0x09) return code;
+    }
+  }
+
+  value(depth: number): unknown {
+    const code = this.next();
+    if (code === QUOTE) return this.#string();
+    if (code === LIST || code === RECORD) {
+      if (depth === DEPTH_MAX) throw this.fault();
+      return code === LIST ? this.#list(depth + 1) : this.#record(depth + 1);
+    }
+    for (const [word, value] of LITERALS) {
+      if (this.text.startsWith(word, this.#at)) {
+        this.#at += word.length;
+        return value;
+      }
+    }
+    return this.#number();
+  }
+
+  #list(depth: number): unknown[] {
+    const found: unknown[] = [];
+    for (let more = this.#begins(LIST_END); more; more = this.#goesOn(LIST_END)) found.push(this.value(depth));
+    return found;
+  }
+
+  #record(depth: number): Record<string, unknown> {
+    const found: Record<string, unknown> = {};
+    for (let more = this.#begins(RECORD_END); more; more = this.#goesOn(RECORD_END)) {
+      if (this.next() !== QUOTE) throw this.fault();
+      const name = this.#string();
+      if (this.next() !== COLON) throw this.fault();
+      this.#at++;
+      const value = this.value(depth);
+      // An assignment would set the prototype.
+      if (name !== "__proto__") found[name] = value;
+    }
+    return found;
+  }
+
+  /** Go past the bracket; return whether the list or record has a part. */
+  #begins(end: number): boolean {
+    this.#at++;
+    if (this.next() !== end) return true;
+    this.#at++;
+    return false;
+  }
+
+  /** Go past what follows a part; return whether that is another one. */
+  #goesOn(end: number): boolean {
+    const code = this.next();
+    if (code !== COMMA && code !== end) throw this.fault();
+    this.#at++;
+    return code === COMMA;
+  }
+
+  #string(): string {
+    const begin = this.#at;
+    let isPlain = true;
+    for (this.#at++; ; this.#at++) {
+      const code = this.text.charCodeAt(this.#at);
+      if (code === QUOTE) break;
+      if (code === BACKSLASH) {
+        isPlain = false;
+        this.#at++;
+      } else if (!(code >= 0x20)) throw this.fault();
+    }
+    this.#at++;
+    const whole = this.text.slice(begin, this.#at);
+    return isPlain ? whole.slice(1, -1) : (JSON.parse(whole) as string);
+  }
+
+  #number(): number | bigint {
+    NUMBER.lastIndex = this.#at;
+    if (!NUMBER.test(this.text)) throw this.fault();
+    const found = this.text.slice(this.#at, NUMBER.lastIndex);
+    this.#at = NUMBER.lastIndex;
+    return found.length >= 16 && LARGE.test(found) ? BigInt(found) : Number(found);
+  }
 }
 
 /** Return `value` as a bigint. Throws TypeError if it is not an exact integer. */
