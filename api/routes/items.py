@@ -148,8 +148,6 @@ def _raw_items(body: bytes, most: int) -> Sequence[Raw]:
     """Return the items of a JSON body, each in JSON. Raises InvalidBodyError if it has none, or
     more than *most*."""
     try:
-        # Items are taken as they are: else one that is not UTF-8 would be found only by itself.
-        body.decode()
         raws = _read_items(body).items
     except (ValueError, RecursionError):
         # The models say what is wrong with it.
@@ -164,9 +162,15 @@ def _item(raw: bytes | None, index: int, problems: ItemProblems) -> Add | Counte
     try:
         return _add_of_json(raw, index)
     except InvalidBodyError as error:
-        return problems.of(error, lambda known: known)
+        return problems.of(error, _untraced)
     except ValidationError as error:
         return problems.of(error, lambda wrong: body_error(wrong, ("items", index)))
+
+
+def _untraced(error: InvalidBodyError) -> InvalidBodyError:
+    """Return *error* without its traceback and its cause, whose frames refer to the list that it is
+    put in: only the garbage collector would free such a cycle."""
+    return InvalidBodyError(error.detail, **error.fields)
 
 
 def _add_of_json(raw: bytes | None, index: int) -> Add:

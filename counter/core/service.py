@@ -229,18 +229,23 @@ class CounterService:
         results: list[Added | CounterError | None] = [None] * len(adds)
         fresh: list[int] = []
         events: list[Event] = []
+        early: list[tuple[int, int]] = []
         now_us = self._clock.now_us()
+        _, last_us = self._writer.surely_on_time(namespace, now_us)
         for index, (counter, delta, token) in enumerate(adds):
             if isinstance(token, Token):
-                try:
-                    if not self._writer.is_late(namespace, token.generation_time_us, now_us):
-                        fresh.append(index)
-                        events.append(
-                            Event(counter, token.generation_time_us, token.nonce, 0, delta)
-                        )
-                except CounterError as error:
-                    count_failure(self.tally, error)
-                    results[index] = error
+                time_us = token.generation_time_us
+                if time_us > last_us:
+                    early.append((time_us, index))
+                elif not self._writer.is_late(namespace, time_us, now_us):
+                    fresh.append(index)
+                    events.append(Event(counter, time_us, token.nonce, 0, delta))
+        if early:
+            # One refusal serves all: when the latest of them may be sent, all may.
+            error = self._writer.in_future(namespace, max(early)[0], now_us, len(early))
+            count_failure(self.tally, error, len(early))
+            for _, index in early:
+                results[index] = error
         for index, answer in zip(fresh, await self._write_each(namespace, events), strict=True):
             results[index] = answer
         return await self._finish(namespace, results, adds)

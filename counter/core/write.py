@@ -43,14 +43,22 @@ class EventWriter:
         limit_us = eras[0][1] if len(eras) == 1 else accept_limit_at(namespace, time_us)
         if time_us < now_us - limit_us:
             return True
-        ahead_us = time_us - now_us
-        if ahead_us > namespace.settings.future_limit_us:
-            raise TokenInFutureError(
-                f"generation_time is {ahead_us / limits.SECOND:.3f} s ahead of this server's clock;"
-                f" at most {namespace.settings.future_limit_us / limits.SECOND:g} s are allowed",
-                retry_after_us=ahead_us - namespace.settings.future_limit_us,
-            )
+        if time_us - now_us > namespace.settings.future_limit_us:
+            raise self.in_future(namespace, time_us, now_us)
         return False
+
+    @staticmethod
+    def in_future(
+        namespace: Namespace, time_us: int, now_us: int, tokens: int = 1
+    ) -> TokenInFutureError:
+        """Return the error for *tokens* that are too far ahead, the latest of them of *time_us*."""
+        ahead_us, limit_us = time_us - now_us, namespace.settings.future_limit_us
+        which = "generation_time" if tokens == 1 else "the latest generation_time of the batch"
+        return TokenInFutureError(
+            f"{which} is {ahead_us / limits.SECOND:.3f} s ahead of this server's clock;"
+            f" at most {limit_us / limits.SECOND:g} s are allowed",
+            retry_after_us=ahead_us - limit_us,
+        )
 
     def surely_on_time(self, namespace: Namespace, now_us: int) -> tuple[int, int]:
         """Return the first and last instant of tokens for which :meth:`is_late` is surely False."""

@@ -1,8 +1,12 @@
 """Batches: many counters, a token each, an outcome each."""
 
+import gc
 import json
+from collections.abc import Generator
 from typing import Any
 from unittest.mock import patch
+
+import pytest
 
 from api.routes import items
 from tests.support.app import App, every_store, words_and_bounds
@@ -253,3 +257,27 @@ async def test_a_batch_of_reads_keeps_its_order(rest: Rest, app: App) -> None:
     assert statuses(results) == [200, 200, 200, 200, 400]
     assert [result["count"] for result in results[:4]] == [2, 0, 1, 2]
     assert results[0] == (await rest.get("b")).json()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        b'{"counter":"c","delta":1,"idempotency_token":{"token":"x","generation_time":"x"}}',
+        b"x",
+    ],
+)
+def test_bad_items_leave_nothing_to_the_collector(bad: bytes | None) -> None:
+    """Regression: their problems referred to each other, through tracebacks."""
+
+    def read(steps: Generator[None, None, Any]) -> Generator[None, None, None]:
+        found = yield from steps
+        assert len(found.adds) == 500
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [*read(items.Items.of_lines([bad] * 500))] == [None] * 4
+        assert gc.collect() < 20
+    finally:
+        gc.enable()

@@ -1,5 +1,6 @@
 """The service where it refuses: a key's time that does not get fresh, and more than it can bear."""
 
+import gc
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -9,7 +10,12 @@ import pytest
 
 from counter.core.rate_limits import ALLOWANCE, Allowance
 from counter.core.results import Add, Added, Keyed
-from counter.errors import OverloadedError, RateLimitedError, TokenTooOldError
+from counter.errors import (
+    OverloadedError,
+    RateLimitedError,
+    TokenInFutureError,
+    TokenTooOldError,
+)
 from counter.limits import HOUR, MINUTE
 from tests.rollup.world import DATASET, World
 
@@ -46,6 +52,31 @@ async def test_a_key_whose_time_is_past_knowing_gets_no_new_one() -> None:
         await world.api.add(namespace, "c", 1, "order:1")
     assert caught.value.applied is None
     rereserve.assert_not_awaited()
+
+
+async def test_tokens_of_the_future_in_a_batch_share_one_refusal() -> None:
+    """Regression: each had its own, in a cycle that only the collector freed."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    adds = [Add("c", 1, world.token(age_us=-HOUR - number)) for number in range(300)]
+    gc.collect()
+    gc.disable()
+    try:
+        outcomes = await world.api.add_many(namespace, [*adds, Add("c", 1, world.token())])
+        *refused, counted = outcomes
+        assert isinstance(counted, Added)
+        (shared,) = set(refused)
+        assert isinstance(shared, TokenInFutureError)
+        assert shared.retry_after_us == HOUR + 299 - namespace.settings.future_limit_us
+        assert "the latest generation_time of the batch is 3600.000 s ahead" in str(shared.detail)
+        del outcomes, refused, counted, shared
+        assert gc.collect() < 100
+    finally:
+        gc.enable()
+    assert world.api.tally["refused"] == 300
+    [alone] = await world.api.add_many(namespace, adds[:1])
+    assert isinstance(alone, TokenInFutureError)
+    assert alone.detail.startswith("generation_time is 3600.000 s ahead")
 
 
 async def test_items_that_need_a_task_each_are_refused_past_a_bound() -> None:
