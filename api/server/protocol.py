@@ -15,7 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import (
+    HttpParserError,
+    HttpParserInvalidURLError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+)
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -59,6 +64,14 @@ _HEAD_START = b"HTTP/1.1 "
 #: The only paths answered on a spare connection.
 _HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
 _CONTINUE_START = b"HTTP/1.1 100"
+_NOT_A_URL = (
+    "the path or the query has a byte that a URL cannot have; percent-encode names as UTF-8: é is"
+    " %C3%A9"
+)
+_NO_VERSION = (
+    "HTTP/1.1 must follow the path and the query; if a name in them has a space, percent-encode it"
+    " as %20"
+)
 #: Characters of a name or an address, and of a port (RFC 3986, 3.2).
 is_host = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII).fullmatch
 _log = logging.getLogger("counter.api")
@@ -334,8 +347,12 @@ class TimedProtocol(HttpToolsProtocol):
                     if self.waiting_since_s is not None:
                         self.waiting_since_s = since_s
                     data = data[upgrade.args[0] :]
-        except HttpParserError:
+        except HttpParserError as error:
             text = "Invalid HTTP request received."
+            if isinstance(error, HttpParserInvalidURLError):
+                self.refusal = BadRequestError(_NOT_A_URL)
+            elif str(error).startswith("Expected HTTP/"):
+                self.refusal = BadRequestError(_NO_VERSION)
             self.logger.warning(text)
             self.send_400_response(text)
 

@@ -185,3 +185,19 @@ async def test_a_key_survives_a_restart(app: App) -> None:
     again = await app.rest.add("c", 1, key="order:1")
     assert again.json() == first.json() | {"replayed": True}
     assert await app.rest.count("c") == 1
+
+
+@words_and_bounds
+async def test_the_header_is_ignored_where_no_key_is_needed(rest: Rest) -> None:
+    """Even a malformed one."""
+    other, headers = rest.within("other"), {"idempotency-key": '"'}
+    for method, path, body, status in (
+        ("PUT", other.path(), {"counter_type": "ACCURATE"}, 201),
+        ("GET", other.path("c"), None, 200),
+        ("POST", other.path("c", "recount"), {}, 202),
+        ("POST", other.path(verb="batch/get"), {"counters": ["c"]}, 200),
+        ("POST", "/v1/tokens", {}, 200),
+        ("DELETE", other.path(), None, 204),
+    ):
+        answer = await rest.http.request(method, path, json=body, headers=headers)
+        assert answer.status_code == status, answer.text

@@ -1,6 +1,7 @@
 """What is odd on the wire: it is answered truly or not at all, and opens no way around a check."""
 
 import asyncio
+import json
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -151,6 +152,29 @@ async def test_a_client_of_the_jdk_is_served_with_its_defaults(server: Server) -
         "DELETE HTTP_1_1 200 replayed=false",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "fix"),
+    [
+        ("/v1/namespaces/default/counters/é", "é is %C3%A9"),
+        ("/v1/namespaces/default/counters?prefix=é", "percent-encode"),
+        ("/v1/namespaces/default/counters/c/add#é", "percent-encode"),
+        ("é", "percent-encode"),
+        ("http://é/v1/namespaces", "percent-encode"),
+        ("/v1/namespaces/default/counters/a b", "a space, percent-encode it as %20"),
+    ],
+)
+async def test_what_a_url_cannot_have_is_refused_with_the_way_to_write_it(
+    server: Server, target: str, fix: str
+) -> None:
+    for method in ("GET", "POST"):
+        line = f"{method} {target} HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        received = (await told(server, line.encode())).decode()
+        assert received.startswith("HTTP/1.1 400 Bad Request\r\n")
+        problem = json.loads(received.partition("\r\n\r\n")[2])
+        assert problem["code"] == "bad_request"
+        assert fix in problem["detail"]
 
 
 async def test_the_reply_to_a_head_request_comes_at_once(server: Server) -> None:
