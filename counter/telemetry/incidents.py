@@ -11,18 +11,20 @@ from counter.errors import CounterError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.ports import Clock
 
-_PING_S: Final = 5.0
+#: How long a check of a part may take. Shorter than the time-outs of health checks, which would
+#: otherwise learn nothing: a lock that another program holds on SQLite's file lasts 5 s and longer.
+PING_S: Final = 2.0
 
 
 async def ping_error(ping: Callable[[], Awaitable[None]], what: str) -> CounterError | None:
     """Return why *ping* of *what* fails, or takes too long; None if it is answered."""
     try:
-        async with asyncio.timeout(_PING_S):
+        async with asyncio.timeout(PING_S):
             await ping()
     except CounterError as error:
         return error
     except TimeoutError:
-        why = f"{what} did not answer within {_PING_S:g} s"
+        why = f"{what} did not answer within {PING_S:g} s"
         return StoreUnavailableError(why, retry_after_us=SECOND)
     return None
 

@@ -18,6 +18,7 @@ import yaml
 from api.server.sockets import check_exposure
 from counter.config.settings import Settings
 from counter.storage.postgresql.server import VERSION_MIN
+from counter.telemetry.incidents import PING_S
 from scripts.cluster_jars import CASSANDRA
 from tests.support.server import ROOT
 
@@ -106,7 +107,8 @@ def test_each_service_that_stays_has_a_health_check(name: str) -> None:
         assert each["command"] == ["schema", "apply"]
         assert each["restart"].startswith("on-failure")
     elif name in OURS:
-        assert "HEALTHCHECK" in DOCKERFILE
+        [waits_s] = re.findall(r"HEALTHCHECK.*\n.*/readyz', timeout=(\d+)", DOCKERFILE)
+        assert int(waits_s) > PING_S + 1
     else:
         assert each["healthcheck"]["test"]
 

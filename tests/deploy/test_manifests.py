@@ -21,6 +21,7 @@ from counter import __version__
 from counter.config.settings import Settings
 from counter.durations import parse_iso_duration
 from counter.limits import DRAIN_TIMEOUT_US, SECOND
+from counter.telemetry.incidents import PING_S
 from tests.support.needs import miss
 from tests.support.server import ROOT
 
@@ -197,6 +198,8 @@ def test_a_pod_is_probed_and_has_time_to_end(name: str) -> None:
         "liveness": {"path": "/healthz", "port": "http"},
         "readiness": {"path": "/readyz", "port": "http"},
     }
+    # A check that waits no longer than that would not learn what is wrong.
+    assert container["readinessProbe"]["timeoutSeconds"] > PING_S + 1
     delay = parse_iso_duration(environment_of(pod).get("COUNTER_SHUTDOWN_DELAY", "0s"))
     if name == "counter-api":
         probe = container["readinessProbe"]

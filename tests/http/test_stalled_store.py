@@ -1,7 +1,9 @@
 """A store that stands still: few wait for it, the others are told so, and nobody is forgotten."""
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,6 +12,8 @@ import httpx
 import pytest
 
 from counter.limits import MILLISECOND, WRITE_WAIT_MAX_US
+from tests.support.app import running
+from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh, item, on_wire
 from tests.support.waiting import eventually
 from tests.support.wire import Wire, wired
@@ -90,3 +94,25 @@ async def test_while_the_store_stalls_few_wait_and_all_of_them_are_answered(
         assert load.ahead == 0
         assert (await add()).status_code == 200
         assert (await Rest(http).get("c")).json()["count"] == TRICKLE_WRITES + 2
+
+
+async def test_a_lock_of_another_program_is_reported_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: /readyz was silent for as long as health checks wait."""
+    monkeypatch.setattr("counter.telemetry.incidents.PING_S", 0.01)
+    async with running("sqlite", tmp_path) as app:
+        with closing(sqlite3.connect(tmp_path / "counter.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            answer = await app.http.get("/readyz")
+            body = assert_problem(
+                answer, 503, "store_unavailable", applied=None, retry="same_token"
+            )
+            assert "the store did not answer within 0.01 s" in body["detail"]
+            assert (await app.http.get("/healthz")).status_code == 200
+            other.execute("ROLLBACK")
+
+        async def is_ready() -> bool:
+            return (await app.http.get("/readyz")).status_code == 200
+
+        await eventually(is_ready, "the lock is gone")
