@@ -231,8 +231,8 @@ class EventRuleBody(Body):
     )
     counter: str = Field(
         max_length=limits.EVENT_ATTRIBUTE_CHARS_MAX,
-        description="The counter; `{type}`, `{source}`, `{subject}` and paths such as"
-        " `{data.order.kind}` are filled in.",
+        description="The counter; `{type}`, `{source}`, `{subject}`, `{extensions.tenant}` and"
+        " paths such as `{data.order.kind}` are filled in.",
     )
     delta: Int64 | str = Field(
         default=1,
@@ -245,7 +245,7 @@ _AttributeText = Annotated[str, Field(min_length=1, max_length=limits.EVENT_ATTR
 
 
 class CloudEventBody(BaseModel):
-    """A CloudEvent in JSON. Extension attributes are ignored."""
+    """A CloudEvent in JSON. Rules can read its extension attributes."""
 
     model_config = ConfigDict(
         extra="allow",

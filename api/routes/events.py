@@ -11,11 +11,12 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from api.http.answer_models import CloudEventsAnswer
 from api.http.call import JSON, NO_CONTENT, Call, Reply
@@ -24,7 +25,7 @@ from api.http.models import CloudEventBody
 from api.http.problems import shown
 from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
 from api.telemetry.request_log import LoggedWrite
-from counter.core.event_rules import EVENT_TEXT, CloudEvent, adds_of, rules_of
+from counter.core.event_rules import EVENT_TEXT, CloudEvent, adds_of, need_extensions, rules_of
 from counter.core.results import Added, Keyed
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, TokenConflictError
@@ -74,7 +75,7 @@ _Text = Annotated[
 
 
 class _Event(Struct, gc=False):
-    """An event of the JSON format; extension attributes are ignored."""
+    """An event of the JSON format, without its extension attributes."""
 
     id: _Text
     source: _Text
@@ -90,6 +91,9 @@ class _Event(Struct, gc=False):
 
 _read_event: Final = msgspec.json.Decoder(_Event, float_hook=str).decode
 _read_events: Final = msgspec.json.Decoder(list[_Event], float_hook=str).decode
+_read_raw: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_read_all_raw: Final = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+_NAMES: Final = frozenset(_Event.__struct_fields__)
 _read_data: Final = msgspec.json.Decoder(float_hook=str).decode
 
 
@@ -127,7 +131,7 @@ class EventRoutes:
                 f" PUT /v1/namespaces/{namespace.name} with some first",
                 field="event_rules",
             )
-        events, is_batch = await self._events(call)
+        events, is_batch = await self._events(call, need_extensions(rules))
         by_type = {kind: rules_of(rules, kind) for kind in {each.type for each in events}}
         adds = sum(max(1, len(by_type[each.type])) for each in events)
         call.charge(adds)
@@ -177,7 +181,7 @@ class EventRoutes:
         added = iter(_all_added(counted, outcomes))
         return [next(added) if each.items else () for each in keyed]
 
-    async def _events(self, call: Call) -> tuple[Sequence[CloudEvent], bool]:
+    async def _events(self, call: Call, with_extensions: bool) -> tuple[Sequence[CloudEvent], bool]:
         """Return the events of a request, and whether it is a batch. Raises InvalidBodyError and
         UnsupportedMediaTypeError."""
         headers = [
@@ -195,6 +199,7 @@ class EventRoutes:
         is_batch = media == BATCH or (media == JSON and body.lstrip()[:1] == b"[")
         try:
             found = _read_events(body) if is_batch else [_read_event(body)]
+            extensions = _extensions(body, is_batch) if with_extensions else repeat({})
         except _MALFORMED as error:
             raise _malformed(error) from error
         if len(found) > self.batch_items_max:
@@ -203,7 +208,8 @@ class EventRoutes:
                 field="events",
             )
         return [
-            _checked(each, f"events.{at}: " if is_batch else "") for at, each in enumerate(found)
+            _checked(each, more, f"events.{at}: " if is_batch else "")
+            for at, (each, more) in enumerate(zip(found, extensions, strict=False))
         ], is_batch
 
 
@@ -231,7 +237,15 @@ def _keyed(
     return keyed
 
 
-def _checked(event: _Event, at: str = "") -> CloudEvent:
+def _extensions(body: bytes, is_batch: bool) -> Sequence[Mapping[str, Any]]:
+    """Return the extension attributes of each event of *body*."""
+    return [
+        {name: _read_data(raw) for name, raw in each.items() if name not in _NAMES}
+        for each in (_read_all_raw(body) if is_batch else [_read_raw(body)])
+    ]
+
+
+def _checked(event: _Event, extensions: Mapping[str, Any], at: str) -> CloudEvent:
     """Return the event if its attributes fit each other. Raises InvalidBodyError."""
     if event.specversion != _VERSION:
         raise InvalidBodyError(
@@ -256,7 +270,7 @@ def _checked(event: _Event, at: str = "") -> CloudEvent:
                 f"{at}data_base64 is not Base64: {error}", field="data_base64"
             ) from error
     data = None if event.data is UNSET else event.data
-    return CloudEvent(event.id, event.source, event.type, event.subject, data)
+    return CloudEvent(event.id, event.source, event.type, event.subject, data, extensions)
 
 
 def _binary(headers: Sequence[tuple[str, bytes]], media: bytes, body: bytes) -> CloudEvent:
@@ -275,7 +289,8 @@ def _binary(headers: Sequence[tuple[str, bytes]], media: bytes, body: bytes) -> 
     for name in ("data", "data_base64"):
         attributes.pop(name, None)
     try:
-        event = _checked(msgspec.convert(attributes, _Event), "ce-")
+        extensions = {name: each for name, each in attributes.items() if name not in _NAMES}
+        event = _checked(msgspec.convert(attributes, _Event), extensions, "ce-")
     except _MALFORMED as error:
         raise _malformed(error, "ce-") from error
     if not body or (media and not media.endswith((b"/json", b"+json"))):

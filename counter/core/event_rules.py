@@ -1,14 +1,17 @@
 """Map CloudEvents to adds, by the rules of a namespace.
 
 A rule names a type of events, a template of a counter's name and a delta. The template holds paths
-in braces: ``{type}``, ``{source}``, ``{subject}``, or into the data, such as ``{data.order.kind}``.
-A delta is a number, or the path of one in the data.
+in braces: ``{type}``, ``{source}``, ``{subject}``, an extension attribute such as
+``{extensions.tenant}``, or into the data, such as ``{data.order.kind}``; a key that holds dots is
+in quotes. A delta is a number, or the path of one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from counter import limits
@@ -18,7 +21,8 @@ from counter.types import EventRule
 
 #: The text of an attribute: the specification has no control characters in it.
 EVENT_TEXT: Final = re.compile(r"^[^\x00-\x1f\x7f-\x9f]*\Z")
-_PATH: Final = re.compile(r"type|source|subject|data(\.[^.]+)+")
+_KEY: Final = re.compile(r'\.("[^"]+"|[^.]+)')
+_PATH: Final = re.compile(rf"type|source|subject|extensions\.[a-z0-9]+|data({_KEY.pattern})+")
 _IN_BRACES: Final = re.compile(r"\{([^{}]*)\}")
 #: A whole number as text; so a decimal is read, too, if its fraction is 0.
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}(\.0{1,19})?")
@@ -34,6 +38,8 @@ class CloudEvent(NamedTuple):
     subject: str | None
     #: None if there is none, or if it is not JSON.
     data: Any
+    #: The other attributes, if the rules need any.
+    extensions: Mapping[str, Any] = MappingProxyType({})
 
 
 def check_rules(rules: Sequence[EventRule]) -> None:
@@ -62,6 +68,11 @@ def check_rules(rules: Sequence[EventRule]) -> None:
                 raise InvalidBodyError(
                     f"{name} is {_shown(getattr(rule, field))}; {fault}", field=name
                 )
+
+
+def need_extensions(rules: Iterable[EventRule]) -> bool:
+    """Return whether any of *rules* reads an extension attribute."""
+    return any("{extensions." in r.counter or str(r.delta)[:11] == "extensions." for r in rules)
 
 
 def rules_of(rules: Sequence[EventRule], kind: str) -> list[EventRule]:
@@ -99,7 +110,10 @@ def _fault_of_template(template: str) -> str | None:
     wrong = [path for path in _IN_BRACES.findall(template) if not _PATH.fullmatch(path)]
     literal = _IN_BRACES.sub("", template)
     if wrong or re.search("[{}]", literal):
-        return "in braces it may hold type, source, subject and paths such as data.order.kind"
+        return (
+            "in braces it may hold type, source, subject, extensions.NAME, and paths such as"
+            ' data.order.kind or data."key.with.dots"'
+        )
     try:
         # Every name would hold this text.
         check_counter_name(literal or template)
@@ -114,7 +128,7 @@ def _fault_of_delta(delta: int | str) -> str | None:
     else:
         is_right = (
             _too_long(delta) is None
-            and delta.startswith("data.")
+            and delta.startswith(("data.", "extensions."))
             and _PATH.fullmatch(delta) is not None
         )
     return None if is_right else "it must be a signed 64-bit integer, or a path such as data.amount"
@@ -162,16 +176,20 @@ def _delta_of(rule: EventRule, event: CloudEvent) -> int:
 
 
 def _value_of(rule: EventRule, event: CloudEvent, path: str) -> Any:
-    head, *keys = path.split(".")
-    value = getattr(event, head)
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
+    value = getattr(event, path.partition(".")[0])
+    for key in _keys_of(path):
+        value = value.get(key) if isinstance(value, Mapping) else None
     if value is None:
         raise InvalidBodyError(
             f"{path} is missing, and the rule of the counter {_shown(rule.counter)} needs it",
             field=path,
         )
     return value
+
+
+@lru_cache(maxsize=1_024)
+def _keys_of(path: str) -> list[str]:
+    return [key[1:-1] if key[0] == key[-1] == '"' else key for key in _KEY.findall(path)]
 
 
 def _unfit(path: str, value: Any, wanted: str) -> InvalidBodyError:

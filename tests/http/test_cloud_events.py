@@ -39,7 +39,7 @@ async def set_rules(rest: Rest, rules: list[Any]) -> httpx.Response:
 
 def event(number: int = 1, **attributes: Any) -> Event:
     """A valid event; an attribute of ... is left out."""
-    made = {
+    made: dict[str, Any] = {
         "specversion": "1.0",
         "id": str(number),
         "source": "/shop",
@@ -100,6 +100,8 @@ BAD_RULES: list[Any] = [
     *(({"type": ""}, "type"), ({"type": "t" * 1025}, "type"), ({"counter": ""}, "counter")),
     *(({"counter": f"a{each}"}, "counter") for each in ("{", "}", "{}", "{x}", "{data}")),
     *(({"counter": f"a{each}"}, "counter") for each in ("{data.}", "{{type}}", "{data..b}")),
+    *(({"counter": f"a{each}"}, "counter") for each in ("{extensions}", "{extensions.a.b}")),
+    *(({"counter": f"a{each}"}, "counter") for each in ("{extensions.A}", '{data."a.b".}')),
     *(({"counter": f"{{type}}{each}"}, "counter") for each in ("\n", "x" * 257)),
     *(({"delta": each}, "delta") for each in ("", "3", "quantity", "data.", "subject")),
     *(({"delta": each}, "delta") for each in (2**63, 1.5, None, True)),
@@ -379,6 +381,52 @@ async def test_templates_take_what_was_written(rest: Rest) -> None:
     )
     [add] = answer.json()["results"][0]["adds"]
     assert add == {"counter": f"/shop|order.paid|1.50|{2**70}|true|x", "delta": 1}
+
+
+@words_and_bounds
+async def test_a_quoted_key_of_a_path_may_hold_dots(rest: Rest) -> None:
+    """Attributes of OpenTelemetry are such keys."""
+    kept = {"gen_ai.usage": {"output.tokens": "7"}, "gen_ai.model": "m", "gen_ai": {"model": "n"}}
+    rule = {
+        "type": "*",
+        "counter": '{data."gen_ai.model"}/{data.gen_ai.model}/{data."gen_ai".model}',
+        "delta": 'data."gen_ai.usage"."output.tokens"',
+    }
+    assert (await set_rules(rest, [rule])).status_code == 200
+    assert await outcomes(rest, event(data=kept)) == ["original"]
+    assert await rest.count("m/n/n") == 7
+    answer = await send(rest, event(2, data={"gen_ai.model": "m"}))
+    problem = assert_problem(answer, 400, "invalid_body", applied=None, retry="never")
+    assert problem["detail"].startswith("data.gen_ai.model is missing")
+
+
+@words_and_bounds
+async def test_rules_read_extension_attributes_in_every_form(rest: Rest) -> None:
+    rule = {"type": "*", "counter": "{extensions.tenant}/{extensions.on}", "delta": "extensions.n"}
+    assert (await set_rules(rest, [rule])).status_code == 200
+    given: dict[str, Any] = {"tenant": "a", "on": True, "n": 5}
+    assert await outcomes(rest, event(**given)) == ["original"]
+    assert await outcomes(rest, [event(**given), event(2, **given)]) == ["replayed", "original"]
+    text: dict[str, Any] = {name: str(value).lower() for name, value in given.items()}
+    answer = await binary(rest, **text)
+    assert answer.json()["results"][0]["outcome"] == "replayed"
+    assert await rest.count("a/true") == 10
+    deep = event(3, **{**given, "n": "N"})
+    for wrong, detail in (
+        ({"n": ...}, "extensions.n is missing"),
+        ({"n": 1.5}, "extensions.n is '1.5'"),
+        ({"n": None}, "extensions.n is missing"),
+        ({"tenant": {"a": 1}}, "extensions.tenant is {'a': 1}"),
+        ({"id": 5}, "id: Expected `str`"),
+    ):
+        answer = await send(rest, event(3, **{**given, **wrong}))
+        problem = assert_problem(answer, 400, "invalid_body", applied=None, retry="never")
+        assert problem["detail"].startswith(detail), problem
+    for body in (b"[" * 9_999, b"1" * 9_999):
+        sent = json.dumps(deep).encode().replace(b'"N"', body)
+        answer = await rest.raw(rest.path(verb="events"), sent, content_type=STRUCTURED)
+        assert_problem(answer, 400, "invalid_body", applied=None, retry="never")
+    assert await rest.count("a/true") == 10
 
 
 @words_and_bounds
