@@ -148,6 +148,8 @@ def _raw_items(body: bytes, most: int) -> Sequence[Raw]:
     """Return the items of a JSON body, each in JSON. Raises InvalidBodyError if it has none, or
     more than *most*."""
     try:
+        # Text that is not UTF-8 is not JSON, wherever it is: items are taken as they are here.
+        body.decode()
         raws = _read_items(body).items
     except (ValueError, RecursionError):
         # The models say what is wrong with it.
