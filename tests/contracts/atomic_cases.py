@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from counter.errors import SliceMissingError
+from counter.limits import ATOMIC_ITEMS_MAX
 from counter.partitions import shard_of
 from counter.ports import Store
 from counter.types import (
@@ -54,6 +55,12 @@ class AtomicCases(StoreCases):
             assert await written_atomic(store, namespace, events) is Written.REPLAYED
         assert list(await store.events.find(namespace, events)) == events
         assert [await total(store, namespace, name) for name in ("a", "b")] == [9, -2]
+
+    async def test_as_many_items_as_there_may_be(self, store: Store, namespace: Namespace) -> None:
+        events = atomic(*((f"c{number}", number) for number in range(ATOMIC_ITEMS_MAX)))
+        assert await written_atomic(store, namespace, events) is self.new_atomic
+        assert await written_atomic(store, namespace, events) is Written.REPLAYED
+        assert list(await store.events.find(namespace, events)) == events
 
     async def test_a_conflict_writes_nothing(self, store: Store, namespace: Namespace) -> None:
         """Where one item stands with another payload, none of the list is written."""

@@ -3,7 +3,7 @@
 import pytest
 
 from counter.core.hot_counters import busiest
-from counter.limits import INT64_MAX, MINUTE, SECOND
+from counter.limits import INT64_MAX, MINUTE, SECOND, SHARDS_MAX
 from counter.partitions import shard_of
 from counter.ports import Store
 from counter.types import (
@@ -286,11 +286,12 @@ class MarkCases(StoreCases):
 class WatermarkCases(StoreCases):
     """A shard's watermark says up to where its counters' checkpoints hold everything."""
 
-    async def test_a_new_namespace_has_them_laid(self, store: Store) -> None:
+    @pytest.mark.parametrize("shards", [3, SHARDS_MAX])
+    async def test_a_new_namespace_has_them_laid(self, store: Store, shards: int) -> None:
         """Each shard's, before anything that could be written."""
-        namespace = await make_namespace(store, shards=3)
+        namespace = await make_namespace(store, shards=shards)
         expected = first_watermark(DATASET, SETTINGS, NOW)
-        assert list(await store.rollups.watermarks(namespace)) == [expected] * 3
+        assert list(await store.rollups.watermarks(namespace)) == [expected] * shards
         assert (expected + 1) % WINDOW == 0
         assert expected < NOW - SETTINGS.accept_limit_us - WINDOW
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,8 +20,9 @@ from api.routes.items import Items
 from counter import background, limits
 from counter.background import TURN_ITEMS
 from counter.core.admission import Load
+from counter.core.rate_limits import ALLOWANCE
 from counter.core.service import CounterService
-from counter.errors import CounterError, OverloadedError, RateLimitedError
+from counter.errors import CounterError, OverloadedError, RateLimitedError, StreamEndedError
 from counter.limits import SECOND
 from counter.types import Scope
 from tests.support.add_stream import AddStream, line, open_stream
@@ -229,6 +231,18 @@ async def test_it_waits_for_its_rate(wire: Wire, waits: list[float]) -> None:
     assert 3 <= sum(waits) <= 6
 
 
+async def test_it_waits_for_a_rate_that_does_not_say_how_long(
+    wire: Wire, streams: AddStreams, waits: list[float]
+) -> None:
+    refusals = chain([RateLimitedError("wait")], repeat(None))
+    async with open_stream(wire.port) as client:
+        await client.status()
+        with patch.object(streams._gate, "charge", side_effect=refusals):
+            client.send(line(1))
+            assert (await client.answer() or {})["replayed"] is False
+    assert waits == [1.0]
+
+
 async def test_it_waits_until_the_load_lets_it_in(wire: Wire, waits: list[float]) -> None:
     load: Load = wire.service.load
     async with open_stream(wire.port) as client:
@@ -431,6 +445,92 @@ async def test_a_key_that_loses_its_right_ends_it(
         assert (await wire.app.http.get(path, headers=header)).json()["count"] == 1
 
 
+async def test_the_right_is_checked_after_a_wait(streams: AddStreams) -> None:
+    """Of the right that it had before, nothing may be added."""
+    did: list[str] = []
+
+    async def check(_: Any) -> tuple[Any, Any]:
+        did.append("check")
+        return None, None
+
+    class Lines:
+        async def pause(self, _: int) -> None:
+            did.append("pause")
+
+    with patch.object(streams, "_check", check):
+        await streams._wait(None, Lines(), [OverloadedError("wait")])  # type: ignore[arg-type]
+    assert did == ["pause", "check"]
+
+
+async def test_the_last_line_is_sent_before_what_comes_is_dropped(streams: AddStreams) -> None:
+    did: list[bytes] = []
+
+    async def send(piece: Any) -> None:
+        await asyncio.sleep(0)
+        did.append(piece["body"])
+
+    class Lines:
+        async def take(self, *_: int) -> None:
+            raise StreamEndedError("because")
+
+        async def discard(self) -> None:
+            did.append(b"dropped")
+
+    await streams._answer(None, Lines(), send)  # type: ignore[arg-type]
+    head, last, dropped = did
+    assert (head, dropped) == (b"", b"dropped")
+    assert b"because" in last
+
+
+async def test_what_still_comes_is_dropped_until_the_request_ends() -> None:
+    asked, may_end = 0, asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            await may_end.wait()
+        return {"type": "http.request", "body": line(asked), "more_body": asked == 1}
+
+    lines = add_stream._Lines(receive)
+    await lines.start()
+    # A client may wait for this before it sends anything.
+    assert asked
+    dropping = asyncio.create_task(lines.discard())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not dropping.done()
+    may_end.set()
+    await dropping
+    assert lines._data == b""
+
+
+async def test_a_stream_that_is_over_is_read_no_more() -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    lines = add_stream._Lines(receive)
+    await lines.start()
+    lines.close()
+    await asyncio.sleep(0)
+    assert lines._filling is not None
+    assert lines._filling.cancelled()
+
+
+async def test_none_begins_under_a_load_that_refuses_requests(wire: Wire) -> None:
+    refusing = patch.object(wire.service.load, "check", side_effect=OverloadedError("full"))
+    async with open_stream(wire.port) as client:
+        with refusing:
+            assert await client.status() == 503
+
+
+async def test_late_lines_are_charged_to_the_key_as_it_is_now(streams: AddStreams) -> None:
+    call: Any = SimpleNamespace(header=lambda _: None, namespace="default")
+    caller, _ = await streams._check(call)
+    assert ALLOWANCE.get() is caller
+
+
 NO_ADDS = [b"x\n", b'{"counter": "c", "delta": 1}\n', b'{"counter": "", "delta": 1}\n']
 
 
@@ -448,6 +548,39 @@ async def test_one_of_nothing_but_lines_that_are_no_adds_ends(wire: Wire, bad: b
     assert most <= len(answers) - most - 1 < 2 * most
     assert f"the {len(answers)} lines before this are answered" in last["detail"]
     assert await wire.app.rest.count("c") == 2
+
+
+@pytest.mark.parametrize(
+    "number", [limits.ADD_STREAM_REFUSED_MAX - 1, limits.ADD_STREAM_REFUSED_MAX]
+)
+async def test_so_many_lines_in_a_row_may_be_no_adds(wire: Wire, number: int) -> None:
+    async with open_stream(wire.port) as client:
+        client.send(b"x\n" * number)
+        client.end()
+        answers = await client.answers()
+    ends = number == limits.ADD_STREAM_REFUSED_MAX
+    assert [each["code"] for each in answers] == ["invalid_body"] * number + ["stream_ended"] * ends
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_line_has_as_many_bytes_as_it_may_have(more: int) -> None:
+    """However it arrives: what is left of one that is too long is not taken for a whole line."""
+    size = limits.ADD_STREAM_LINE_BYTES_MAX
+    text = line(1).strip().ljust(size) + b"x" * more
+    has_more = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if lines._data:
+            await has_more.wait()
+            return {"type": "http.request", "body": b"\n", "more_body": False}
+        return {"type": "http.request", "body": text, "more_body": True}
+
+    lines = add_stream._Lines(receive)
+    await lines.start()
+    taking = asyncio.create_task(lines.take(limits.BATCH_ITEMS_MAX, SECOND))
+    await asyncio.sleep(0)
+    has_more.set()
+    assert await taking == [None if more else line(1).strip()]
 
 
 @pytest.mark.parametrize("bad", NO_ADDS)
