@@ -131,7 +131,8 @@ def check_version(version: int) -> None:
 async def _replace_functions(connection: asyncpg.Connection, schema: str) -> None:
     """Make the functions again; the roles that could call them can call the new ones.
 
-    Each finds its own tables, and nothing else, whatever the caller's search_path.
+    Each finds its own tables, and nothing else, whatever the caller's search_path. PostgreSQL's own
+    functions and operators come first in a path that does not name pg_catalog.
     """
     callers = await connection.fetch(
         "SELECT DISTINCT a.grantee::regrole::text FROM pg_proc, aclexplode(proacl) a"
