@@ -60,6 +60,7 @@ AREAS: Final[Mapping[str, tuple[str, ...]]] = {
         "atomics", "audits", "batches", "leases", "limiter", "maintenance", "partitions", "roller",
         "worker",
     )),
+    "streams": ("api/routes/add_stream.py",),
     "client": tuple(f"{_CLIENT}/{name}.py" for name in (
         "aio", "buffer", "calls", "delivery", "failures", "retrying", "spool", "sync", "transport",
     )),
