@@ -21,9 +21,8 @@ from tests.support.problems import assert_problem
 from tests.support.rest import Rest, derive, fresh, item
 from tests.support.times import DAY, HOUR, MINUTE, SECOND
 
-#: Duplicates at once. Fewer over the other stores: the queue before them is the same. The local
-#: engine of DynamoDB takes one call after the other.
-STORM = {"sqlite": 10_000, "memory": 1_000, "postgresql": 1_000, "dynamodb": 200}
+#: Duplicates at once. Fewer over memory: the queue before it is the same.
+STORM = {"sqlite": 10_000, "memory": 1_000}
 KEYS = 1_200
 #: Less than the retention of 7 days, its last slice and the margin of a recount.
 DAYS = (1, 3, 6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Final
@@ -11,6 +11,7 @@ from typing import Final
 from tests.mutants.operators import Mutant
 from tests.mutants.plan import AREAS, OPERATORS
 from tests.mutants.runner import Outcome
+from tests.support.levels import Level
 
 _LIST: Final = "tests/mutants/list.tsv"
 _GUARANTEES: Final = "docs/guarantees.md"
@@ -81,7 +82,7 @@ def summary(rows: Mapping[str, Row]) -> str:
     tally.update(("all", row.operator, row.verdict) for row in rows.values())
     tally.update(("all", "all", row.verdict) for row in rows.values())
     columns = [*OPERATORS, "all"]
-    lines = [f"| area | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = _head("area", columns)
     for area in (*AREAS, "all"):
         cells = []
         for operator in columns:
@@ -96,3 +97,16 @@ def summary(rows: Mapping[str, Row]) -> str:
             cells.append(text if killed or harmless or survived else "-")
         lines.append(f"| {area} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def level_table(caught: Mapping[tuple[str, Level], int]) -> str:
+    """Return a table of area by level: how many faults a test or a seed of the level catches."""
+    levels = (Level.ALONE, Level.SERVED)
+    lines = _head("area", levels)
+    for area in AREAS:
+        lines.append(f"| {area} | {' | '.join(str(caught[area, level]) for level in levels)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _head(first: str, columns: Sequence[str]) -> list[str]:
+    return [f"| {first} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]

@@ -16,19 +16,25 @@ import pytest
 
 from scripts import cluster_jars, cluster_servers
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
+from tests.support.levels import Level, level_of
 from tests.support.needs import miss
 
 #: Three nodes take most of a minute to start on a small machine, and the first start fetches jars.
 TIMEOUT_S = 600
 _LOGIN_TIMEOUT_S = 60.0
-#: Fixtures whose tests one process runs, by its group. Groups begin in this order, and at most five
-#: nodes run at once.
+#: Fixtures whose tests one process runs, by its group: a server of a kind is started once. Groups
+#: begin in this order, and at most five nodes run at once.
 _GROUPS: Final = {
     "three_nodes": "three nodes",
     "two_datacenters": "three nodes",
     "paranoid_nodes": "three nodes",
     "cassandra": "one node",
     "cassandra_with_passwords": "one node",
+    "postgresql": "postgresql",
+    "dynamodb": "dynamodb",
+    "memcached": "caches",
+    "redis": "caches",
+    "any_cache": "caches",
 }
 SLOW_FIXTURES = frozenset(
     {"cassandra", "cassandra_with_passwords", "three_nodes", "breakable", "two_datacenters"}
@@ -174,24 +180,30 @@ def allow_time_to_start(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
-def schedule(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run first what takes longest, and in one test process what shares a cluster.
+def group_of(item: pytest.Item) -> str:
+    """Return the group of a test: that of a server that it uses, or its file and level."""
+    names = set(getattr(item, "fixturenames", ()))
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and "storage" in callspec.params:
+        names.add(callspec.params["storage"])
+    groups = (group for fixture, group in _GROUPS.items() if fixture in names)
+    return next(groups, f"{item.nodeid.partition('::')[0]} {level_of(item)}")
 
-    Under ``--dist=loadgroup`` a group is run by one process, so each cluster is started once, at
-    the beginning. Other tests are grouped by file.
+
+def schedule(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run first what takes longest, and in one test process what shares a server.
+
+    Under ``--dist=loadgroup`` a group is run by one process, so each server is started once, at
+    the beginning. Other tests are grouped by file; those that run alone come last, because they
+    fill the cores.
     """
     first = list(dict.fromkeys(_GROUPS.values()))
-
-    def group_of(item: pytest.Item) -> str:
-        names = set(getattr(item, "fixturenames", ()))
-        groups = (group for fixture, group in _GROUPS.items() if fixture in names)
-        return next(groups, item.nodeid.partition("::")[0])
-
     groups = {item: group_of(item) for item in items}
     # Benchmarks come last in their group: a cluster that has just started is slow.
     items.sort(
         key=lambda item: (
             first.index(groups[item]) if groups[item] in first else len(first),
+            level_of(item) is Level.ALONE,
             item.nodeid.startswith("tests/benchmarks/"),
         )
     )
