@@ -51,6 +51,9 @@ WATCHED: Final[dict[str, tuple[str, ...]]] = {
     "tests/benchmarks": ("benchmarks",),
     "tests/docs": ("README.md", "docs", "scripts"),
     "tests/clients/test_generated.py": ("api", "clients/generated", "counter/types.py"),
+    "tests/cluster": ("counter/storage/cassandra", "counter/storage/shared"),
+    "tests/dynamodb": ("counter/storage/shared",),
+    "tests/postgresql": ("counter/storage/shared",),
 }
 
 
@@ -89,7 +92,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--changed-since",
         metavar="COMMIT",
         help="also run tests of the level long whose imports changed since COMMIT, and leave out"
-        " those of the console, the benchmarks and the documents if nothing of theirs changed",
+        " those of an engine, the console, the benchmarks and the documents if theirs did not",
     )
 
 

@@ -1,68 +1,325 @@
-"""Long reads take turns: those of one namespace delay no other namespace."""
+"""Adds of one turn of the event loop: one write for all, and each told its own, whatever fails."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, patch
 
-from counter.core.admission import Turns
+import pytest
+import pytest_asyncio
+
+from counter.core.admission import Load
+from counter.core.service import CounterService, Turns
+from counter.errors import (
+    CacheUnavailableError,
+    CounterError,
+    OverloadedError,
+    SliceMissingError,
+    StoreUnavailableError,
+)
+from counter.limits import MILLISECOND
+from counter.types import CounterType, Event, Namespace, PayloadCheck, Written
+from tests.rollup.world import DATASET, SETTINGS
+from tests.support.app import App, running, store_that_fails
+from tests.support.clock import FakeClock
+from tests.support.rest import fresh
+from tests.support.times import DAY, SECOND, START_US
+from tests.support.waiting import eventually
+
+Told = list[tuple[str, Written | CounterError]]
 
 
-async def test_reads_of_a_namespace_are_done_one_at_a_time_and_in_order() -> None:
-    turns, done, busy = Turns(), list[int](), 0
-
-    async def read(number: int) -> None:
-        nonlocal busy
-        async with turns.turn(1):
-            busy += 1
-            assert busy == 1
-            await asyncio.sleep(0)
-            done.append(number)
-            busy -= 1
-
-    await asyncio.gather(*map(read, range(20)))
-    assert done == list(range(20))
+def event(counter: str, delta: int = 1, time_us: int = START_US) -> Event:
+    return Event(counter, time_us, fresh(time_us).nonce, 0, delta)
 
 
-async def test_many_reads_of_one_namespace_do_not_delay_another() -> None:
-    turns = Turns()
-    async with turns.turn(1):
-        waiting = [asyncio.create_task(_once(turns, 1)) for _ in range(60)]
+def namespace(name: str, version: int = 1) -> Namespace:
+    return Namespace(1, name, SETTINGS, (), DATASET, START_US, version)
+
+
+class Desk:
+    """Turns over a writer in the test's hand: what it was asked for, and when it may answer."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(START_US)
+        self.load = Load(self.clock)
+        self.turns = Turns(self._write, self.load)
+        self.writes: list[tuple[str, list[str]]] = []
+        self.told: Told = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        #: What becomes of a counter's add, if not NEW.
+        self.outcomes: dict[str, Written | CounterError] = {}
+
+    async def _write(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | CounterError]:
+        self.writes.append((namespace.name, [each.counter for each in events]))
+        await self.may_answer.wait()
+        return [self.outcomes.get(each.counter, Written.NEW) for each in events]
+
+    def add(self, namespace: Namespace, *events: Event) -> None:
+        for each in events:
+            self.turns.add(namespace, each, self.done(each.counter))
+
+    def done(self, name: str) -> Any:
+        return lambda outcome: self.told.append((name, outcome))
+
+
+async def settle() -> None:
+    """Let all that is ready happen."""
+    for _ in range(10):
         await asyncio.sleep(0)
-        async with asyncio.timeout(1), turns.turn(2):
-            assert not any(each.done() for each in waiting)
-    await asyncio.gather(*waiting)
 
 
-async def test_a_process_does_a_few_at_once_and_the_others_come_later() -> None:
-    turns = Turns(at_once=2)
-    async with AsyncExitStack() as stack:
-        for namespace in (1, 2):
-            await stack.enter_async_context(turns.turn(namespace))
-        third = asyncio.create_task(_once(turns, 3))
-        await asyncio.sleep(0)
-        assert not third.done()
-    await third
+async def test_the_adds_of_a_turn_are_one_write_and_each_gets_its_own_outcome() -> None:
+    desk = Desk()
+    desk.outcomes = {each.name: each for each in Written} | {"failed": CounterError("alone")}
+    desk.add(namespace("a"), *(event(name) for name in desk.outcomes))
+    assert desk.writes == []
+    await settle()
+    assert desk.writes == [("a", list(desk.outcomes))]
+    assert desk.told == list(desk.outcomes.items())
 
 
-async def test_namespaces_without_reads_are_forgotten() -> None:
-    turns = Turns()
-    for namespace in range(1_000):
-        await _once(turns, namespace)
-    assert not turns._of_namespaces
+async def test_it_is_known_how_many_adds_are_under_way_and_how_long_their_turn_took() -> None:
+    desk = Desk()
+    desk.may_answer.clear()
+    desk.add(namespace("a"), event("first"))
+    desk.clock.advance(300 * MILLISECOND)
+    desk.add(namespace("b"), event("second"))
+    assert desk.load.ahead == 2
+    await settle()
+    assert desk.load.ahead == 2
+    assert desk.load.lag_us == 300 * MILLISECOND
+    desk.may_answer.set()
+    await settle()
+    assert desk.load.ahead == 0
 
 
-async def test_a_read_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
-    turns = Turns(at_once=1)
-    async with turns.turn(1):
-        waiting = [asyncio.create_task(_once(turns, each)) for each in (1, 2)]
-        await asyncio.sleep(0)
-        for each in waiting:
-            each.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    async with asyncio.timeout(1):
-        await _once(turns, 1)
-        await _once(turns, 2)
+async def test_two_namespaces_of_a_turn_are_two_writes() -> None:
+    desk = Desk()
+    one, other = namespace("a"), namespace("b")
+    desk.outcomes = dict.fromkeys(("b1", "b2"), Written.REPLAYED)
+    for number in "12":
+        desk.add(one, event(f"a{number}"))
+        desk.add(other, event(f"b{number}"))
+    await settle()
+    assert desk.writes == [("a", ["a1", "a2"]), ("b", ["b1", "b2"])]
+    assert sorted(desk.told, key=lambda each: each[0]) == [
+        *(("a1", Written.NEW), ("a2", Written.NEW)),
+        *(("b1", Written.REPLAYED), ("b2", Written.REPLAYED)),
+    ]
 
 
-async def _once(turns: Turns, namespace: int) -> None:
-    async with turns.turn(namespace):
-        pass
+async def test_an_add_by_other_settings_is_written_by_those() -> None:
+    """The namespace was changed between two adds of a turn."""
+    desk = Desk()
+    old, new = namespace("a"), namespace("a", version=2)
+    desk.add(old, event("old"))
+    desk.add(new, event("new"))
+    await settle()
+    assert desk.writes == [("a", ["old"]), ("a", ["new"])]
+
+
+async def test_the_next_turn_does_not_wait_for_the_write_of_this_one() -> None:
+    desk = Desk()
+    desk.may_answer.clear()
+    at = namespace("a")
+    desk.add(at, event("first"))
+    await settle()
+    desk.add(at, event("second"))
+    await settle()
+    assert desk.writes == [("a", ["first"]), ("a", ["second"])]
+    assert desk.told == []
+    desk.may_answer.set()
+    await settle()
+    assert [name for name, _ in desk.told] == ["first", "second"]
+
+
+async def test_a_callback_may_add_again_at_once() -> None:
+    desk = Desk()
+    at = namespace("a")
+
+    def again(_: Written | CounterError) -> None:
+        desk.add(at, event("again"))
+
+    desk.turns.add(at, event("first"), again)
+    await settle()
+    assert desk.writes == [("a", ["first"]), ("a", ["again"])]
+    assert [name for name, _ in desk.told] == ["again"]
+
+
+async def test_a_callback_that_fails_keeps_no_other_from_being_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its connection may be gone in a way that only the write shows."""
+    desk = Desk()
+    at = namespace("a")
+
+    def fails(_: Written | CounterError) -> None:
+        raise RuntimeError("the handler is closed")
+
+    desk.add(at, event("before"))
+    desk.turns.add(at, event("broken"), fails)
+    desk.add(at, event("behind"))
+    await settle()
+    assert [name for name, _ in desk.told] == ["before", "behind"]
+    assert "the handler is closed" in caplog.text
+
+
+@pytest_asyncio.fixture
+async def app(fast_dir: Path) -> AsyncIterator[App]:
+    async with running("sqlite", fast_dir) as each:
+        yield each
+
+
+class Counting:
+    """Adds through the service's own turns, and what came back for each."""
+
+    def __init__(self, app: App) -> None:
+        self.service: CounterService = app.application.service
+        self.namespace = self.service.namespaces.get("default")
+        self.told: Told = []
+
+    def add(self, each: Event) -> bool:
+        return self.service.add_soon(
+            self.namespace, each, lambda outcome: self.told.append((each.counter, outcome))
+        )
+
+    async def all_told(self, count: int) -> Told:
+        async def told() -> bool:
+            return len(self.told) >= count
+
+        await eventually(told, f"{count} adds are told of")
+        return self.told
+
+
+async def test_what_is_new_and_what_is_replayed_is_tallied_once_each(app: App) -> None:
+    counting = Counting(app)
+    now_us = app.clock.now_us()
+    old, new = event("old", 5, now_us), event("new", 7, now_us)
+    other = old._replace(delta=6)
+    assert counting.add(old)
+    await counting.all_told(1)
+    # A conflict is left to the handler, which tallies it.
+    for each in (old, new, other, old, new):
+        assert counting.add(each)
+    told = await counting.all_told(6)
+    assert told == [
+        ("old", Written.NEW),
+        *(("old", Written.REPLAYED), ("new", Written.NEW), ("old", Written.CONFLICT)),
+        *(("old", Written.REPLAYED), ("new", Written.REPLAYED)),
+    ]
+    tally = counting.service.tally
+    assert (tally["original"], tally["replayed"], tally["conflict"]) == (2, 3, 0)
+    counts = await counting.service.reader.read(counting.namespace, ["old", "new"], 0)
+    assert [each.count for each in counts] == [5, 7]
+
+
+async def test_an_error_of_the_store_is_reported_to_all_and_counts_as_unknown(app: App) -> None:
+    counting = Counting(app)
+    with store_that_fails(app, "append"):
+        for name in "abc":
+            assert counting.add(event(name, 1, app.clock.now_us()))
+        told = await counting.all_told(3)
+    assert [name for name, _ in told] == ["a", "b", "c"]
+    assert all(isinstance(outcome, StoreUnavailableError) for _, outcome in told)
+    tally = counting.service.tally
+    assert {outcome: number for outcome, number in tally.items() if number} == {"unknown": 3}
+    # The room in the queue was given back.
+    assert counting.add(event("d", 1, app.clock.now_us()))
+    assert (await counting.all_told(4))[-1] == ("d", Written.NEW)
+
+
+async def test_a_fault_that_was_unexpected_is_reported_to_all_too(app: App) -> None:
+    """Who is told nothing waits for ever."""
+    counting = Counting(app)
+
+    async def fault(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with patch.object(app.store.events, "append", fault):
+        for name in "ab":
+            assert counting.add(event(name, 1, app.clock.now_us()))
+        told = await counting.all_told(2)
+    assert all(type(outcome) is CounterError for _, outcome in told)
+    assert counting.add(event("d", 1, app.clock.now_us()))
+    assert (await counting.all_told(3))[-1] == ("d", Written.NEW)
+
+
+async def test_too_many_waiting_adds_are_refused_before_any_work(app: App) -> None:
+    counting = Counting(app)
+    with patch("counter.limits.PENDING_WRITES_MAX", 2):
+        for name in "abc":
+            counting.add(event(name, 1, app.clock.now_us()))
+        [(refused, error)] = counting.told
+        assert (refused, type(error)) == ("c", OverloadedError)
+        assert (await counting.all_told(3))[1:] == [("a", Written.NEW), ("b", Written.NEW)]
+    assert counting.service.tally["refused"] == 1
+    assert counting.add(event("d", 1, app.clock.now_us()))
+    assert (await counting.all_told(4))[-1] == ("d", Written.NEW)
+
+
+@pytest.mark.parametrize("off_us", [-DAY, -6 * SECOND, 6 * SECOND, DAY])
+async def test_what_is_not_surely_on_time_is_left_to_the_handler(app: App, off_us: int) -> None:
+    counting = Counting(app)
+    with patch.object(app.store.events, "append") as append:
+        assert not counting.add(event("c", 1, app.clock.now_us() + off_us))
+        await settle()
+    append.assert_not_called()
+    assert counting.told == []
+
+
+async def test_best_effort_adds_of_a_turn_are_one_call_of_the_cache(app: App) -> None:
+    counting = Counting(app)
+    settings = replace(counting.namespace.settings, counter_type=CounterType.BEST_EFFORT)
+    counting.namespace = replace(counting.namespace, settings=settings)
+    down = CacheUnavailableError("a planted fault")
+    increment = AsyncMock(return_value=[3, down])
+    with patch.object(app.application.cache, "increment_many", increment):
+        for name, delta in (("c", 3), ("d", 4)):
+            assert counting.add(counting.service.change(name, delta))
+        await settle()
+    increment.assert_awaited_once_with(counting.namespace, [("c", 3), ("d", 4)])
+    assert counting.told == [("c", Written.UNTOLD), ("d", down)]
+    assert counting.service.tally["best_effort"] == 1
+    assert counting.service.tally["unknown"] == 1
+
+
+async def test_a_strict_check_by_compare_and_set_is_left_to_the_handler(app: App) -> None:
+    """Compare-and-sets of one counter contend, and no other add waits for them."""
+    counting = Counting(app)
+    settings = replace(counting.namespace.settings, payload_check=PayloadCheck.STRICT)
+    counting.namespace = replace(counting.namespace, settings=settings)
+    capabilities = replace(app.store.capabilities, transactional=False)
+    with patch.object(app.store, "capabilities", capabilities):
+        assert not counting.add(event("c", 1, app.clock.now_us()))
+
+
+async def test_an_add_that_fails_alone_is_reported_alone(app: App) -> None:
+    """It is tallied as unknown; a slice that is missing may be missing for it alone, so that each
+    add of the turn is left to the handler."""
+    counting = Counting(app)
+    down = StoreUnavailableError("a planted fault")
+
+    async def append(_: Namespace, events: Sequence[Event]) -> list[Written | CounterError]:
+        return [down if each.counter == "bad" else Written.UNTOLD for each in events]
+
+    with patch.object(app.store.events, "append", append):
+        for name in ("a", "bad"):
+            assert counting.add(event(name, 1, app.clock.now_us()))
+        assert await counting.all_told(2) == [("a", Written.UNTOLD), ("bad", down)]
+    tally = counting.service.tally
+    assert {outcome: number for outcome, number in tally.items() if number} == {
+        "untold": 1,
+        "unknown": 1,
+    }
+    with patch.object(
+        app.store.events, "append", AsyncMock(side_effect=SliceMissingError("planted"))
+    ):
+        assert counting.add(event("c", 1, app.clock.now_us()))
+        assert (await counting.all_told(3))[-1] == ("c", Written.LATE)
+    assert sum(tally.values()) == 2
