@@ -20,7 +20,7 @@ from api.http.problems import problem_bytes
 from api.http.streaming import StreamReply, Streams
 from api.routes.items import Items, texts_of
 from counter import limits
-from counter.background import pause
+from counter.background import TURN_ITEMS, pause
 from counter.core.rate_limits import ALLOWANCE, charged_batch
 from counter.core.results import Added
 from counter.core.service import CounterService
@@ -107,8 +107,10 @@ class AddStreams:
         # The head at once: some clients send nothing before they have it.
         await send(_piece(b""))
         number = refused = 0
+        # More at a time only while all are adds: many streams of others would make long turns.
+        most = min(TURN_ITEMS, self._items_max)
         try:
-            while some := await lines.take(self._items_max, self.silence_us):
+            while some := await lines.take(most, self.silence_us):
                 namespace, outcomes = await self._add(call, lines, some, number)
                 texts = await self.queue.run(texts_of(namespace, outcomes))
                 number += len(some)
@@ -117,6 +119,7 @@ class AddStreams:
                     refused = refused + 1 if isinstance(each, _NO_ADD) else 0
                 if refused >= limits.ADD_STREAM_REFUSED_MAX:
                     raise StreamEndedError(f"the last {refused} lines are no adds: correct them")
+                most = min(TURN_ITEMS if refused else 2 * most, self._items_max)
         except CounterError as error:
             ended = StreamEndedError(
                 f"{error.detail}; the {number} lines before this are answered, and what came after"

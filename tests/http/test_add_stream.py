@@ -629,6 +629,24 @@ async def test_all_streams_together_read_some_lines_in_a_turn_of_the_loop(
     assert max((read + made).values()) <= TURN_ITEMS
 
 
+async def test_more_lines_are_added_together_only_while_all_are_adds(wire: Wire) -> None:
+    """All streams do some work in one turn of the loop: this bounds it."""
+    taken: list[int] = []
+    of_lines = Items.of_lines
+
+    def counted(lines: Any, first: int) -> Any:
+        taken.append(len(lines))
+        return of_lines(lines, first)
+
+    with patch.object(Items, "of_lines", counted):
+        async with open_stream(wire.port) as client:
+            client.send(b"x\n" * 200, *(line(number) for number in range(1_000)))
+            client.end()
+            assert len(await client.answers()) == 1_200
+    few = TURN_ITEMS
+    assert taken == [few, few, few, 2 * few, 4 * few, 3 * few]
+
+
 async def test_empty_lines_leave_turns_to_others(wire: Wire) -> None:
     """Regression: those that had come were dropped at once, however many they were."""
     count, turn = 100_000, 0
