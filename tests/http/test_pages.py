@@ -35,8 +35,6 @@ FOREIGN_HOSTS = [
     "localhost.evil.example",
     "evil.localhost",
     "127.0.0.1.evil.example",
-    "127.0.0.1@evil.example",
-    "localhost:80@evil.example",
     "localhost:1:2",
     "0.0.0.0",
     "10.0.0.1",
@@ -127,6 +125,14 @@ async def test_foreign_names_are_not_answered(wire: Wire, host: str) -> None:
         sent("POST", "/v1/tokens", f"origin: http://{host}", host=host),
     ):
         assert await told(wire, request) == (403, "origin_refused")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1@evil.example", "localhost:80@evil.example"])
+async def test_a_host_with_a_user_is_malformed(wire: Wire, host: str) -> None:
+    add = sent("POST", f"{ONE}/add", JSON, host=host, body=add_body(1))
+    for request in (add, sent("GET", ONE, host=host), sent("GET", "/console", host=host)):
+        assert await told(wire, request) == (400, "bad_request")
+    assert b'"count":0' in await wire.tell(sent("GET", ONE))
 
 
 async def test_a_connection_that_changes_its_host_is_looked_at_again(wire: Wire) -> None:
