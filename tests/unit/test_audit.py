@@ -3,12 +3,13 @@
 import asyncio
 from dataclasses import replace
 from random import Random
+from unittest.mock import patch
 
 import pytest
 
 from counter.errors import CounterError, NamespaceUnknownError
 from counter.limits import MINUTE, SECOND
-from counter.ops.audit import Auditor, State
+from counter.ops.audit import Auditor, State, Verdict
 from counter.types import CounterUpdate, Event, Mark, Namespace, Pending, WindowRow
 from counter.windows import window_of
 from rollup.maintenance import Maintenance
@@ -222,3 +223,15 @@ async def test_a_namespace_that_goes_under_the_look_is_an_error() -> None:
 def test_the_settings_of_this_world_leave_no_doubt() -> None:
     """Windows are short beside slices, so that slices are dropped while tests look on."""
     assert SETTINGS.rollup_window_us < DATASET.slice_us
+
+
+async def test_a_repair_of_more_windows_than_a_batch_has_asks_for_all_of_them() -> None:
+    world = World()
+    namespace = await world.begin(shards=1)
+    repairs = tuple(window_of(world.clock.now_us(), WINDOW) - at * WINDOW for at in range(7))
+    verdict = Verdict("c", State.WRONG, 0, 0, repairs=repairs)
+    with patch("counter.limits.BATCH_ITEMS_MAX", 3):
+        assert await Auditor(world.store).repair(namespace, [verdict], world.api.resolver) == 1
+    [head] = await world.store.rollups.heads(namespace, ["c"])
+    assert head is not None
+    assert {each.recount_us for each in head.pending} == {*repairs}

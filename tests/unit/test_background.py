@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from api.server.protocol import cut_slow_clients
-from counter.background import every, importing, pause
+from counter.background import TURN_ITEMS, every, importing, in_turns, pause
 from counter.errors import StoreUnavailableError
 
 
@@ -94,3 +94,10 @@ def test_a_command_imports_its_modules_without_collecting(command: str) -> None:
         line.split()[1] for line in ended.stderr.splitlines() if line.endswith(("True", "False"))
     ]
     assert seen == ["False"] * len(command.split()[:2])
+
+
+async def test_what_is_done_in_turns_is_done_to_the_end() -> None:
+    items = range(2 * TURN_ITEMS + 1)
+    parts = [part async for part in in_turns(items)]
+    assert [len(part) for part in parts] == [TURN_ITEMS, TURN_ITEMS, 1]
+    assert [item for part in parts for item in part] == [*items]

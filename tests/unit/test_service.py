@@ -16,8 +16,10 @@ from counter.errors import (
     TokenInFutureError,
     TokenTooOldError,
 )
-from counter.limits import HOUR, MINUTE
-from tests.rollup.world import DATASET, World
+from counter.limits import HOUR, MINUTE, TIME_MAX_US
+from counter.types import Checkpoint, CounterUpdate, WindowRow
+from counter.windows import window_of
+from tests.rollup.world import DATASET, WINDOW, World
 
 
 async def test_a_key_whose_time_goes_stale_again_and_again_is_refused() -> None:
@@ -52,6 +54,22 @@ async def test_a_key_whose_time_is_past_knowing_gets_no_new_one() -> None:
         await world.api.add(namespace, "c", 1, "order:1")
     assert caught.value.applied is None
     rereserve.assert_not_awaited()
+
+
+async def test_a_recount_of_more_windows_than_a_batch_has_asks_for_all_of_them() -> None:
+    world = World()
+    namespace = await world.begin(shards=1)
+    first_us = window_of(world.clock.now_us(), WINDOW)
+    rows = tuple(WindowRow(first_us + number * WINDOW, False, 1) for number in range(7))
+    last_us = rows[-1].window_us
+    update = CounterUpdate("c", rows, Checkpoint(last_us, 7))
+    await world.store.rollups.apply(namespace, [update], through_us=last_us)
+    with patch("counter.limits.BATCH_ITEMS_MAX", 3):
+        assert await world.api.recount(namespace, "c", first_us, last_us + 1) == 7
+    marks = await world.store.rollups.dirty(
+        namespace, 0, after_us=0, through_us=TIME_MAX_US, start=None, limit=99
+    )
+    assert {mark.recount_us for mark in marks} == {row.window_us for row in rows}
 
 
 async def test_tokens_of_the_future_in_a_batch_share_one_refusal() -> None:

@@ -10,10 +10,13 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.core.namespaces import Namespaces
 from counter.errors import NamespaceUnknownError, StoreUnavailableError
+from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.storage.sqlite.live import LiveTail
 from counter.types import CounterType, Fold, Mark
+from rollup.worker import RollupWorker
 from tests.contracts.cases import (
     DATASET,
     NOW,
@@ -113,6 +116,21 @@ async def test_sums_come_in_passes_and_parts(tmp_path: Path) -> None:
                     ]
             expected = [Mark(NOW, f"c{n}", 0, Fold(False, n)) for n in range(1, 14)]
             assert sorted(page) == sorted(expected)
+
+
+async def test_a_pass_rolls_up_all_counters_in_batches(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        namespace, clock = await make_namespace(store), store.database.clock
+        names = [f"c{number}" for number in range(8)]
+        await write(store, namespace, *(add(name) for name in names))
+        assert isinstance(clock, FakeClock)
+        clock.advance(SETTINGS.accept_limit_us + DATASET.write_timeout_us + 2 * WINDOW)
+        namespaces = Namespaces(store, clock)
+        await namespaces.refresh()
+        worker = RollupWorker(store, MemoryCache(clock), clock, namespaces, batch_counters=3)
+        assert await worker.tick() == len(names)
+        heads = await store.rollups.heads(namespace, names)
+        assert [each and each.checkpoint.count for each in heads] == [1] * len(names)
 
 
 async def test_a_best_effort_namespace_does_not_make_the_tail_long(tmp_path: Path) -> None:
