@@ -494,10 +494,6 @@ class CountsCases(StoreCases):
             await store.rollups.unlist(namespace, "c", each.window_us)
         await write(store, namespace, add(at=T0 + 2 * WINDOW, number=2))
         assert await names(store, namespace) == []
-        # A retry, because a store may remember that it listed the name of an add.
-        await store.rollups.leave_pending(namespace, [("c", deletes[0])])
-        await store.rollups.unlist(namespace, "c", deletes[0].window_us)
-        assert await names(store, namespace) == []
         await write(store, namespace, add(at=T0 + 4 * WINDOW, number=3))
         if not store.capabilities.transactional:
             await apply(store, namespace, update(through=0, done=tuple(deletes)))
