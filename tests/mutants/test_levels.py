@@ -15,7 +15,7 @@ from tests.support.levels import Level
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Areas whose faults need no server to be caught. The others are of PostgreSQL and of the caches.
-ALONE = ("core", "sqlite", "memory", "dynamodb", "cassandra", "rollup", "client")
+ALONE = ("core", "sqlite", "memory", "dynamodb", "cassandra", "rollup", "streams", "client")
 
 
 @pytest.fixture(scope="module")
