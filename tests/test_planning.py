@@ -1,20 +1,16 @@
 """docs/planning.md is run: each command gives the very answer that is written below it."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from counter.ops.cluster_planner import RATE_NAMES
 from tests.support.server import ROOT
 from tests.test_readme import Step, read, steps
 
 TEXT = read(ROOT / "docs" / "planning.md")
-#: The file that it shows.
-(RATES,) = re.findall(r"^```json\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def run(command: str, home: Path) -> str:
@@ -36,10 +32,4 @@ def run(command: str, home: Path) -> str:
 @pytest.mark.parametrize("step", tuple(steps(TEXT)), ids=lambda step: f"line-{step.line}")
 @pytest.mark.usefixtures("child_processes")
 def test_every_command_answers_as_it_says(step: Step, tmp_path: Path) -> None:
-    (tmp_path / "rates.json").write_text(RATES)
     assert run(step.command, tmp_path) == step.answer
-
-
-def test_every_rate_is_reported() -> None:
-    table = TEXT.partition("| `what` |")[2].partition("\n\n")[0]
-    assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == RATE_NAMES

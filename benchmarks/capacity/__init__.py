@@ -1,1 +1,1 @@
-"""What one process, node or server does a second on this machine, for ``counter plan``."""
+"""Measure the rates of one process, node and server on this machine: docs/how-to/size-it.md."""

@@ -1,4 +1,4 @@
-"""The command line of ``scripts/capacity``: measures this machine, prints and saves its rates.
+"""The command line of ``scripts/capacity``: measures this machine, and prints its rates.
 
 Exits with 1 if a count is wrong or no work was done, 2 if it cannot start, 130 if interrupted.
 """
@@ -30,7 +30,6 @@ from counter.clock import SystemClock, to_rfc3339
 from counter.config.report import load, toml_value
 from counter.config.settings import Settings
 from counter.errors import StartupError
-from counter.ops.cluster_planner import SUBJECT
 
 EXIT_WRONG: Final = 1
 _SECONDS_MAX: Final = 3_600
@@ -58,9 +57,6 @@ class BenchFlags:
     seconds: Annotated[float, Parameter(help="How long all loads take together.")] = 10.0
     connections: Annotated[int, Parameter(help="Connections of single adds and gets.")] = 64
     counters: Annotated[int, Parameter(help="How many counters are added to.")] = COUNTERS
-    save: Annotated[Path, Parameter(help="The file that counter plan cluster --rates reads.")] = (
-        Path("rates.json")
-    )
     key_file: Annotated[
         Path | None, Parameter(help="A file with an API key of scope admin, where keys are asked.")
     ] = None
@@ -68,7 +64,7 @@ class BenchFlags:
 
 
 def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> None:
-    """Measure what this machine does, for counter plan cluster; nothing is left behind."""
+    """Measure what this machine does; nothing is left behind."""
     flags = flags or BenchFlags()
     with exit_on_error(), ending_in_order():
         _check(flags)
@@ -92,13 +88,11 @@ def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> N
             remark(str(error))
             raise SystemExit(EXIT_WRONG) from None
         except KeyboardInterrupt:
-            remark("interrupted; nothing was saved, and nothing is left")
+            remark("interrupted; nothing is left")
             raise SystemExit(EXIT_INTERRUPTED) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        report = _report(run)
-        _save(flags.save, report)
-        print_out(json.dumps(report) if flags.json else _text(run, flags.save))
+        print_out(json.dumps(_report(run)) if flags.json else _text(run))
 
 
 def _check(flags: BenchFlags) -> None:
@@ -111,8 +105,6 @@ def _check(flags: BenchFlags) -> None:
         value = getattr(flags, name)
         if not least <= value <= most:
             raise StartupError(f"--{name} is {value:g}; it must be from {least} to {most:,}")
-    if not flags.save.absolute().parent.is_dir():
-        raise StartupError(f"--save: there is no directory {str(flags.save.absolute().parent)!r}")
 
 
 def _folder(settings: Settings) -> Path:
@@ -171,9 +163,8 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def _report(run: Run) -> dict[str, Any]:
-    """What is saved: a report as ``benchmarks/results.json`` holds them."""
+    """Return the figures, with what they were measured on."""
     return {
-        "subject": SUBJECT,
         "measured_at": f"{to_rfc3339(SystemClock().now_us())[:16]}Z",
         "command": "scripts/capacity",
         "store": run.settings.store,
@@ -193,22 +184,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
     return kept | {k: round(v, 3) if isinstance(v, float) else v for k, v in rest.items()}
 
 
-def _save(path: Path, report: Mapping[str, Any]) -> None:
-    """Put *report* into the file, in place of an older one. Raises StartupError."""
-    others = []
-    try:
-        if path.exists():
-            there = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(there, list):
-                raise ValueError("it is no list of reports")
-            others = [each for each in there if dict(each).get("subject") != SUBJECT]
-        written = json.dumps([*others, report], indent=2, ensure_ascii=False) + "\n"
-        path.write_text(written, encoding="utf-8")
-    except (OSError, ValueError, TypeError) as error:
-        raise StartupError(f"--save: {str(path)!r} cannot be written: {error}") from error
-
-
-def _text(run: Run, saved: Path) -> str:
+def _text(run: Run) -> str:
     """The figures as a table."""
     table = Table(box=None, pad_edge=False)
     for name in ("", "a second", "p50 ms", "p99 ms", "its cores", "load's cores", "limited by"):
@@ -227,8 +203,7 @@ def _text(run: Run, saved: Path) -> str:
     what = "a cluster" if run.shared else "SQLite, durable, in a directory that is gone again"
     return (
         f"{captured.get().rstrip()}\n\n"
-        f"All {run.events:,} adds are counted exactly once. Store: {what}.\n"
-        f"Saved; use it: counter plan cluster --adds 75000/s --counters 1e6 --rates {saved}"
+        f"All {run.events:,} adds are counted exactly once. Store: {what}."
     )
 
 

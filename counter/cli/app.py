@@ -58,7 +58,7 @@ _GROUPS: Final[Mapping[str, str]] = {
     "namespace": "Create, show, change and delete namespaces.",
     "token": "Make tokens, and find out what became of one.",
     "key": "Create, list, rotate and revoke API keys.",
-    "plan": "Plan capacity: tokens, events, a server, units, a cluster.",
+    "plan": "Plan capacity: tokens, and the events of one counter.",
     "context": "Keep services by name, with their API keys.",
     "schema": "Create or update the tables of a shared store.",
     "config": "Print the effective settings.",
@@ -416,23 +416,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "plan:storage": """
         Plan how one counter's events are partitioned.
           counter plan storage --events-per-day 43e6 --retention 7d
-        {planned}
-        """,
-        "plan:postgresql": """
-        Plan one PostgreSQL server: its disk and connections.
-          counter plan postgresql --adds 2000/s --counters 1e6
-        {planned}
-        """,
-        "plan:dynamodb": """
-        Plan DynamoDB's units: what a load costs, and its limits.
-          counter plan dynamodb --adds 1000/s --counters 100000
-          counter plan dynamodb --adds 1000/s --counters 1e5 --write-price 0.5
-        {planned}
-        """,
-        "plan:cluster": """
-        Plan nodes, servers and processes.
-          counter plan cluster --adds 20000/s --counters 1e6
-          counter plan cluster --adds 20000/s --counters 1e6 --rates rates.json --json
         {planned}
         """,
     },

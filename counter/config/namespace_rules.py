@@ -1,6 +1,6 @@
 """Find contradictions among a namespace's settings, or between them and its clients.
 
-Pure functions, used by ``counter plan cluster`` and at the creation of a namespace.
+Pure functions, used when a namespace is created or changed, and by ``counter config check``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def retry_most(settings: NamespaceSettings, dataset: Dataset) -> int:
     return dataset.retention_us - margin_us
 
 
-def contradictions(
+def creation_warnings(
     settings: NamespaceSettings,
     dataset: Dataset,
     clients: Clients | None = None,
@@ -70,9 +70,11 @@ def contradictions(
     """Return the contradictions, each with its values, its bound and a fix; refused ones come
     first.
 
-    *cassandra* is whether that is the store: in others a look-up and a comparison cost little.
+    Unknown *clients* are assumed to behave as the SDK does. *cassandra* is whether that is the
+    store: in others a look-up and a comparison cost little.
     """
-    known = Clients() if clients is None else clients
+    is_sdk = clients is None and settings.counter_type is not CounterType.BEST_EFFORT
+    known = clients or (SDK_CLIENTS if is_sdk else Clients())
     return (
         *_refused(settings, dataset),
         *_retry_problems(settings, dataset, known),
@@ -81,25 +83,6 @@ def contradictions(
         *_partition_problems(dataset, known),
         *_own_problems(settings),
         *(_cost_problems(settings) if cassandra else ()),
-    )
-
-
-def creation_warnings(
-    settings: NamespaceSettings,
-    dataset: Dataset,
-    clients: Clients | None = None,
-    *,
-    lease_time_us: int = limits.LEASE_TIME_US,
-    cassandra: bool = True,
-) -> tuple[str, ...]:
-    """Return :func:`contradictions` of a namespace that is created or changed.
-
-    Unknown *clients* are assumed to behave as the SDK does.
-    """
-    if clients is None and settings.counter_type is not CounterType.BEST_EFFORT:
-        clients = SDK_CLIENTS
-    return contradictions(
-        settings, dataset, clients, lease_time_us=lease_time_us, cassandra=cassandra
     )
 
 

@@ -1,7 +1,6 @@
 """Plan the size of a deduplication window and the partitions of a counter's events.
 
-This module plans one counter's events, and tokens; :mod:`counter.ops.cluster_planner` plans
-clusters. docs/planning.md shows them in use. Pure functions, no I/O.
+docs/planning.md shows both in use. Pure functions, no I/O.
 """
 
 from __future__ import annotations
@@ -43,11 +42,7 @@ BUCKETS_PER_ID_MAX: Final = 8
 ACCEPT_LIMIT_PLANNED_US: Final = 600 * limits.SECOND
 
 
-class PlanError(StartupError):
-    """A value of the plan is out of bounds; the message names the value, the bound and the fix."""
-
-
-def hold_number(
+def _check_number(
     name: str,
     value: Fraction | int,
     low: int,
@@ -55,17 +50,15 @@ def hold_number(
     unit: str = "",
     show: Callable[[Any], str] = format_number,
 ) -> None:
-    """Raise PlanError unless *value* is within its bounds, all three written by *show*."""
+    """Raise StartupError unless *value* is within its bounds, all three written by *show*."""
     if not low <= value <= high:
         least, most = f"{show(low)}{unit}", f"{show(high)}{unit}"
-        raise PlanError(f"{name} is {show(value)}{unit}; it must be from {least} to {most}")
+        raise StartupError(f"{name} is {show(value)}{unit}; it must be from {least} to {most}")
 
 
-def hold_duration(
-    name: str, value_us: int, low_us: int = 0, high_us: int = DURATION_MAX_US
-) -> None:
-    """Raise PlanError unless *value_us* is within its bounds."""
-    hold_number(name, value_us, low_us, high_us, show=spell_duration)
+def _check_duration(name: str, value_us: int, low_us: int = 0) -> None:
+    """Raise StartupError unless *value_us* is within its bounds."""
+    _check_number(name, value_us, low_us, DURATION_MAX_US, show=spell_duration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +105,7 @@ class DedupPlan:
 
 
 def plan_dedup(need: DedupNeed) -> DedupPlan:
-    """Compute the size of a token store for *need*. Raises PlanError if a value is out of bounds.
+    """Compute the size of a token store for *need*. Raises StartupError for a value out of bounds.
 
     ``T_ttl = T_caller + T_retry + T_network + T_clock`` is the sizing rule of the design; ``keys =
     (1 + margin) * rate * T_ttl`` is Little's law (J. D. C. Little, "A proof for the queuing formula
@@ -125,8 +118,8 @@ def plan_dedup(need: DedupNeed) -> DedupPlan:
     duplicates_per_s = need.duplicates * need.rate_per_s
     shards = shards_for(keys * need.record_bytes)
     return DedupPlan(
-        ttl_seconds=seconds(ttl_us),
-        ttl_least_seconds=seconds(need.ttl_least_us),
+        ttl_seconds=_seconds(ttl_us),
+        ttl_least_seconds=_seconds(need.ttl_least_us),
         keys=keys,
         bytes_held=keys * need.record_bytes,
         keys_per_day=keys_per_day,
@@ -151,20 +144,20 @@ def dedup_warnings(need: DedupNeed) -> tuple[str, ...]:
 
 
 def _check_dedup(need: DedupNeed) -> None:
-    hold_number("rate", need.rate_per_s, 0, RATE_MAX_PER_S, "/s")
+    _check_number("rate", need.rate_per_s, 0, RATE_MAX_PER_S, "/s")
     for name in ("caller", "retry", "network", "clock", "incident"):
-        hold_duration(name, getattr(need, f"{name}_us"))
+        _check_duration(name, getattr(need, f"{name}_us"))
     if need.ttl_us is not None:
-        hold_duration("ttl", need.ttl_us, limits.MILLISECOND)
+        _check_duration("ttl", need.ttl_us, limits.MILLISECOND)
     elif need.ttl_least_us == 0:
-        raise PlanError(
+        raise StartupError(
             "caller + retry + network + clock is 0s, so no token would be kept; give them,"
             " or ttl, at least 1ms"
         )
-    hold_number("margin", need.margin, 0, SHARE_MAX, show=format_share)
-    hold_number("duplicates", need.duplicates, 0, SHARE_MAX, show=format_share)
-    hold_number("record_size", need.record_bytes, 1, _BYTES_MAX, " B")
-    hold_number("bits", need.bits, 1, _BITS_MAX)
+    _check_number("margin", need.margin, 0, SHARE_MAX, show=format_share)
+    _check_number("duplicates", need.duplicates, 0, SHARE_MAX, show=format_share)
+    _check_number("record_size", need.record_bytes, 1, _BYTES_MAX, " B")
+    _check_number("bits", need.bits, 1, _BITS_MAX)
 
 
 def collision_probability(keys: int, bits: int = TOKEN_BITS) -> float:
@@ -212,11 +205,11 @@ class StoragePlan:
 def slice_for(retention_us: int | None) -> int:
     """Return the slice for a retention, both in microseconds; 0, a single slice, if it is None.
 
-    Bounds are inclusive (:data:`SLICES`). Raises PlanError below 6 hours.
+    Bounds are inclusive (:data:`SLICES`). Raises StartupError below 6 hours.
     """
     if retention_us is None:
         return 0
-    hold_duration("retention", retention_us, RETENTION_SLICED_MIN_US)
+    _check_duration("retention", retention_us, RETENTION_SLICED_MIN_US)
     for longest_us, slice_us in SLICES:
         if retention_us <= longest_us:
             return slice_us
@@ -239,7 +232,7 @@ def _interval_bytes(interval_us: int, events_per_day: Fraction, event_bytes: int
 
 
 def plan_storage(need: StorageNeed) -> StoragePlan:
-    """Plan the partitions of one counter's events. Raises PlanError if a value is out of bounds.
+    """Plan the partitions of one counter's events. Raises StartupError if a value is out of bounds.
 
     Names and rules are those of Netflix's time series store, in which its distributed counter keeps
     events (``time_series_config.py`` of Netflix-Skunkworks/service-capacity-modeling).
@@ -247,12 +240,9 @@ def plan_storage(need: StorageNeed) -> StoragePlan:
     slice_us = slice_for(need.retention_us)
     _check_storage(need)
     read_us = need.read_interval_us
-    interval_us = slice_us if slice_us != 0 and read_us > slice_us else read_us
+    interval_us = min(read_us, slice_us or read_us)
     buckets = buckets_for(interval_us, need.events_per_day, need.event_bytes)
-    if buckets == 1:
-        bucket_us = interval_us
-    else:
-        bucket_us = (60 if read_us <= limits.MINUTE else 5) * limits.SECOND
+    bucket_us = (60 if read_us <= limits.MINUTE else 5) * limits.SECOND
     accept_limit_us = need.accept_limit_us
     if accept_limit_us is None:
         accept_limit_us = 0 if need.retention_us is None else ACCEPT_LIMIT_PLANNED_US
@@ -260,24 +250,24 @@ def plan_storage(need: StorageNeed) -> StoragePlan:
         seconds_per_slice=slice_us // limits.SECOND,
         seconds_per_interval=interval_us // limits.SECOND,
         buckets_per_id=buckets,
-        seconds_per_bucket=bucket_us // limits.SECOND,
+        seconds_per_bucket=(interval_us if buckets == 1 else bucket_us) // limits.SECOND,
         accept_limit=accept_limit_us // limits.SECOND,
         read_amplification=ceil(Fraction(read_us, interval_us)) * buckets,
     )
 
 
 def _check_storage(need: StorageNeed) -> None:
-    hold_duration("read_interval", need.read_interval_us, limits.SECOND)
+    _check_duration("read_interval", need.read_interval_us, limits.SECOND)
     for name in ("read_interval", "accept_limit"):
         value_us = getattr(need, f"{name}_us") or 0
         if value_us % limits.SECOND:
-            raise PlanError(
+            raise StartupError(
                 f"{name} is {format_duration(value_us)}; it must be a whole number of seconds"
             )
-    hold_number("events_per_day", need.events_per_day, 0, _EVENTS_PER_DAY_MAX)
-    hold_number("event_size", need.event_bytes, 1, _BYTES_MAX, " B")
+    _check_number("events_per_day", need.events_per_day, 0, _EVENTS_PER_DAY_MAX)
+    _check_number("event_size", need.event_bytes, 1, _BYTES_MAX, " B")
     if need.accept_limit_us is not None:
-        hold_duration("accept_limit", need.accept_limit_us)
+        _check_duration("accept_limit", need.accept_limit_us)
 
 
 def storage_warnings(need: StorageNeed, plan: StoragePlan) -> tuple[str, ...]:
@@ -300,16 +290,18 @@ def storage_warnings(need: StorageNeed, plan: StoragePlan) -> tuple[str, ...]:
             f"retention is {shown}; this service keeps events for"
             f" {format_duration(limits.RETENTION_MAX_US)} at most, and counts for ever"
         )
-    elif plan.accept_limit * limits.SECOND > min(limits.ACCEPT_LIMIT_MAX_US, retention_us // 10):
+    else:
+        accept_us = plan.accept_limit * limits.SECOND
         most_us = min(limits.ACCEPT_LIMIT_MAX_US, retention_us // 10)
-        found.append(
-            f"accept_limit is {format_duration(plan.accept_limit * limits.SECOND)}; this service"
-            f" takes {format_duration(most_us)} at most with this retention"
-        )
+        if accept_us > most_us:
+            found.append(
+                f"accept_limit is {format_duration(accept_us)}; this service takes"
+                f" {format_duration(most_us)} at most with this retention"
+            )
     return tuple(found)
 
 
-def seconds(duration_us: int) -> int | float:
+def _seconds(duration_us: int) -> int | float:
     """Return *duration_us* in seconds, as an integer if it is whole."""
     whole, rest = divmod(duration_us, limits.SECOND)
     return duration_us / limits.SECOND if rest else whole

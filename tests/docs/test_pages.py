@@ -32,7 +32,6 @@ TOGETHER = (
     "how-to/choose-a-counter-type.md",
     "how-to/count-cloud-events.md",
     "how-to/read-an-outage.md",
-    "how-to/size-it.md",
 )
 #: Ports of what pages start themselves.
 PORTS = ("8000", "8090", "8443")

@@ -1,8 +1,8 @@
-"""What `counter plan postgresql` assumes of sizes is true of a real server."""
+"""The sizes that docs/how-to/size-it.md computes with are those of a real server."""
 
+import re
 import uuid
 
-from counter.ops.cluster_planner import POSTGRESQL_EVENT_BYTES, POSTGRESQL_ROW_BYTES
 from counter.storage.postgresql import PostgresqlOptions
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
@@ -16,8 +16,16 @@ from tests.contracts.cases import (
     slice_at,
 )
 from tests.support.clock import FakeClock
+from tests.support.documents import page
 from tests.support.postgresql import FreshStore
 
+[(_EVENT_BYTES, _ROW_BYTES)] = [
+    (int(event), int(row))
+    for event, row in re.findall(
+        r"event takes (\d+) bytes with its index entries, a window's row (\d+)",
+        page("how-to/size-it.md"),
+    )
+]
 _ROWS = 20_000
 _AT_ONCE = 1_000
 
@@ -46,7 +54,7 @@ async def test_an_event_and_a_window_take_what_is_planned(postgresql: Postgresql
         "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c"
         " WHERE relnamespace = '{s}'::regnamespace AND relkind = 'r' AND relname LIKE 'events%'"
     )
-    assert 0.8 < event_bytes / _ROWS / POSTGRESQL_EVENT_BYTES < 1.2
+    assert 0.8 < event_bytes / _ROWS / _EVENT_BYTES < 1.2
     await store._database.rows(
         "INSERT INTO {s}.windows (namespace, counter, start, cleared, total)"
         " SELECT $1, 'video-' || lpad((n % 100)::text, 9, '0'), n * 1000000::bigint, false, 12345"
@@ -54,5 +62,5 @@ async def test_an_event_and_a_window_take_what_is_planned(postgresql: Postgresql
         *(namespace.id, _ROWS),
     )
     row_bytes = await store._database.value("SELECT pg_total_relation_size('{s}.windows')")
-    assert 0.8 < row_bytes / _ROWS / POSTGRESQL_ROW_BYTES < 1.2
+    assert 0.8 < row_bytes / _ROWS / _ROW_BYTES < 1.2
     await store.close()

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from counter import limits
 from counter.durations import parse_duration, parse_iso_duration, spell_duration
 from counter.ops import planner
-from counter.ops.cluster_planner import ClusterNeed, ClusterPlan, Step, plan_cluster
-from counter.ops.dynamodb_planner import DynamodbNeed, DynamodbPlan, plan_dynamodb
 from counter.ops.planner import DedupNeed, DedupPlan, StorageNeed, StoragePlan
 from counter.quantities import (
     format_share,
@@ -23,8 +21,6 @@ from counter.quantities import (
     parse_share,
     parse_size,
 )
-from tests.unit.test_planner_cluster import cluster
-from tests.unit.test_planner_dynamodb import load
 
 spans = st.integers(0, 400 * limits.DAY)
 rates = st.fractions(0, 10**6, max_denominator=1_000)
@@ -52,26 +48,6 @@ storages = st.builds(
     read_interval_us=st.integers(1, 800 * 86_400).map(lambda s: s * limits.SECOND),
     events_per_day=st.fractions(0, 10**9, max_denominator=100),
     event_bytes=sizes,
-)
-clusters = st.builds(
-    cluster,
-    adds_per_s=rates,
-    gets_per_s=rates,
-    counters=st.integers(1, 10**9),
-    replication=st.integers(1, 5),
-)
-loads = st.builds(
-    load,
-    adds_per_s=rates,
-    uncached_per_s=rates,
-    accurate_per_s=rates,
-    atomic_adds_per_s=rates,
-    atomic_items=st.integers(1, 100),
-    counters=st.integers(1, 10**9),
-    dirty=st.none() | st.integers(1, 10**9),
-    name_bytes=st.integers(1, 1_024),
-    processes=st.none() | st.integers(1, 100),
-    write_price=st.none() | rates,
 )
 
 
@@ -146,63 +122,6 @@ def test_more_events_never_take_fewer_buckets(
 def test_a_storage_plan_is_the_same_after_json(need: StorageNeed) -> None:
     plan = planner.plan_storage(need)
     assert StoragePlan(**json.loads(json.dumps(asdict(plan)))) == plan
-
-
-def parts(plan: ClusterPlan) -> tuple[int, ...]:
-    return (
-        plan.cassandra_nodes,
-        plan.memcached_servers,
-        plan.api_processes,
-        plan.worker_processes,
-    )
-
-
-@given(clusters, rates, st.integers(0, 10**9))
-def test_a_busier_cluster_is_never_smaller(
-    need: ClusterNeed, rate: Fraction, counters: int
-) -> None:
-    first = plan_cluster(need)
-    for changed in (
-        {"adds_per_s": need.adds_per_s + rate},
-        {"gets_per_s": need.gets_per_s + rate},
-        {"counters": need.counters + counters},
-        {"replication": need.replication + 1} if need.replication > 1 else {},
-    ):
-        wanted = {name: getattr(need, name) for name in need.__dataclass_fields__}
-        plan = plan_cluster(ClusterNeed(**(wanted | changed)))
-        assert all(b >= a for a, b in zip(parts(first), parts(plan), strict=True))
-
-
-@given(clusters)
-def test_a_cluster_plan_is_the_same_after_json(need: ClusterNeed) -> None:
-    plan = plan_cluster(need)
-    body = json.loads(json.dumps(asdict(plan)))
-    assert ClusterPlan(**(body | {"steps": tuple(Step(**each) for each in body["steps"])})) == plan
-
-
-@given(loads, rates, st.integers(0, 10**9))
-def test_more_load_never_takes_fewer_units(
-    need: DynamodbNeed, rate: Fraction, counters: int
-) -> None:
-    first = plan_dynamodb(need)
-    wanted = {name: getattr(need, name) for name in need.__dataclass_fields__}
-    for name in ("adds", "uncached", "accurate", "atomic_adds"):
-        per_s = f"{name}_per_s"
-        plan = plan_dynamodb(DynamodbNeed(**(wanted | {per_s: wanted[per_s] + rate})))
-        assert plan.write_units_per_s >= first.write_units_per_s
-        assert plan.read_units_per_s >= first.read_units_per_s
-        assert plan.stored_bytes >= first.stored_bytes
-    more = plan_dynamodb(DynamodbNeed(**(wanted | {"counters": need.counters + counters})))
-    assert more.stored_bytes >= first.stored_bytes
-
-
-@given(loads)
-def test_a_plan_of_units_is_the_same_after_json(need: DynamodbNeed) -> None:
-    plan = plan_dynamodb(need)
-    body = json.loads(json.dumps(asdict(plan)))
-    steps = tuple(Step(**each) for each in body["steps"])
-    read = DynamodbPlan(**(body | {"steps": steps, "warnings": tuple(body["warnings"])}))
-    assert read == plan
 
 
 @given(st.integers(0, 10**18))

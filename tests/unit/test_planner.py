@@ -5,8 +5,9 @@ from fractions import Fraction
 import pytest
 
 from counter import limits
+from counter.errors import StartupError
 from counter.ops import planner
-from counter.ops.planner import DedupNeed, PlanError, StorageNeed, StoragePlan
+from counter.ops.planner import DedupNeed, StorageNeed, StoragePlan
 
 MIB = 1024 * 1024
 
@@ -84,12 +85,12 @@ def test_tokens_that_are_forgotten_too_early_are_warned_of() -> None:
     ids=str,
 )
 def test_a_value_past_its_bound_is_named_with_it(changed: dict[str, object], told: str) -> None:
-    with pytest.raises(PlanError, match="^" + told.replace("(", r"\(")):
+    with pytest.raises(StartupError, match="^" + told.replace("(", r"\(")):
         planner.plan_dedup(dedup(**changed))
 
 
 def test_tokens_that_are_never_repeated_are_not_planned_for() -> None:
-    with pytest.raises(PlanError, match=r"caller \+ retry \+ network \+ clock is 0s"):
+    with pytest.raises(StartupError, match=r"caller \+ retry \+ network \+ clock is 0s"):
         planner.plan_dedup(DedupNeed(rate_per_s=Fraction(80)))
 
 
@@ -121,7 +122,9 @@ def test_a_slice_follows_from_the_retention(retention_us: int | None, slice_us: 
 
 
 def test_less_than_six_hours_are_no_retention() -> None:
-    with pytest.raises(PlanError, match="retention is 5h59m59s999ms999us; it must be from 6h to"):
+    with pytest.raises(
+        StartupError, match="retention is 5h59m59s999ms999us; it must be from 6h to"
+    ):
         planner.slice_for(6 * limits.HOUR - 1)
 
 
@@ -213,7 +216,7 @@ def test_buckets_turn_more_slowly_where_reads_are_short(read_s: int, bucket_s: i
     ids=str,
 )
 def test_what_cannot_be_stored_is_refused(changed: dict[str, object], told: str) -> None:
-    with pytest.raises(PlanError, match=told):
+    with pytest.raises(StartupError, match=told):
         planner.plan_storage(storage(7 * limits.DAY, **changed))
 
 

@@ -1,17 +1,17 @@
-"""What `counter plan dynamodb` computes is what Amazon's local engine reports of the adapter."""
+"""The units of docs/how-to/choose-a-store.md are what Amazon's local engine reports of the adapter.
+
+Reads are bounds: a query's last unit is rarely full, and the page counts it in full.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from counter.core.clock_guard import ClockGuard
 from counter.core.service import CounterService
-from counter.limits import DAY, HOUR, SECOND
-from counter.ops import dynamodb_planner as planner
-from counter.ops.dynamodb_planner import DynamodbNeed, DynamodbPlan, plan_dynamodb
+from counter.limits import DAY, HOUR, LEASE_LOOK_US, SECOND
 from counter.security.keys import KeyRing
 from counter.storage.dynamodb import DynamodbOptions, DynamodbStore
 from counter.storage.dynamodb.control import DynamodbControl
@@ -41,8 +41,12 @@ SETTINGS = replace(
 )
 #: Until all windows of now are closed, and one more.
 CLOSING = 30 * SECOND
-#: Reads are planned at most: a query's last unit is rarely full. So much of them must be there.
+#: The share of the reads that the page computes that must be consumed.
 LEAST = 0.8
+#: Bytes of an item without the counter's name: names of attributes, keys and values.
+SIZES = {"event": 55, "m": 61, "cq": 32, "cr": 40, "n": 29}
+WATERMARK_BYTES = 34
+PAGE_BYTES = 4_096
 READS = ("Query", "GetItem", "BatchGetItem")
 
 
@@ -161,24 +165,16 @@ def names(number: int) -> list[str]:
     return [f"video-{each:09d}" for each in range(number)]
 
 
-def planned(site: Site, counters: int, **changed: int) -> DynamodbPlan:
-    """The plan of a load that lasts one window; *changed* are what happens in it."""
-    window_s = Fraction(WINDOW, SECOND)
-    need = DynamodbNeed(
-        adds_per_s=Fraction(0),
-        counters=counters,
-        dataset=site.namespace.dataset,
-        settings=site.namespace.settings,
-        name_bytes=len(names(1)[0]),
-        processes=len(site.processes),
-    )
-    rates: dict[str, Any] = {f"{name}_per_s": n / window_s for name, n in changed.items()}
-    return plan_dynamodb(replace(need, **rates))
-
-
-def in_window(units: Mapping[str, float], *causes: str) -> float:
-    """The units of *causes* in a window."""
-    return sum(units.get(cause, 0) for cause in causes) * WINDOW / SECOND
+def in_rollup(counters: int, events: int, shards: int = SETTINGS.shards) -> Units:
+    """What a pass over all shards consumes if each *counter* has adds, at most."""
+    busy, name_bytes = min(counters, shards), len(names(1)[0])
+    event, mark = ((SIZES[kind] + name_bytes) / PAGE_BYTES for kind in ("event", "m"))
+    heads_and_events = counters * (1 + DATASET.event_buckets) + events * event
+    marks_twice = 2 * busy + 2 * counters * mark
+    # Of a shard with marks: `dropped_before`, atomic marks twice more, the watermarks.
+    others = 2 * shards + 4 * busy
+    # The deletion of the mark, the head and the row; each shard's watermark.
+    return Units(3 * counters + shards, heads_and_events + marks_twice + others)
 
 
 def agree(measured: float, most: float) -> None:
@@ -186,67 +182,56 @@ def agree(measured: float, most: float) -> None:
 
 
 @pytest.mark.parametrize(("counters", "adds_each"), [(40, 2), (12, 50)])
-async def test_adds_and_their_rollup_take_what_is_planned(
-    site: Site, counters: int, adds_each: int
-) -> None:
+async def test_adds_and_their_rollup(site: Site, counters: int, adds_each: int) -> None:
     """Two processes share the adds of each counter: each leaves its mark, and lists the names."""
     await site.begin()
-    plan = planned(site, counters, adds=counters * adds_each)
     site.meter.taken()
     for name in names(counters):
         for number in range(adds_each):
             api = site.processes[number % 2].api
             await api.add(site.namespace, name, 1, site.token())
-    added = site.meter.taken()
-    listed = len(site.processes) * plan.write_units_at_start
-    assert added == Units(in_window(plan.write_units, "events", "marks") + listed, 0)
-    rolled = await site.rolled_up()
-    causes = ("deletion of marks", "rollups: head and row", "watermarks")
-    assert rolled.writes == pytest.approx(in_window(plan.write_units, *causes))
-    reads = [each for each in plan.read_units if each.startswith("rollups: ")]
-    agree(rolled.reads, in_window(plan.read_units, *reads))
+    events, marks, listed = counters * adds_each, 2 * counters, 2 * counters
+    assert site.meter.taken() == Units(events + marks + listed, 0)
+    rolled, expected = await site.rolled_up(), in_rollup(counters, events)
+    assert rolled.writes == expected.writes
+    agree(rolled.reads, expected.reads)
 
 
-async def test_atomic_adds_take_what_is_planned(site: Site) -> None:
+async def test_atomic_adds_and_their_rollup(site: Site) -> None:
     """Twice an add for each item, and a mark in each shard; the rollup looks whether all exist."""
     await site.begin(shards=1)
-    plan = planned(site, 20, atomic_adds=10)
     some = iter(names(20))
     site.meter.taken()
     for _ in range(10):
         items = [(next(some), 1), (next(some), 1)]
         await site.processes[0].api.add_atomic(site.namespace, items, site.token())
-    added = in_window(plan.write_units, "atomic adds", "marks of atomic adds", "marks")
-    assert site.meter.taken().writes == added + plan.write_units_at_start
-    rolled = await site.rolled_up()
-    causes = ("their deletion", "deletion of marks", "rollups: head and row", "watermarks")
-    assert rolled.writes == pytest.approx(in_window(plan.write_units, *causes))
-    reads = [each for each in plan.read_units if each.startswith("rollups: ")]
-    agree(rolled.reads, in_window(plan.read_units, *reads))
+    transacted, atomic_marks, marks, listed = 2 * 20, 10, 20, 20
+    assert site.meter.taken() == Units(transacted + atomic_marks + marks + listed, 0)
+    rolled, expected = await site.rolled_up(), in_rollup(20, 20, shards=1)
+    assert rolled.writes == expected.writes + atomic_marks
+    agree(rolled.reads, expected.reads + 10 * (2 + 1))
 
 
-async def test_gets_take_what_is_planned(site: Site) -> None:
-    """Those that the cache answers take nothing, others two units, accurate ones the tail too."""
+async def test_gets(site: Site) -> None:
+    """A cached count consumes nothing, another two units, an accurate one the tail too."""
     await site.begin()
     found = names(10)
-    plan = planned(site, 10, adds=10, uncached=10, accurate=10)
     for name in found:
         await site.processes[0].api.add(site.namespace, name, 1, site.token())
     site.meter.taken()
     reader = site.processes[1].api.reader
     for name in found:
         await reader.read_one(site.namespace, name, None)
-    assert site.meter.taken() == Units(0, in_window(plan.read_units, "gets, not cached"))
+    assert site.meter.taken() == Units(0, 10 * 2)
     for name in found:
         await reader.read_one(site.namespace, name, None)
     assert site.meter.taken() == Units(0, 0)
     for name in found:
         assert (await reader.read_one(site.namespace, name, 0)).count == 1
-    accurate = ("accurate gets: counts", "accurate gets: tails")
-    agree(site.meter.taken().reads, in_window(plan.read_units, *accurate))
+    agree(site.meter.taken().reads, 10 * (2 + DATASET.event_buckets))
 
 
-async def test_rows_of_a_dropped_slice_take_what_is_planned(site: Site) -> None:
+async def test_rows_of_a_dropped_slice(site: Site) -> None:
     """Each is deleted by the first rollup of its counter after that."""
     await site.begin()
     windows, worker = 6, site.processes[0].worker
@@ -261,20 +246,16 @@ async def test_rows_of_a_dropped_slice_take_what_is_planned(site: Site) -> None:
         await worker.tick()
     await site.processes[0].api.add(site.namespace, "c", 1, site.token())
     rolled = await site.rolled_up()
-    plan = planned(site, 1, adds=1)
-    causes = ("deletion of marks", "rollups: head and row", "watermarks")
-    each = in_window(plan.write_units, "deletion of rows")
-    assert rolled.writes == pytest.approx(in_window(plan.write_units, *causes) + windows * each)
-    reads = [each for each in plan.read_units if each.startswith("rollups: ")]
-    settling = rolled.reads - in_window(plan.read_units, *reads)
-    assert settling <= planner._SETTLING_READS
+    expected = in_rollup(1, 1)
+    assert rolled.writes == expected.writes + windows
+    # Heads and the ends of reading are read twice, and two queries end in a part of a unit.
+    assert rolled.reads - expected.reads <= 6
 
 
-async def test_polling_takes_what_is_planned(site: Site) -> None:
+async def test_polling(site: Site) -> None:
     """In two seconds of an idle process that maintains the slices."""
     await site.begin()
     site.processes.pop()
-    plan = planned(site, 1)
     process, clock = site.processes[0], site.clock
     leases = Leases(site.store.leases, clock, "worker", guard=process.guard)
     keys = KeyRing(site.store.keys, clock)
@@ -285,13 +266,15 @@ async def test_polling_takes_what_is_planned(site: Site) -> None:
         await process.api.namespaces.refresh()
         await keys.refresh()
         await process.worker.maintenance.run_once()
-    for _ in range(4):
+    looks = 2 * SECOND // LEASE_LOOK_US
+    for _ in range(looks):
         await leases.turn()
-    taken = site.meter.taken()
-    assert taken == Units(2 * plan.write_units["leases"], 2 * plan.read_units["polling"])
+    # Each second namespaces, keys and a quarter of a unit of the clock; datasets, slices twice and
+    # `dropped_before` in the process that maintains the slices.
+    assert site.meter.taken() == Units(looks, looks + 2 * 2.25 + 2 * 4)
 
 
-async def test_items_have_the_planned_sizes(site: Site) -> None:
+async def test_sizes_of_items(site: Site) -> None:
     """By DynamoDB's rule: the names of attributes and their values."""
     await site.begin()
     (name,) = names(1)
@@ -300,14 +283,7 @@ async def test_items_have_the_planned_sizes(site: Site) -> None:
     found = {kind: size async for kind, size in sizes(site)}
     await site.rolled_up()
     found |= {kind: size async for kind, size in sizes(site)}
-    expected = {
-        "event": planner.EVENT_BYTES + len(name),
-        "m": planner.MARK_BYTES + len(name),
-        "cq": planner.HEAD_BYTES + len(name),
-        "cr": planner.ROW_BYTES + len(name),
-        "n": planner.NAME_BYTES + len(name),
-        "w": planner.WATERMARK_BYTES,
-    }
+    expected = {kind: size + len(name) for kind, size in SIZES.items()} | {"w": WATERMARK_BYTES}
     assert {kind: found[kind] for kind in expected} == pytest.approx(expected, abs=4)
 
 

@@ -10,7 +10,6 @@ from counter import limits
 from counter.config.namespace_rules import (
     SDK_CLIENTS,
     Clients,
-    contradictions,
     creation_warnings,
     lag_of,
     retry_most,
@@ -38,7 +37,8 @@ def settings(**changed: Any) -> NamespaceSettings:
 def told(
     clients: Clients | None = None, of: Dataset | None = None, **changed: Any
 ) -> tuple[str, ...]:
-    return contradictions(settings(**changed), dataset() if of is None else of, clients)
+    """The warnings for *clients*, of whom nothing is known by default."""
+    return creation_warnings(settings(**changed), of or dataset(), clients or Clients())
 
 
 @pytest.mark.parametrize("counter_type", CounterType)
@@ -162,8 +162,8 @@ def test_a_count_that_leaves_the_cache_long_before_the_next_comes() -> None:
 
 def test_in_sqlite_nothing_costs_more() -> None:
     dear = settings(payload_check=PayloadCheck.STRICT, cache_ttl_us=limits.MILLISECOND)
-    assert len(contradictions(dear, dataset())) == 2
-    assert contradictions(dear, dataset(), cassandra=False) == ()
+    assert len(creation_warnings(dear, dataset())) == 2
+    assert creation_warnings(dear, dataset(), cassandra=False) == ()
 
 
 def test_of_clients_without_settings_it_is_known_what_the_sdk_does() -> None:
