@@ -29,7 +29,7 @@ from api.routes.namespaces import NamespaceRoutes
 from api.routes.reports import ReportRoutes
 from api.routes.site import site_of
 from api.telemetry.exposition import Exposition
-from api.telemetry.health import Health
+from api.telemetry.health import ApiHealth
 from api.telemetry.metrics import Metrics, RequestMetrics
 from api.telemetry.request_log import RequestLog
 from counter.config.settings import Settings
@@ -74,7 +74,7 @@ class Application:
     settings: Settings
     clock: Clock
     guard: ClockGuard
-    health: Health
+    health: ApiHealth
     keys: KeyRing
     requests: RequestMetrics
     exposition: Exposition
@@ -237,7 +237,7 @@ def create_app(
     worker.batches.tracing = tracing
     worker.audits = audits_of(settings, store, clock, service.namespaces)
     keys = KeyRing(store.keys, clock, guard)
-    health = Health(store, cache, worker, guard, clock, keys)
+    health = ApiHealth(store, cache, worker, guard, clock, keys)
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:

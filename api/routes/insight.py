@@ -19,7 +19,7 @@ from api.http.answer_models import (
 from api.http.models import BusiestQuery, NoQuery
 from api.http.routing import NAMESPACE, CallOf, InNamespace, route
 from api.telemetry.exposition import Exposition
-from api.telemetry.health import Health
+from api.telemetry.health import ApiHealth
 from counter.core.hot_counters import Busiest, busiest
 from counter.core.service import CounterService
 from counter.limits import BUSIEST_MAX, SECOND
@@ -36,7 +36,7 @@ class InsightRoutes:
     service: CounterService
     store: Store
     clock: Clock
-    health: Health
+    health: ApiHealth
     exposition: Exposition
     name: str = field(default_factory=worker_id)
     #: How many looks at what is busy have begun; and the latest of each namespace and span that

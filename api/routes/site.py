@@ -22,7 +22,7 @@ from api.http.call import preferred
 from api.http.problems import PROBLEM_TYPE
 from api.http.routing import Route, problem
 from api.telemetry.exposition import Exposition
-from api.telemetry.health import Health
+from api.telemetry.health import ApiHealth
 from counter import __version__
 from counter.errors import NotFoundError
 
@@ -37,7 +37,7 @@ _TELEMETRY: Final = ("tracing", "metrics", "logs", "auto_configure")
 
 def site_of(
     routes: Sequence[Route],
-    health: Health,
+    health: ApiHealth,
     exposition: Exposition,
     lifespan: Callable[[Any], Any] | None,
 ) -> FastAPI:
@@ -59,7 +59,7 @@ def site_of(
     )
 
 
-def _pages(health: Health, exposition: Exposition) -> list[PlainRoute]:
+def _pages(health: ApiHealth, exposition: Exposition) -> list[PlainRoute]:
     """The routes that are not of ``/v1``."""
     making = Lock()
     page = cache(problems_page)

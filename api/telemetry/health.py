@@ -66,7 +66,7 @@ class Report:
 
 
 @dataclass(eq=False)
-class Health:
+class ApiHealth:
     """Check everything that this process depends on."""
 
     store: Store

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from api.http.auth import Gate
-from api.telemetry.health import Health
+from api.telemetry.health import ApiHealth
 from counter import __version__, limits
 from counter.core.admission import Bounded
 from counter.core.service import CounterService
@@ -26,7 +26,7 @@ class Metrics(Collector):
     """Read the service's tallies at each scrape; the hot path only adds to integers."""
 
     service: CounterService
-    health: Health
+    health: ApiHealth
     gate: Gate
     bodies: Bounded
     unfinished: Bounded
