@@ -28,7 +28,7 @@ from api.routes.live import LiveRoutes
 from api.routes.namespaces import NamespaceRoutes
 from api.routes.reports import ReportRoutes
 from api.routes.site import site_of
-from api.telemetry.exposition import Exposition
+from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
 from api.telemetry.metrics import Metrics, RequestMetrics
 from api.telemetry.request_log import RequestLog
@@ -77,7 +77,7 @@ class Application:
     health: ApiHealth
     keys: KeyRing
     requests: RequestMetrics
-    exposition: Exposition
+    exposition: ApiExposition
     connections: Connections
     tracing: Tracing
     live: LiveRoutes
@@ -246,7 +246,7 @@ def create_app(
 
     requests = RequestMetrics()
     gate, door, connections = _gate(keys, settings, clock), Door(service.load), Connections()
-    exposition = Exposition(
+    exposition = ApiExposition(
         (
             Metrics(service, health, gate, door.bodies, connections.unfinished),
             requests,

@@ -18,7 +18,7 @@ from api.http.answer_models import (
 )
 from api.http.models import BusiestQuery, NoQuery
 from api.http.routing import NAMESPACE, CallOf, InNamespace, route
-from api.telemetry.exposition import Exposition
+from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
 from counter.core.hot_counters import Busiest, busiest
 from counter.core.service import CounterService
@@ -37,7 +37,7 @@ class InsightRoutes:
     store: Store
     clock: Clock
     health: ApiHealth
-    exposition: Exposition
+    exposition: ApiExposition
     name: str = field(default_factory=worker_id)
     #: How many looks at what is busy have begun; and the latest of each namespace and span that
     #: requests still wait for, with its number.

@@ -21,7 +21,7 @@ from api.http.answer_models import HealthAnswer, ReadyAnswer
 from api.http.call import preferred
 from api.http.problems import PROBLEM_TYPE
 from api.http.routing import Route, problem
-from api.telemetry.exposition import Exposition
+from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
 from counter import __version__
 from counter.errors import NotFoundError
@@ -38,7 +38,7 @@ _TELEMETRY: Final = ("tracing", "metrics", "logs", "auto_configure")
 def site_of(
     routes: Sequence[Route],
     health: ApiHealth,
-    exposition: Exposition,
+    exposition: ApiExposition,
     lifespan: Callable[[Any], Any] | None,
 ) -> FastAPI:
     """The application behind the front: it finds the routes of ``/v1``, and answers the others."""
@@ -59,7 +59,7 @@ def site_of(
     )
 
 
-def _pages(health: ApiHealth, exposition: Exposition) -> list[PlainRoute]:
+def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
     """The routes that are not of ``/v1``."""
     making = Lock()
     page = cache(problems_page)

@@ -157,7 +157,7 @@ def _add(metric: Metric, samples: Iterable[Any]) -> None:
             metric.samples[place] = found._replace(value=found.value + value)
 
 
-class Exposition(families.Exposition):
+class ApiExposition(families.Exposition):
     """Metrics of this process and of the others on its port, for Prometheus."""
 
     def __init__(self, parts: Sequence[Collects]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from api.telemetry.exposition import Exposition, MetricsDirectory
+from api.telemetry.exposition import ApiExposition, MetricsDirectory
 from counter.limits import SECOND
 from counter.metrics import Histogram
 from counter.telemetry.families import histogram
@@ -122,7 +122,7 @@ async def test_adds_by_outcome_are_those_of_all_processes(port: Port) -> None:
     own = CounterMetricFamily("counter_adds", "Adds.", labels=["outcome"])
     own.add_metric(["original"], 4)
     port.boards[0].gathered([own])
-    exposition = Exposition((SimpleNamespace(collect=lambda: [own]),))
+    exposition = ApiExposition((SimpleNamespace(collect=lambda: [own]),))
     assert await exposition.adds({"original": 4}) == {"original": 4}
     exposition.directory = port.boards[1]
     assert await exposition.adds({"original": 4}) == {"original": 8}
@@ -144,7 +144,7 @@ async def test_files_are_read_and_written_in_one_thread_that_is_not_the_event_lo
         adds += 1
         return told(adds)
 
-    exposition = Exposition((SimpleNamespace(collect=collect),))
+    exposition = ApiExposition((SimpleNamespace(collect=collect),))
     exposition.directory = port.boards[0]
     running = asyncio.create_task(port.boards[0].run(collect, stop))
     texts = await asyncio.gather(*(exposition.text_at(1) for _ in range(20)))
