@@ -66,7 +66,7 @@ class State(StrEnum):
     WAITING = "waiting"
 
 
-class Finding(NamedTuple):
+class Difference(NamedTuple):
     """One difference; *at_us* is the window's start, or the instant of the count."""
 
     damage: Damage
@@ -87,7 +87,7 @@ class Verdict:
     state: State
     since_us: int
     through_us: int
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Difference, ...] = ()
     repairs: tuple[int, ...] = ()
     why: str = ""
 
@@ -118,7 +118,7 @@ class _Part:
     #: The rows that are expected.
     merged: dict[int, WindowRow]
     summed: set[int] = field(default_factory=set)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
 
     def compare(self, window_us: int, fold: Fold) -> None:
         """Compare a window's row with the fold of its events."""
@@ -131,7 +131,7 @@ class _Part:
             self.pending[window_us] = WindowRow(window_us, fold.cleared, fold.total)
         elif stored != fold:
             damage = Damage.MISSING_ROW if row is None else Damage.WRONG_ROW
-            self.findings.append(Finding(damage, window_us, stored, fold))
+            self.findings.append(Difference(damage, window_us, stored, fold))
             self.merged[window_us] = WindowRow(window_us, fold.cleared, fold.total)
 
     def compare_rest(self) -> None:
@@ -140,7 +140,7 @@ class _Part:
             stored = Fold(row.cleared, row.total)
             is_known = at_us in self.summed or at_us in self.pending or stored == _NOTHING
             if self.low_us <= at_us < self.high_us and not is_known:
-                self.findings.append(Finding(Damage.PHANTOM_ROW, at_us, stored, _NOTHING))
+                self.findings.append(Difference(Damage.PHANTOM_ROW, at_us, stored, _NOTHING))
                 self.merged[at_us] = WindowRow(at_us, False, 0)
 
 
@@ -299,7 +299,9 @@ class _Pass:
         as_of_us = max(part.watermark_us, head.checkpoint.time_us)
         if head.settled.time_us and head.settled.time_us >= self.dropped_us:
             settled = Fold(False, head.settled.count)
-            findings.append(Finding(Damage.WRONG_SETTLED, head.settled.time_us, settled, _NOTHING))
+            findings.append(
+                Difference(Damage.WRONG_SETTLED, head.settled.time_us, settled, _NOTHING)
+            )
         served = head.checkpoint.count
         count = _count_of(head, part.merged, as_of_us)
         if part.pending and served == _count_of(head, part.merged | part.pending, as_of_us):
@@ -316,7 +318,9 @@ class _Pass:
                     part, as_of_us
                 ):
                     damage = Damage.CONTRADICTION
-                findings.append(Finding(damage, as_of_us, Fold(False, served), Fold(False, count)))
+                findings.append(
+                    Difference(damage, as_of_us, Fold(False, served), Fold(False, count))
+                )
         state = State.WAITING if why else State.WRONG if findings else State.RIGHT
         return Verdict(
             counter,
@@ -340,7 +344,7 @@ class _Pass:
             return "a recount of it is pending"
         return ""
 
-    def _repairs(self, part: _Part, findings: Sequence[Finding]) -> tuple[int, ...]:
+    def _repairs(self, part: _Part, findings: Sequence[Difference]) -> tuple[int, ...]:
         """Return the windows to recount.
 
         Empty if recounts would do more damage, because a recount starts from the settled count and
@@ -583,7 +587,7 @@ def described(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _sentence(finding: Finding) -> str:
+def _sentence(finding: Difference) -> str:
     return _TEXTS[finding.damage].format(
         at=to_rfc3339(finding.at_us),
         stored=_fold(finding.stored),
