@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel
 
-from api.http.models import Body, Query, read_body, read_query
+from api.http.models import Body, QueryModel, read_body, read_query
 from counter.core.admission import Bounded
 from counter.core.results import Credential
 from counter.errors import (
@@ -40,7 +40,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _Body = TypeVar("_Body", bound=Body)
-_Query = TypeVar("_Query", bound=Query)
+_Query = TypeVar("_Query", bound=QueryModel)
 
 JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"

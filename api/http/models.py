@@ -112,7 +112,7 @@ class Body(BaseModel):
 
 
 _Body = TypeVar("_Body", bound=Body)
-_Query = TypeVar("_Query", bound="Query")
+_Query = TypeVar("_Query", bound="QueryModel")
 _LIMIT_DIGITS_MAX: Final = 9
 _OFFSET_PLUS: Final = re.compile(r" (?=\d\d:\d\d\Z)")
 
@@ -380,7 +380,7 @@ class KeyBody(Body):
     limits: KeyLimits = Field(default_factory=KeyLimits, description="What it may do in a second.")
 
 
-class Query(BaseModel):
+class QueryModel(BaseModel):
     """The parameters of a query: each at most once, and no others."""
 
     model_config = ConfigDict(frozen=True)
@@ -433,17 +433,17 @@ _Instant = Annotated[
 ]
 
 
-class NoQuery(Query):
+class NoQuery(QueryModel):
     """A query without parameters."""
 
 
-class StalenessQuery(Query):
+class StalenessQuery(QueryModel):
     max_staleness: _Duration | SkipJsonSchema[None] = Field(
         None, description="How stale the count may be: 0s for accurate, 5s, 1h."
     )
 
 
-class PageQuery(Query):
+class PageQuery(QueryModel):
     """A list that comes in pages."""
 
     limit: Annotated[int, _count(limits.PAGE_ITEMS_MAX)] = Field(
@@ -452,7 +452,7 @@ class PageQuery(Query):
     page: str | SkipJsonSchema[None] = Field(None, description="The next_page of the page before.")
 
 
-class PrefixQuery(Query):
+class PrefixQuery(QueryModel):
     prefix: str | SkipJsonSchema[None] = Field(None, description="Only names that start with it.")
 
 
@@ -485,7 +485,7 @@ class CountersQuery(PageQuery, PrefixQuery):
     )
 
 
-class SpanQuery(Query):
+class SpanQuery(QueryModel):
     """A part of a counter's past."""
 
     from_: _Instant | SkipJsonSchema[None] = Field(
@@ -504,7 +504,7 @@ class HistoryQuery(SpanQuery):
     )
 
 
-class BusiestQuery(Query):
+class BusiestQuery(QueryModel):
     limit: Annotated[int, _count(limits.BUSIEST_MAX)] = Field(
         10, ge=1, le=limits.BUSIEST_MAX, description="At most so many counters."
     )
@@ -515,7 +515,7 @@ class BusiestQuery(Query):
 
 
 @cache
-def _empty(model: type[Query]) -> Any:
+def _empty(model: type[QueryModel]) -> Any:
     return model()
 
 
