@@ -65,7 +65,7 @@ class SupervisorLink:
         loop.add_reader(self._pipe.fileno(), gone)
 
 
-class Worker(Protocol):
+class WorkerProcess(Protocol):
     """The supervisor's view of a worker process."""
 
     ready: asyncio.Event
@@ -87,7 +87,7 @@ class Supervisor:
     def __init__(
         self,
         count: int,
-        start: Callable[[int], Worker],
+        start: Callable[[int], WorkerProcess],
         *,
         drain_s: float,
         pause_min_s: float = _PAUSE_MIN_S,
@@ -96,7 +96,7 @@ class Supervisor:
         self._start = start
         self._drain_s = drain_s
         self._pause_min_s = pause_min_s
-        self._live: dict[int, Worker] = {}
+        self._live: dict[int, WorkerProcess] = {}
         self._stop = asyncio.Event()
 
     async def run(self, ready: Callable[[], None]) -> int:
@@ -135,11 +135,11 @@ class Supervisor:
         for worker in self._live.values():
             worker.send(number)
 
-    def _begin(self, number: int) -> Worker:
+    def _begin(self, number: int) -> WorkerProcess:
         worker = self._live[number] = self._start(number)
         return worker
 
-    async def _keep(self, number: int, worker: Worker) -> None:
+    async def _keep(self, number: int, worker: WorkerProcess) -> None:
         """Restart worker *number* when it ends; back off while it never becomes ready."""
         pause_s = self._pause_min_s
         while True:
@@ -157,7 +157,7 @@ class Supervisor:
 
 
 class _Process:
-    """A worker in a spawned process; see :class:`Worker`."""
+    """A worker in a spawned process; see :class:`WorkerProcess`."""
 
     def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
         self.ready = asyncio.Event()
