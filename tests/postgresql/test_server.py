@@ -13,7 +13,7 @@ from counter.cli.commands.serve import _applied, check
 from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.storage.postgresql import Database, PostgresqlOptions
-from counter.storage.postgresql.server import Server, check_server
+from counter.storage.postgresql.server import ServerReport, check_server
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW
@@ -95,8 +95,8 @@ async def test_warnings_are_logged_at_startup(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def check(_: Database) -> Server:
-        return Server("", ("a setting is weak",))
+    async def check(_: Database) -> ServerReport:
+        return ServerReport("", ("a setting is weak",))
 
     monkeypatch.setattr("counter.storage.postgresql.store.check_server", check)
     store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])

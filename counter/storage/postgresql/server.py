@@ -38,14 +38,14 @@ _FOUND: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerReport:
     """What the server says about itself, and what the operator should know about that."""
 
     shown: str
     warnings: Sequence[str]
 
 
-async def check_server(database: Database) -> Server:
+async def check_server(database: Database) -> ServerReport:
     """Read the server's settings.
 
     Raises StartupError, with the value and the fix, if the service cannot keep its promise there.
@@ -62,10 +62,10 @@ async def check_server(database: Database) -> Server:
             f"parameters of the DSN have no effect: {', '.join(database.ignored)}; remove them, and"
             " use sslmode=verify-full with sslrootcert to verify the server"
         )
-    return Server(shown, tuple(warnings))
+    return ServerReport(shown, tuple(warnings))
 
 
-async def ask(settings: Settings) -> Server:
+async def ask(settings: Settings) -> ServerReport:
     """Connect as *settings* say, once, and check the server; a warning if it does not answer.
 
     Raises StartupError as :func:`check_server` does.
@@ -75,7 +75,9 @@ async def ask(settings: Settings) -> Server:
         await database.open()
         return await check_server(database)
     except CounterError as error:
-        return Server("PostgreSQL was not asked", (f"{error.detail}: its settings are unknown",))
+        return ServerReport(
+            "PostgreSQL was not asked", (f"{error.detail}: its settings are unknown",)
+        )
     finally:
         await database.close()
 
