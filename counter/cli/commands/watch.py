@@ -112,13 +112,13 @@ def watch(
             raise StartupError(f"--count: it is {count}; it must be 1 or more")
         console = Screen()
         if json or not console.is_terminal:
-            asyncio.run(_followed(service, name, _Lines(json=json), count, lasting_s))
+            asyncio.run(_followed(service, name, _LinePrinter(json=json), count, lasting_s))
             return
         with Live(console=console, auto_refresh=False) as live:
             asyncio.run(_followed(service, name, _Screen(name, live), count, lasting_s))
 
 
-class _Lines:
+class _LinePrinter:
     """Prints a line for each change."""
 
     def __init__(self, *, json: bool) -> None:
@@ -173,7 +173,7 @@ class _Screen:
 async def _followed(
     service: ServiceFlags,
     name: str,
-    shown: _Lines | _Screen,
+    shown: _LinePrinter | _Screen,
     count: int | None,
     lasting_s: float | None,
 ) -> None:
@@ -195,7 +195,7 @@ async def _moved(refresh: Callable[[], None]) -> None:
 
 
 async def _taken(
-    service: ServiceFlags, name: str, shown: _Lines | _Screen, count: int | None
+    service: ServiceFlags, name: str, shown: _LinePrinter | _Screen, count: int | None
 ) -> None:
     """Show counts; an outage after the first one is waited for."""
     left = count
