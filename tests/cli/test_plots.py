@@ -3,7 +3,7 @@
 import io
 from unittest.mock import patch
 
-from counter.cli.commands.watch import Course
+from counter.cli.commands.watch import CountHistory
 from counter.cli.drawing import Screen, plot, progress, sparkline
 from counter.cli.terminal import table
 
@@ -33,23 +33,23 @@ def test_a_column_is_as_wide_as_its_widest_cell_on_a_terminal() -> None:
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
-    course = Course()
-    assert course.rate(0.0) == 0.0
+    history = CountHistory()
+    assert history.rate(0.0) == 0.0
     for second in range(60):
-        course.see(float(second), second * 5 if second < 30 else 150)
-    assert course.rate(59.0) == 0.0
-    course.see(60.0, 170)
-    assert course.rate(60.0) == 2.0
-    changes = course.changes(60.0)
+        history.see(float(second), second * 5 if second < 30 else 150)
+    assert history.rate(59.0) == 0.0
+    history.see(60.0, 170)
+    assert history.rate(60.0) == 2.0
+    changes = history.changes(60.0)
     assert (len(changes), changes[-1], changes[0]) == (40, 20, 5)
 
 
 def test_a_count_that_goes_down_is_no_change_that_is_drawn() -> None:
-    course = Course()
-    course.see(0.0, 10)
-    course.see(1.0, 3)
-    assert set(course.changes(1.0)) == {0}
-    assert course.rate(1.0) == -7.0
+    history = CountHistory()
+    history.see(0.0, 10)
+    history.see(1.0, 3)
+    assert set(history.changes(1.0)) == {0}
+    assert history.rate(1.0) == -7.0
 
 
 def test_a_file_may_be_named_like_markup() -> None:

@@ -56,7 +56,7 @@ _BUSY_MAX: Final = 100
 _COUNTERS_MAX: Final = 100_000
 
 
-class Course:
+class CountHistory:
     """The recent values of a count. Times are in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
@@ -147,13 +147,13 @@ class _Screen:
     def __init__(self, name: str, live: Live) -> None:
         self._name = name
         self._live = live
-        self._course = Course()
+        self._history = CountHistory()
         self._latest: Count | None = None
 
     def show(self, count: Count) -> bool:
         is_new = self._latest is None or count.count != self._latest.count
         self._latest = count
-        self._course.see(time.monotonic(), count.count)
+        self._history.see(time.monotonic(), count.count)
         self.refresh()
         return is_new
 
@@ -161,7 +161,7 @@ class _Screen:
         if self._latest is None:
             return
         now_s = time.monotonic()
-        rate, line = self._course.rate(now_s), sparkline(self._course.changes(now_s))
+        rate, line = self._history.rate(now_s), sparkline(self._history.changes(now_s))
         text = (
             f"{self._name}  {self._latest.count:,}  {rate:+,.1f}/s  {line}"
             f"  {self._latest.accuracy} as of {second(self._latest.as_of)}"
