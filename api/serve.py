@@ -104,7 +104,7 @@ async def _shared_metrics(application: Application, parent: SupervisorLink) -> A
     stop = asyncio.Event()
     # Every process must check its health itself: a scrape reaches only one of them.
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(application.health.keep_looking(stop))
+        tasks.create_task(application.health.keep_checking(stop))
         tasks.create_task(directory.run(exposition.collect, stop))
         try:
             yield

@@ -37,7 +37,7 @@ from counter.storage import clock_of, open_cache, open_store
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.telemetry import open_tracing
 from counter.telemetry.families import Exposition
-from counter.telemetry.incidents import Trouble, Troubles, ping_error
+from counter.telemetry.incidents import Incident, Incidents, ping_error
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from rollup.audits import audits_of
 from rollup.leases import Leases, worker_id
@@ -65,14 +65,14 @@ class Health:
     worker: RollupWorker
     cache: Cache
     is_draining: bool = False
-    _troubles: Troubles | None = field(default=None, init=False)
+    _incidents: Incidents | None = field(default=None, init=False)
 
-    async def troubles(self) -> Sequence[Trouble]:
+    async def incidents(self) -> Sequence[Incident]:
         """Return why this worker cannot work now, and since when; empty if it can."""
         store = await ping_error(self.store.ping, "the store")
         draining = "the worker is shutting down, and finishes its work in flight"
-        self._troubles = self._troubles or Troubles(self.clock)
-        return self._troubles.note(
+        self._incidents = self._incidents or Incidents(self.clock)
+        return self._incidents.record(
             {
                 "process": draining if self.is_draining else None,
                 "store": None if store is None else store.detail,
@@ -100,11 +100,11 @@ async def listening(health: Health, host: str, port: int, hosts: HostRule) -> As
         return 200, _JSON, b'{"status":"alive"}'
 
     async def ready() -> _Answer:
-        troubles = await health.troubles()
-        if not troubles:
+        incidents = await health.incidents()
+        if not incidents:
             return 200, _JSON, b'{"status":"ready"}'
-        found = [each.as_fields() for each in troubles]
-        return _problem(503, "unavailable", troubles[0].detail, troubles=found)
+        found = [each.as_fields() for each in incidents]
+        return _problem(503, "unavailable", incidents[0].detail, troubles=found)
 
     async def metrics() -> _Answer:
         return 200, CONTENT_TYPE_LATEST, exposition.text()

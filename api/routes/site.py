@@ -80,7 +80,7 @@ def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
         return HealthAnswer(status="alive")
 
     async def readyz() -> ReadyAnswer:
-        found = await health.look()
+        found = await health.check()
         if found.failure is not None:
             raise found.failure
         return ReadyAnswer(
@@ -88,11 +88,11 @@ def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
             store="ok",
             cache=found.cache or "ok",
             rollup="ok" if health.rolls_up else "elsewhere",
-            **({"troubles": found.troubles_json} if found.troubles else {}),
+            **({"troubles": found.incidents_json} if found.incidents else {}),
         )
 
     async def metrics(request: Request) -> Response:
-        await health.look()
+        await health.check()
         _, port = request.scope.get("server") or (None, None)
         text = await exposition.text_at(port)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -13,11 +13,11 @@ from counter.errors import ClockSkewError, CounterError, StoreUnavailableError, 
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.keys import KeyRing
-from counter.telemetry.incidents import Trouble, Troubles, ping_error
+from counter.telemetry.incidents import Incident, Incidents, ping_error
 from rollup.worker import RollupWorker
 
 _log = logging.getLogger("counter.health")
-_LOOK_EVERY_S: Final = 5.0
+_CHECK_EVERY_S: Final = 5.0
 _LEAVING: Final = "this process is shutting down: send requests elsewhere"
 
 
@@ -36,20 +36,20 @@ class Report:
     is_leaving: bool = False
     clock_wait_us: int = SECOND
     #: What is wrong, and since when.
-    troubles: tuple[Trouble, ...] = ()
+    incidents: tuple[Incident, ...] = ()
 
     @property
     def failure(self) -> CounterError | None:
         """Return the problem for /readyz, or None if the process is ready."""
         failure = self._failure()
         if failure is not None:
-            failure.fields["troubles"] = self.troubles_json
+            failure.fields["troubles"] = self.incidents_json
         return failure
 
     @property
-    def troubles_json(self) -> list[dict[str, Any]]:
-        """Return the troubles as JSON values."""
-        return [each.as_fields() for each in self.troubles]
+    def incidents_json(self) -> list[dict[str, Any]]:
+        """Return the incidents as JSON values."""
+        return [each.as_fields() for each in self.incidents]
 
     def _failure(self) -> CounterError | None:
         if self.is_leaving:
@@ -83,13 +83,13 @@ class ApiHealth:
     _asking: asyncio.Task[tuple[CounterError | None, str | None]] | None = None
 
     def __post_init__(self) -> None:
-        self._troubles = Troubles(self.clock)
+        self._incidents = Incidents(self.clock)
 
-    async def keep_looking(self, stop: asyncio.Event) -> None:
-        """Look every few seconds until *stop* is set."""
-        await every(_LOOK_EVERY_S, self.look, stop, _log, "looking at the dependencies")
+    async def keep_checking(self, stop: asyncio.Event) -> None:
+        """Check every few seconds until *stop* is set."""
+        await every(_CHECK_EVERY_S, self.check, stop, _log, "checking the dependencies")
 
-    async def look(self) -> Report:
+    async def check(self) -> Report:
         """Check the store and the cache, each for a bounded time.
 
         Concurrent callers share one check: a flood of health checks must not become one of
@@ -107,10 +107,10 @@ class ApiHealth:
             "cache": cache,
             "keys": self.keys.trouble,
         }
-        troubles = self._troubles.note(found)
+        incidents = self._incidents.record(found)
         keys, leaving = self.keys.trouble, self.is_leaving
         wait_us = SECOND if self.guard is None else self.guard.wait_us
-        self.latest = Report(store, clock, rollup, cache, keys, leaving, wait_us, troubles)
+        self.latest = Report(store, clock, rollup, cache, keys, leaving, wait_us, incidents)
         return self.latest
 
     async def _ask(self) -> tuple[CounterError | None, str | None]:

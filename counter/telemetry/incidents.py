@@ -29,7 +29,7 @@ async def ping_error(ping: Callable[[], Awaitable[None]], what: str) -> CounterE
     return None
 
 
-class Trouble(NamedTuple):
+class Incident(NamedTuple):
     """A part that does not work: first seen failing at *since_us*, last seen working at
     *worked_us*, which is None if it never worked."""
 
@@ -49,18 +49,18 @@ class Trouble(NamedTuple):
         }
 
 
-class Troubles:
+class Incidents:
     """Records when each part was last seen working and failing.
 
-    It knows only the states passed to :meth:`note`: a failure between two calls is not recorded.
+    Only the states passed to :meth:`record` are known: a failure between two calls is not recorded.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._current: dict[str, Trouble] = {}
+        self._current: dict[str, Incident] = {}
         self._worked_us: dict[str, int] = {}
 
-    def note(self, found: Mapping[str, str | None]) -> tuple[Trouble, ...]:
+    def record(self, found: Mapping[str, str | None]) -> tuple[Incident, ...]:
         """Record the state *found* of each part, None if it works; return the failing parts in
         the order of *found*."""
         now_us = self._clock.now_us()
@@ -72,5 +72,5 @@ class Troubles:
                 since = self._current.get(part)
                 since_us = now_us if since is None else since.since_us
                 worked_us = self._worked_us.get(part)
-                self._current[part] = Trouble(part, detail, since_us, worked_us)
+                self._current[part] = Incident(part, detail, since_us, worked_us)
         return tuple(self._current[part] for part in found if part in self._current)
