@@ -69,12 +69,12 @@ async def busiest(
     # Windows that are rolled up have no marks.
     since_us = max(from_us, 1 + max(await store.rollups.watermarks(namespace)))
     now_us = max(since_us + 1, now_us)
-    look = _Look(store, namespace, since_us, now_us, until_us)
+    recent = _RecentCounts(store, namespace, since_us, now_us, until_us)
     names, is_whole = await _changed(store, namespace, since_us, until_us)
-    few = await look.at(names, _FEW)
+    few = await recent.rates(names, _FEW)
     first = sorted(few, key=lambda each: -each.per_s)[: 2 * limit]
     # A second pass reads more events, because a few events of a burst look like a high rate.
-    many = await look.at([each.counter for each in first], _MANY // max(1, len(first)))
+    many = await recent.rates([each.counter for each in first], _MANY // max(1, len(first)))
     many.sort(key=lambda each: (-each.per_s, each.counter))
     return Busiest(since_us, now_us, tuple(many[:limit]), is_whole)
 
@@ -109,8 +109,8 @@ async def _changed(
     return [each for each in dict.fromkeys(found) if each], "" not in found
 
 
-class _Look:
-    """Reads the latest events of counters."""
+class _RecentCounts:
+    """Read the latest events of counters, for their rates."""
 
     def __init__(
         self, store: Store, namespace: Namespace, from_us: int, now_us: int, until_us: int
@@ -122,7 +122,7 @@ class _Look:
         self._until_us = until_us
         self._turn = asyncio.Semaphore(_READS_AT_ONCE)
 
-    async def at(self, names: Sequence[str], events_max: int) -> list[Busy]:
+    async def rates(self, names: Sequence[str], events_max: int) -> list[Busy]:
         """Return the rate of each of *names* that has events, from its latest *events_max*
         events."""
         found = await asyncio.gather(*(self._one(name, events_max) for name in names))
