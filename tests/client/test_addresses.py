@@ -2,7 +2,7 @@
 
 import pytest
 
-from counter_client.addresses import Places
+from counter_client.addresses import Endpoints
 
 URLS = ("a", "b", "c")
 
@@ -21,34 +21,34 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def places(clock: Clock) -> Places:
-    return Places(URLS, clock)
+def endpoints(clock: Clock) -> Endpoints:
+    return Endpoints(URLS, clock)
 
 
-def test_each_attempt_goes_to_the_next(places: Places) -> None:
-    assert [places.pick(number) for number in range(5)] == ["a", "b", "c", "a", "b"]
+def test_each_attempt_goes_to_the_next(endpoints: Endpoints) -> None:
+    assert [endpoints.pick(number) for number in range(5)] == ["a", "b", "c", "a", "b"]
 
 
-def test_one_that_is_away_is_passed_by(places: Places) -> None:
-    places.failed("a")
-    assert [places.pick(number) for number in range(4)] == ["b", "b", "c", "b"]
+def test_one_that_is_away_is_passed_by(endpoints: Endpoints) -> None:
+    endpoints.failed("a")
+    assert [endpoints.pick(number) for number in range(4)] == ["b", "b", "c", "b"]
 
 
-def test_after_a_while_one_attempt_finds_out(places: Places, clock: Clock) -> None:
-    places.failed("a")
+def test_after_a_while_one_attempt_finds_out(endpoints: Endpoints, clock: Clock) -> None:
+    endpoints.failed("a")
     clock.now_s = 1.0
-    assert [places.pick(0) for _ in range(3)] == ["a", "b", "b"]
-    places.answered("a")
-    assert [places.pick(0) for _ in range(3)] == ["a"] * 3
+    assert [endpoints.pick(0) for _ in range(3)] == ["a", "b", "b"]
+    endpoints.answered("a")
+    assert [endpoints.pick(0) for _ in range(3)] == ["a"] * 3
 
 
-def test_where_none_answers_all_are_tried(places: Places) -> None:
+def test_where_none_answers_all_are_tried(endpoints: Endpoints) -> None:
     for url in URLS:
-        places.failed(url)
-    assert [places.pick(number) for number in range(4)] == ["a", "b", "c", "a"]
+        endpoints.failed(url)
+    assert [endpoints.pick(number) for number in range(4)] == ["a", "b", "c", "a"]
 
 
 def test_one_alone_is_always_tried(clock: Clock) -> None:
-    alone = Places(["a"], clock)
+    alone = Endpoints(["a"], clock)
     alone.failed("a")
     assert [alone.pick(number) for number in range(3)] == ["a"] * 3

@@ -36,7 +36,7 @@ from counter_client import (
     tokens,
     transport,
 )
-from counter_client.addresses import Places
+from counter_client.addresses import Endpoints
 from counter_client.failures import RejectedError, Unfinished, UnknownOutcomeError, UnsentError
 from counter_client.tokens import parse_rfc3339, to_rfc3339
 from tests.client.script import added_body
@@ -687,7 +687,7 @@ def patched(world: World) -> Iterator[None]:
         clock = Clock(world)
         for module in (aio, buffer, delivery, retrying, spools, tokens, transport):
             patch.setattr(module, "time", clock, raising=False)
-        patch.setattr(Places.__init__, "__defaults__", (clock.monotonic,))
+        patch.setattr(Endpoints.__init__, "__defaults__", (clock.monotonic,))
         patch.setattr(spools.Spool.__init__, "__defaults__", (clock.monotonic,))
         patch.setattr(retrying, "random", world.draw)
         patch.setattr("os.register_at_fork", lambda **_: None)

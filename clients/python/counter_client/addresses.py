@@ -133,7 +133,7 @@ def _is_loopback(host: str) -> bool:
 _AWAY_S: Final = 1.0
 
 
-class Places:
+class Endpoints:
     """Select base URLs and skip those that failed recently. Thread-safe."""
 
     def __init__(self, urls: Sequence[str], now_s: Callable[[], float] = time.monotonic) -> None:

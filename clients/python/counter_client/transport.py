@@ -19,7 +19,7 @@ import httpcore
 import httpx
 
 from counter_client import answers
-from counter_client.addresses import Places, authorization, by_proxy, proxies
+from counter_client.addresses import Endpoints, authorization, by_proxy, proxies
 from counter_client.calls import Call, Reply, Request
 from counter_client.errors import CounterError, InvalidParameterError
 from counter_client.failures import (
@@ -199,7 +199,7 @@ class Common:
         # Python imports the codec at the first look-up of a host's name. A process that forks while
         # a thread of it does so never has it.
         codecs.lookup("idna")
-        self.places = Places(urls)
+        self.endpoints = Endpoints(urls)
         self.options = options
         self._proxies = proxies(urls) if options.trust_env else {}
         self._tls = context_of(options, urls)
@@ -252,7 +252,7 @@ class Common:
         if isinstance(answer, Reply):
             self.answered(url)
         else:
-            self.places.failed(url)
+            self.endpoints.failed(url)
         if self.options.on_attempt is not None or watch is not _UNWATCHED:
             status = answer.status if isinstance(answer, Reply) else None
             method, _, operation = send.request[:3]
@@ -265,7 +265,7 @@ class Common:
     def answered(self, url: str) -> None:
         """Record that a server answered at *url*."""
         self._has_answered = True
-        self.places.answered(url)
+        self.endpoints.answered(url)
 
     def streamed(self, request: Request) -> dict[str, Any]:
         """Return the httpx arguments for a stream, which may be silent between lines."""
@@ -279,7 +279,7 @@ class Common:
         way = by_proxy(url) if self.options.trust_env else ""
         detail = f"{url} does not answer{way}: {name} {error}".rstrip()
         found = UnreachableError(detail, sent=sent)
-        if len(self.places) == 1 and (_is_distrusted(error) or self._is_down(error, request)):
+        if len(self.endpoints) == 1 and (_is_distrusted(error) or self._is_down(error, request)):
             found.retry = "never"
         found.__cause__ = error
         return found
@@ -446,7 +446,7 @@ class SyncTransport(Common):
     def send(self, send: Send) -> Answer:
         """Send one attempt and return its answer; connect, write and read share its time."""
         self.check_open()
-        url = self.places.pick(send.number)
+        url = self.endpoints.pick(send.number)
         watch = self.watch(send, url, hedged=False)
         begin_s = time.perf_counter()
         answer: Answer
@@ -472,7 +472,7 @@ class SyncTransport(Common):
 
         Raises the CounterError of another answer, and UnreachableError if the stream breaks."""
         self.check_open()
-        url = self.places.pick(number)
+        url = self.endpoints.pick(number)
         asked = self.streamed(request)
         try:
             with self._client().stream("GET", url + request.path, **asked) as response:
@@ -485,7 +485,7 @@ class SyncTransport(Common):
                 for part in response.iter_raw():
                     yield from lines.take(part)
         except _ENDED as error:
-            self.places.failed(url)
+            self.endpoints.failed(url)
             raise self.unreachable(url, error, request) from error
 
     def close(self) -> None:
@@ -555,7 +555,7 @@ class AsyncTransport(Common):
         return sorted(self._seen_s)[int(len(self._seen_s) * _PERCENTILE)]
 
     async def _once(self, send: Send, hedged: bool = False) -> Answer:
-        url = self.places.pick(send.number)
+        url = self.endpoints.pick(send.number)
         watch = self.watch(send, url, hedged)
         begin_s = time.perf_counter()
         answer: Answer
@@ -580,7 +580,7 @@ class AsyncTransport(Common):
     async def lines(self, request: Request, number: int) -> AsyncGenerator[str]:
         """As in :class:`SyncTransport`."""
         self.check_open()
-        url = self.places.pick(number)
+        url = self.endpoints.pick(number)
         asked = self.streamed(request)
         try:
             async with self._client().stream("GET", url + request.path, **asked) as response:
@@ -594,7 +594,7 @@ class AsyncTransport(Common):
                     for line in lines.take(part):
                         yield line
         except _ENDED as error:
-            self.places.failed(url)
+            self.endpoints.failed(url)
             raise self.unreachable(url, error, request) from error
 
     async def close(self) -> None:
