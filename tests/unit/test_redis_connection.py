@@ -1,5 +1,6 @@
 """Many commands at once over one connection: a reply for each, from this connection."""
 
+import select
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,10 @@ def served(*connections: Sequence[bytes]) -> Iterator[Connection]:
 
         def serve() -> None:
             for parts in connections:
-                theirs, _ = listener.accept()
+                try:
+                    theirs, _ = listener.accept()
+                except OSError:
+                    return
                 kept.append(theirs)
                 asked = b""
                 while asked.count(b"MGET") < len(COMMANDS):
@@ -42,6 +46,8 @@ def served(*connections: Sequence[bytes]) -> Iterator[Connection]:
             yield connection
         finally:
             connection.close()
+            # If a test has failed, the server still waits for a connection.
+            listener.shutdown(socket.SHUT_RDWR)
             server.join()
             for each in kept:
                 each.close()
@@ -52,6 +58,15 @@ def test_replies_may_come_in_any_parts() -> None:
     for parts in ([whole], [bytes([each]) for each in whole]):
         with served(parts) as connection:
             assert connection.exchange(COMMANDS) == [[b"5"], [None]]
+
+
+def test_a_connection_that_the_server_has_closed_is_not_used() -> None:
+    whole = b"*1\r\n$1\r\n5\r\n*1\r\n$-1\r\n"
+    with served([whole, b""], [whole]) as connection:
+        connection.exchange(COMMANDS)
+        # Until its end has arrived.
+        select.select([connection._socket()], [], [], 10)
+        assert connection.exchange(COMMANDS) == [[b"5"], [None]]
 
 
 @pytest.mark.parametrize(
