@@ -148,10 +148,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         {reads}
         """,
         "watch:watch": """
-        Show a count as it changes.
-
-        On a terminal: the count, its rate, and the changes of the last 40 seconds. Elsewhere a line
-        for each change: time, count, change.
+        Print a line for each change of a count: time, count, change.
           counter watch views
           counter watch views --for 1m --json
           counter watch views --count 1
@@ -175,7 +172,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         A line has the end of a step of time, the count then, and its change; empty steps are one
         line. Without --from it shows the last hour, as far as the rollup has come.
           counter history views
-          counter history views --from 24h --step 1h --plot
+          counter history views --from 24h --step 1h
           counter history views --from 2026-01-01 --to 2026-02-01 --csv
         {reads}
         """,

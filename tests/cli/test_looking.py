@@ -1,23 +1,19 @@
 """The commands that look at counters: watch, top, history and events."""
 
 import asyncio
-import io
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from unittest.mock import patch
 from uuid import uuid4
 
-from counter.cli.drawing import Screen
 from counter_client import Count, CounterClient, Point, UnexpectedAnswerError
 from tests.cli.shell import Shell
 from tests.support.in_thread import Service
 from tests.support.waiting import eventually
 
 
-def test_each_change_is_a_line_without_a_terminal(
-    shell: Shell, service: Service, name: str
-) -> None:
+def test_each_change_is_a_line(shell: Shell, service: Service, name: str) -> None:
     def add_again_and_again() -> None:
         with CounterClient(service.url) as client:
             while not enough.wait(0.05):
@@ -38,15 +34,6 @@ def test_each_change_is_a_line_without_a_terminal(
     assert 0 < int(change) <= int(count)
     assert first["change"] == 0
     assert second["count"] - first["count"] == second["change"] > 0
-
-
-def test_at_a_terminal_it_is_one_line_that_moves(shell: Shell, name: str) -> None:
-    screen = io.StringIO()
-    console = Screen(file=screen, force_terminal=True, width=200)
-    with patch("counter.cli.commands.watch.Screen", return_value=console):
-        assert shell.said("watch", name, "--count", "1") == ""
-    assert f"{name}  0  +0.0/s  \u2581" in screen.getvalue()
-    assert "accurate as of" in screen.getvalue()
 
 
 def test_a_watch_ends_when_its_time_is_over(shell: Shell) -> None:
@@ -141,9 +128,7 @@ def test_a_look_that_goes_on_ends_with_ctrl_c(shell: Shell) -> None:
     assert (code, len(out.splitlines())) == (130, 2)
 
 
-def test_a_history_is_a_table_csv_json_and_a_plot(
-    shell: Shell, soon_rolled_up: str, name: str
-) -> None:
+def test_a_history_is_a_table_csv_and_json(shell: Shell, soon_rolled_up: str, name: str) -> None:
     """It says so where the rollup has not come to the counter yet."""
     where = ("--namespace", soon_rolled_up)
     shell.said("add", name, "7", *where)
@@ -163,9 +148,6 @@ def test_a_history_is_a_table_csv_json_and_a_plot(
     assert head.split() == ["UP", "TO", "COUNT", "CHANGE"]
     assert rows[-1].split()[-2] == "7"
     assert f"counter: later adds are not rolled up yet; counter get {name} counts them" in shell.err
-    drawn = shell.said(*wanted, "--plot")
-    assert drawn.startswith("7 \u2524")
-    assert "\u2588" in drawn
     assert shell.said("history", name, "--from", "100ms", "--step", "200ms", *where) == ""
     assert f"nothing of {name} is rolled up in that time" in shell.err
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.live import Live
 from rich.text import Text
 
-from counter.cli.drawing import Screen
+from counter.cli.progress import Screen
 from counter.cli.terminal import print_out, printable, remark
 from tests.cli.shell import Shell
 from tests.client.stranger import http, stranger

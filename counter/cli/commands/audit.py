@@ -13,8 +13,8 @@ from cyclopts import Parameter
 
 from counter import limits
 from counter.cli.commands.serve import Roller, roller_for
-from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
+from counter.cli.progress import progress
 from counter.cli.terminal import Json, exit_on_error, exiting, flag, print_answer, remark
 from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final
 
-from counter.cli.drawing import progress
 from counter.cli.flags import StoreFlags, ready
+from counter.cli.progress import progress
 from counter.cli.terminal import Json, exit_on_error, flag, parsed, print_answer, remark
 from counter.clock import SystemClock
 from counter.config.settings import Settings

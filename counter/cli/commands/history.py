@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import Annotated, Final
+from typing import Annotated
 
 from counter.cli.client import DEFAULT_SERVICE, ServiceFlags, ended, opened
 from counter.cli.commands.counters import Name
-from counter.cli.drawing import plot
 from counter.cli.terminal import (
     JsonLines,
     flag,
@@ -27,8 +26,6 @@ from counter.errors import StartupError
 from counter_client import Event, Point
 from counter_client.tokens import checked_name
 
-_PLOT_ROWS: Final = 12
-_PLOT_COLUMNS_MAX: Final = 120
 _From = Annotated[
     str | None,
     flag("The start: an instant, or how long ago, like 24h", "TIME", name="--from"),
@@ -47,13 +44,12 @@ def history(
         str | None, flag("The length of a step: 1m [for about 60 steps]", "DURATION")
     ] = None,
     csv: Annotated[bool, flag("Print CSV")] = False,
-    plot: Annotated[bool, flag("Draw the counts")] = False,
     json: JsonLines = False,
 ) -> None:
     """Print the count at the end of each step."""
     with ended(service), opened(service) as client:
-        if csv + plot + json > 1:
-            raise StartupError("--csv, --plot and --json exclude each other: give one")
+        if csv and json:
+            raise StartupError("--csv and --json exclude each other: give one")
         since, until = _span(start, end)
         points = list(client.history(name, since, until, step))
         if csv:
@@ -64,7 +60,7 @@ def history(
         elif not points:
             remark(f"nothing of {name} is rolled up in that time; counter get {name} has its count")
         else:
-            print_out(_drawn(points) if plot else _table(points))
+            print_out(_table(points))
             if until is None:
                 remark(f"later adds are not rolled up yet; counter get {name} counts them")
 
@@ -129,18 +125,6 @@ def _table(points: Sequence[Point]) -> str:
 
 def _csv_line(point: Point) -> str:
     return f"{instant(point.time)},{point.count},{point.delta}"
-
-
-def _drawn(points: Sequence[Point]) -> str:
-    from shutil import get_terminal_size
-
-    columns = min(_PLOT_COLUMNS_MAX, get_terminal_size().columns)
-    lines = plot([each.count for each in points], rows=_PLOT_ROWS, columns=columns)
-    first, last = second(points[0].time), second(points[-1].time)
-    margin = lines[0].index("┤")
-    between = max(map(len, lines)) - margin - 1 - len(first) - len(last)
-    below = first + " " * between + last if between > 0 else f"{first} to {last}"
-    return "\n".join([*lines, " " * (margin + 1) + below])
 
 
 def token_of(event: Event) -> str:

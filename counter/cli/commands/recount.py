@@ -15,7 +15,7 @@ from counter.cli.client import (
     fail,
     opened,
 )
-from counter.cli.drawing import progress
+from counter.cli.progress import progress
 from counter.cli.terminal import Json, exiting, flag, instant, print_answer
 from counter.durations import format_duration, parse_duration
 from counter.quantities import plural

@@ -24,7 +24,7 @@ from counter.cli.client import (
     opened,
     said,
 )
-from counter.cli.drawing import progress
+from counter.cli.progress import progress
 from counter.cli.terminal import (
     EXIT_INTERRUPTED,
     exiting,
