@@ -20,25 +20,15 @@ from rich.console import Console
 from benchmarks import (
     accurate_gets,
     add_streams,
-    batch_adds,
+    adds,
     best_effort,
-    caches,
     cluster,
     cluster_adds,
     cluster_gets,
-    cluster_growth,
-    cluster_quorum,
     cluster_rollups,
-    cluster_workers,
-    comparison,
     dynamodb,
     gets,
-    growth_adds,
-    growth_large,
-    growth_memory,
-    growth_rollup,
-    half_load,
-    keys_cost,
+    growth,
     memory,
     overload,
     peers,
@@ -46,70 +36,40 @@ from benchmarks import (
     results,
     rollups,
     sdk_buffered,
-    single_adds,
     start,
-    takeover,
 )
-from benchmarks.beside import beside
-from benchmarks.harness import Bench, BenchError, MissingToolError, find_wrk
+from benchmarks.harness import Bench, BenchError, MissingToolError
+from benchmarks.loads import find_wrk
 from benchmarks.results import Report, Stamp
 from counter.background import tune_interpreter
 
 SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
-    "single-adds": single_adds.run,
+    "single-adds": adds.single,
+    "half-load": adds.at_half,
     "peers": peers.run,
-    "batch-adds": batch_adds.run,
+    "batch-adds": adds.batches,
     "add-streams": add_streams.run,
     "sdk-buffered": sdk_buffered.run,
     "gets": gets.run,
     "accurate-gets": accurate_gets.run,
     "best-effort": best_effort.run,
-    "caches": caches.run,
-    "half-load": half_load.run,
     "overload": overload.run,
     "start": start.run,
-    "operating-cost": keys_cost.run,
-    "rollups": rollups.run,
-    "postgresql-rollups": rollups.over_postgresql,
     "memory": memory.run,
-    "growth-counters": growth_adds.counters,
-    "growth-events": growth_adds.events,
-    "growth-connections": growth_adds.connections,
-    "growth-rollup": growth_rollup.idle,
-    "growth-backlog": growth_rollup.backlog,
-    "growth-memory": growth_memory.run,
-    "growth-large": growth_large.run,
-    "postgresql-adds": postgresql.adds,
-    "postgresql-half-load": postgresql.half,
-    "postgresql-workers": postgresql.workers,
-    "postgresql-fence": postgresql.fence,
+    "rollups": rollups.run,
+    "growth-counters": growth.counters,
+    "growth-events": growth.events,
+    "growth-rollup": growth.rollup,
+    "postgresql-adds": postgresql.run,
+    "postgresql-rollups": rollups.over_postgresql,
     "dynamodb-adds": dynamodb.run,
     "cluster-adds": cluster_adds.run,
-    "cluster-quorum": cluster_quorum.run,
+    "cluster-quorum": cluster_adds.at_quorum,
     "cluster-gets": cluster_gets.run,
-    "cluster-half-load": half_load.over_cassandra,
-    "cluster-overload": overload.over_cassandra,
-    "cluster-workers": cluster_workers.run,
-    "cluster-growth-buckets": cluster_growth.run,
     "cluster-rollups": cluster_rollups.run,
-    "cluster-takeover": takeover.run,
 }
-#: What waits most of its time: for nodes, windows and leases.
-_WAITING: Final = frozenset({"cluster-quorum", "cluster-rollups", "cluster-takeover"})
-#: Those that need 20 GB of disk and take half an hour, unless they are quick.
-_WHEN_NAMED: Final = frozenset({"growth-large"})
 _WITHOUT_WRK: Final = frozenset(
-    {
-        *(
-            "rollups",
-            "postgresql-rollups",
-            "sdk-buffered",
-            "start",
-            "growth-rollup",
-            "growth-backlog",
-        ),
-        *("cluster-rollups", "cluster-takeover"),
-    }
+    {"rollups", "postgresql-rollups", "sdk-buffered", "start", "growth-rollup", "cluster-rollups"}
 )
 
 
@@ -132,7 +92,7 @@ def main(
     Parameters
     ----------
     subjects
-        Which ones, by their names in benchmarks/README.md; if none is named, all but growth-large.
+        Which ones, by their names in benchmarks/README.md; if none is named, all.
         Those of the cluster need Java, Maven and memcached, dynamodb-adds the first two.
     quick
         One short round on little data: checks every count, and its figures mean nothing.
@@ -143,15 +103,14 @@ def main(
     folder
         Where the data directories go; it is left empty. A temporary folder if not given.
     write
-        Write benchmarks/results.json, docs/benchmarks.md and what docs/explanation/comparison.md
-        quotes of them. A quick run never does.
+        Write benchmarks/results.json and docs/benchmarks.md. A quick run never does.
     render
-        Only rewrite the documents from benchmarks/results.json.
+        Only rewrite docs/benchmarks.md from benchmarks/results.json.
     draw
         Run so many of the subjects, drawn at random; the same *seed* draws the same ones.
     """
     if render:
-        _write_documents()
+        results.write_document()
         return 0
     # In a log there is no terminal to ask for its width, and 80 columns break the table.
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -167,8 +126,8 @@ def main(
     bench = Bench(console, place, rounds=rounds, seconds=seconds, quick=quick)
     try:
         with _ending_in_order():
-            names = _drawn(list(subjects) or _that_can_run(console, quick=quick), draw, seed)
-            reports = _run_all(bench, names, folder, halved=quick and not subjects)
+            names = _drawn(list(subjects) or _that_can_run(console), draw, seed)
+            reports = _run_all(bench, names)
     except BenchError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
@@ -176,18 +135,12 @@ def main(
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         return 2
     finally:
-        bench.kept.close()
         shutil.rmtree(place, ignore_errors=True)
     console.print(results.table(reports))
     if write and not quick:
         results.store(reports, list(SUBJECTS))
-        _write_documents()
+        results.write_document()
     return 0
-
-
-def _write_documents() -> None:
-    results.write_document()
-    comparison.write(results.stored())
 
 
 @contextmanager
@@ -206,10 +159,10 @@ def _ending_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _that_can_run(console: Console, *, quick: bool) -> list[str]:
-    """All subjects, but the large ones unless *quick*; those of the cluster and of DynamoDB are
-    left out, with a word, where it cannot be started."""
-    names = [name for name in SUBJECTS if quick or name not in _WHEN_NAMED]
+def _that_can_run(console: Console) -> list[str]:
+    """All subjects; those of the cluster and of DynamoDB are left out, with a word, if it cannot be
+    started."""
+    names = list(SUBJECTS)
     for kind, problem in (("cluster-", cluster.missing()), ("dynamodb-", dynamodb.missing())):
         if problem:
             console.print(f"no {kind} subjects: {problem}", markup=False, soft_wrap=True)
@@ -225,20 +178,12 @@ def _drawn(names: list[str], draw: int | None, seed: int) -> list[str]:
     return [name for name in names if name in drawn]
 
 
-def _run_all(
-    bench: Bench, names: Sequence[str], folder: Path | None, *, halved: bool
-) -> list[Report]:
-    """Run the subjects *names*; if *halved*, by three processes, for the sake of time: the reports
-    are those of this one."""
+def _run_all(bench: Bench, names: Sequence[str]) -> list[Report]:
     if set(names) - _WITHOUT_WRK:
         find_wrk()
     # What is measured within this process shall run as it does in a worker.
     tune_interpreter()
-    there = [name for name in names if halved and name.startswith("cluster-")]
-    waiting = [name for name in there if name in _WAITING]
-    loading = [name for name in there if name not in _WAITING]
-    with beside(bench, loading, folder), beside(bench, waiting, folder):
-        return [_run(bench, name) for name in names if name not in there]
+    return [_run(bench, name) for name in names]
 
 
 def _run(bench: Bench, name: str) -> Report:

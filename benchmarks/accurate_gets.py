@@ -5,10 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from benchmarks.harness import Bench, Load, Server, check, check_adds, counter_serve, load
-from benchmarks.pacing import at_pace
-from benchmarks.results import Figure, Report, median, ratios
-from benchmarks.single_adds import WARM_S, WINDOWS
+from benchmarks.harness import Bench, Server, check, counter_serve
+from benchmarks.loads import WARM_S, WINDOWS, Load, at_pace, check_adds, check_counted, load
+from benchmarks.results import Report, figure, p99_ms, rates, ratios
 
 BASE: Final = "/v1/namespaces/hot"
 _ADDS_PER_S: Final = 5_000
@@ -28,7 +27,7 @@ def run(bench: Bench) -> Report:
     data = bench.fresh_folder("data")
     adds: list[Load] = []
     with counter_serve(bench, data, *WINDOWS) as server:
-        _create(server)
+        server.create(BASE, counter_type="EVENTUAL")
         if not bench.quick:
             _add(server, adds, WARM_S)
         eventual, accurate = bench.alternate(
@@ -50,32 +49,15 @@ def run(bench: Bench) -> Report:
             " EVENTUAL namespace answers to a get without it, from the cache. After each load the"
             " accurate count is compared with what had been acknowledged."
         ),
-        figures=(_figure(accurate, eventual),),
+        figures=(
+            figure(
+                "p99 of an accurate get, of an eventual one's",
+                ratios(p99_ms(accurate), p99_ms(eventual)),
+                at_most=_TARGET,
+                note=f"accurate {rates(accurate)}; eventual {rates(eventual)}",
+            ),
+        ),
     )
-
-
-def _figure(accurate: list[Load], eventual: list[Load]) -> Figure:
-    rounds = ratios([x.p99_ms for x in accurate], [x.p99_ms for x in eventual])
-    return Figure(
-        "p99 of an accurate get, of an eventual one's",
-        median(rounds),
-        at_most=_TARGET,
-        rounds=tuple(rounds),
-        note=f"accurate {_latencies(accurate)}; eventual {_latencies(eventual)}",
-    )
-
-
-def _latencies(loads: list[Load]) -> str:
-    return (
-        f"p50 {median([x.p50_ms for x in loads]):.2f} ms,"
-        f" p99 {median([x.p99_ms for x in loads]):.2f} ms"
-        f" at {median([x.per_s for x in loads]):,.0f}/s"
-    )
-
-
-def _create(server: Server) -> None:
-    answer = server.client.put(BASE, json={"counter_type": "EVENTUAL"})
-    check(answer.status_code == 201, f"no namespace: {answer.status_code} {answer.text[:300]}")
 
 
 def _add(server: Server, adds: list[Load], seconds: float) -> Load:
@@ -115,10 +97,5 @@ def _get(bench: Bench, server: Server, adds: list[Load], query: str, accuracy: s
     told = server.get(path + query)["accuracy"]
     check(told == accuracy, f"a get is {told}, not {accuracy}")
     count = server.get(path + _ACCURATE)["count"]
-    acknowledged = sum(x.requests * x.weight for x in adds)
-    sent = sum(x.sent * x.weight for x in adds)
-    check(
-        acknowledged <= count <= sent,
-        f"an accurate get tells {count}; {acknowledged} were acknowledged, {sent} sent",
-    )
+    check_counted(count, adds, "an accurate get: ")
     return got[-1]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -18,29 +17,26 @@ from typing import Any, Final
 import httpx
 
 from benchmarks.harness import (
-    ROOT,
     Bench,
-    BenchError,
     MissingToolError,
     Server,
     check,
     cpu_s_of,
-    python_module,
+    free_port,
+    run_module,
     serving,
+    wait_until,
 )
 from counter.limits import LEASE_LOOK_US, SECOND
 from counter.storage.cassandra.tables import events_table
 from scripts import cluster_jars, cluster_servers
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
 
-KEYSPACE: Final = "bench"
-_POLL_S: Final = 0.05
+DATASET: Final = ("--retention=1d", "--slice=12h", "--time-bucket=1h", "--event-buckets=1")
 _CREATE_TIMEOUT_S: Final = 30.0
 _PAGE_ROWS: Final = 5_000
 #: Most of the node's own speed is compiled while it runs.
 HEAP_MB: Final = 768
-#: Below the range that systems take outgoing ports from.
-_PORTS: Final = range(20_000, 30_000)
 
 
 def missing() -> str | None:
@@ -70,9 +66,10 @@ class Place:
 class Worker(Server):
     """A rollup worker: ``counter rollup`` in a process of its own."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        self._port = _free_port()
-        super().__init__([*arguments, "--metrics-port", str(self._port)], log)
+    def __init__(self, flags: Sequence[str], log: Path, **how: Any) -> None:
+        self._port = free_port()
+        port = ("--host=127.0.0.1", f"--metrics-port={self._port}")
+        super().__init__(["counter", "rollup", *flags, *port], log, **how)
 
     def _ready_at(self) -> str | None:
         url = f"http://127.0.0.1:{self._port}"
@@ -84,10 +81,7 @@ class Worker(Server):
 
     def counters(self) -> int:
         """How many counters it wrote so far."""
-        for line in self.client.get("/metrics").text.splitlines():
-            if line.startswith("counter_rollup_counters_total "):
-                return int(float(line.split()[1]))
-        raise BenchError("the worker does not tell how many counters it wrote")
+        return int(self.metrics("counter_rollup_counters_total")["counter_rollup_counters_total"])
 
 
 class Site:
@@ -96,23 +90,21 @@ class Site:
     def __init__(self, bench: Bench, cluster: Cluster, dataset: Sequence[str]) -> None:
         self._bench = bench
         self.cluster = cluster
-        self.contact_point = f"{cluster.contact_points[0]}:{cluster.shape.cassandra_port}"
-        self.flags = (
-            *("--store", "cassandra", "--contact-points", self.contact_point),
-            *("--keyspace", KEYSPACE, "--replication", str(cluster.shape.nodes), *dataset),
+        self._host, self._port = cluster.contact_points[0], cluster.shape.cassandra_port
+        flags = (
+            *("--store=cassandra", f"--contact-points={self._host}:{self._port}"),
+            *("--keyspace=bench", f"--replication={cluster.shape.nodes}", *dataset),
         )
+        self._flags = (*flags, "--cache", cluster.memcached_url)
         self._made = 0
-        schema = python_module("counter", "schema", "apply", *self.flags)
-        done = run(schema, cwd=ROOT, capture_output=True, text=True, check=False)
-        check(done.returncode == 0, f"the schema cannot be applied: {done.stdout}{done.stderr}")
+        run_module("counter", "schema", "apply", *flags)
         self._session = self._connect()
 
     def _connect(self) -> Any:
         from counter.storage.cassandra.driver import new_cluster
         from counter.storage.cassandra.options import CassandraOptions
 
-        host, _, port = self.contact_point.rpartition(":")
-        self._driver = new_cluster(CassandraOptions([(host, int(port))]))
+        self._driver = new_cluster(CassandraOptions([(self._host, self._port)]))
         return self._driver.connect()
 
     def close(self) -> None:
@@ -120,43 +112,30 @@ class Site:
         self._driver.shutdown()
 
     @contextmanager
-    def api(self, *flags: str) -> Iterator[Server]:
+    def api(self) -> Iterator[Server]:
         """``counter serve`` over the cluster at a free port."""
-        arguments = ["counter", "serve", "--port", "0", *self.flags, *self.cache, *flags]
+        arguments = ["counter", "serve", "--port", "0", *self._flags]
         with serving(arguments, self._bench.fresh_folder("serve.log")) as server:
             yield server
 
-    @contextmanager
-    def variant(self, name: str) -> Iterator[Server]:
-        """One of the servers of benchmarks/variants.py over the cluster."""
-        arguments = ["benchmarks.variants", name, "--port", "0", *self.flags, *self.cache]
-        with serving(arguments, self._bench.fresh_folder(f"{name}.log")) as server:
-            yield server
-
-    def worker(self, *flags: str) -> Worker:
+    def worker(self) -> Worker:
         """Start ``counter rollup``; the caller stops or kills it."""
-        arguments = ["counter", "rollup", *self.flags, *self.cache, *flags]
-        return Worker(arguments, self._bench.fresh_folder("rollup.log"))
-
-    @property
-    def cache(self) -> tuple[str, str]:
-        return ("--cache", self.cluster.memcached_url)
+        return Worker(self._flags, self._bench.fresh_folder("rollup.log"))
 
     def create(self, server: Server, **settings: Any) -> Place:
         """A namespace that nothing is in yet, EVENTUAL unless *settings* say otherwise."""
         self._made += 1
         name = f"n{self._made}"
         body = {"counter_type": "EVENTUAL", **settings}
-        end_s = time.monotonic() + _CREATE_TIMEOUT_S
-        while True:
-            answer = server.client.put(f"/v1/namespaces/{name}", json=body)
-            # A busy machine, and LWTs that were just loaded, may keep the store from answering.
-            if answer.status_code != 503 or time.monotonic() > end_s:
-                break
-            time.sleep(_POLL_S)
-        check(answer.is_success, f"no namespace: {answer.status_code} {answer.text[:300]}")
-        rows = self.rows("SELECT id FROM bench.namespaces WHERE name = %s", name)
-        return Place(name, rows[0][0], answer.json()["shards"])
+        path = f"/v1/namespaces/{name}"
+        # A busy machine may keep the store from answering at first.
+        wait_until(
+            f"{path} is not created",
+            lambda: server.client.put(path, json=body).is_success,
+            _CREATE_TIMEOUT_S,
+        )
+        [(number,)] = self.rows("SELECT id FROM bench.namespaces WHERE name = %s", name)
+        return Place(name, number, server.get(path)["shards"])
 
     def rows(self, cql: str, *values: Any) -> list[Any]:
         """What Cassandra answers to *cql*."""
@@ -168,11 +147,11 @@ class Site:
         )
         return list(self._session.execute(statement, values or None, timeout=60))
 
-    def events(self, dataset: str = "default") -> Iterator[tuple[int, str, int]]:
-        """Namespace, counter and delta of every event there is in *dataset*."""
-        [(number,)] = self.rows("SELECT id FROM bench.datasets WHERE name = %s", dataset)
+    def events(self) -> Iterator[tuple[int, str, int]]:
+        """Namespace, counter and delta of every event there is."""
+        [(number,)] = self.rows("SELECT id FROM bench.datasets WHERE name = %s", "default")
         for (start_us,) in self.rows("SELECT start FROM bench.slices WHERE dataset = %s", number):
-            table = f"bench_{dataset}.{events_table(start_us)}"
+            table = f"bench_default.{events_table(start_us)}"
             yield from self.rows(f"SELECT namespace, counter, delta FROM {table}")  # noqa: S608
 
     def watermarks(self, place: Place) -> list[int]:
@@ -210,19 +189,6 @@ class Site:
         lines = [line.split() for line in answer.decode().splitlines()]
         return {each[1]: int(each[2]) for each in lines if len(each) == 3 and each[2].isdigit()}
 
-    def cpu_s(self) -> float:
-        """The CPU seconds of Cassandra and memcached so far."""
-        return _cpu_s_of(self.cluster)
-
-    def forget(self) -> None:
-        """Delete everything, for the next user of the cluster."""
-        for (keyspace,) in self.rows("SELECT keyspace_name FROM system_schema.keyspaces"):
-            if keyspace.startswith(KEYSPACE):
-                self._session.execute(f"DROP KEYSPACE {keyspace}", timeout=60)
-        for each in self.cluster.memcached:
-            each.kill()
-            each.start()
-
 
 @contextmanager
 def site(bench: Bench, *dataset: str, nodes: int = 1) -> Iterator[Site]:
@@ -230,41 +196,18 @@ def site(bench: Bench, *dataset: str, nodes: int = 1) -> Iterator[Site]:
     the schema. Raises MissingToolError."""
     if problem := missing():
         raise MissingToolError(problem)
-    with _running(bench, nodes) as cluster:
-        before_s = _cpu_s_of(cluster) if bench.quick else 0.0
-        with bench.console.status("applying the schema"):
-            made = Site(bench, cluster, dataset)
-        try:
-            yield made
-            if bench.quick:
-                made.forget()
-        finally:
-            bench.cluster_cpu_s += _cpu_s_of(cluster) - before_s
-            made.close()
-
-
-@contextmanager
-def _running(bench: Bench, nodes: int) -> Iterator[Cluster]:
-    """Yield a started cluster: a new one, but in a quick run, whose figures mean nothing, the same
-    one for all."""
-    if not bench.quick:
-        with ExitStack() as stack:
-            yield _started(bench, nodes, stack)
-        return
-    if nodes not in bench.clusters:
-        bench.clusters[nodes] = _started(bench, nodes, bench.kept)
-    yield bench.clusters[nodes]
-
-
-def _started(bench: Bench, nodes: int, stack: ExitStack) -> Cluster:
-    """A cluster of its own, gone when *stack* is closed."""
     directory = bench.fresh_folder("cluster")
     shape = Shape(nodes=nodes, memcached=1, heap_mb=HEAP_MB, quick=bench.quick)
     cluster = make_temporary(directory, shape)
-    stack.enter_context(dies_with_us(directory))
-    with bench.console.status("starting Cassandra and memcached"):
-        cluster.start()
-    return cluster
+    with dies_with_us(directory):
+        with bench.console.status("starting Cassandra and memcached"):
+            cluster.start()
+            made = Site(bench, cluster, dataset)
+        try:
+            yield made
+        finally:
+            bench.cluster_cpu_s += _cpu_s_of(cluster)
+            made.close()
 
 
 def _cpu_s_of(cluster: Cluster) -> float:
@@ -285,11 +228,7 @@ def conditions(nodes: int = 1) -> tuple[tuple[str, str], ...]:
             "an add is answered once it is in the commit log of a node, or of most of its nodes;"
             " the log goes to disk every 10 s",
         ),
-        (
-            "a retry is known",
-            "by the service, and as an LWT, as long as events are retained; as an update of a"
-            " native counter, never",
-        ),
+        ("a retry is known", "as long as events are retained"),
         ("cores shared", f"Cassandra, memcached and the load run on the same {os.cpu_count()}"),
     )
 
@@ -297,22 +236,3 @@ def conditions(nodes: int = 1) -> tuple[tuple[str, str], ...]:
 def _java() -> str:
     output = run(["java", "-version"], capture_output=True, text=True, check=False).stderr
     return output.splitlines()[0].replace('"', "") if output else "an unknown Java"
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise BenchError(f"no free port from {_PORTS.start} to {_PORTS.stop}")
-
-
-def wait_until(problem: str, holds: Callable[[], bool], timeout_s: float) -> None:
-    """Poll until *holds*. Raises BenchError with *problem* after *timeout_s*."""
-    end_s = time.monotonic() + timeout_s
-    while not holds():
-        check(time.monotonic() < end_s, f"after {timeout_s:.0f} s: {problem}")
-        time.sleep(_POLL_S)

@@ -1,119 +1,122 @@
-"""Single adds over HTTP to one Cassandra node: beside the driver alone, and beside other ways."""
+"""Single adds over HTTP over one Cassandra node, and over three."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from benchmarks.cluster import conditions
-from benchmarks.cluster_loads import FRESH, HOT, MANY, SKEWED, Adds, adds_over
-from benchmarks.harness import Bench, Load
-from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.cluster import DATASET, Place, Site, conditions, site
+from benchmarks.harness import Bench, Server, new_token, wait_until
+from benchmarks.loads import Load, check_counted, check_counts, load, single_adds
+from benchmarks.results import Figure, Report, rate
 
-_CONNECTIONS: Final = (64, 256)
-#: LWTs on one counter get in each other's way: of few, some succeed however slow the machine is.
-_CONNECTIONS_QUICK: Final = (8,)
-_OF_DRIVER: Final = 0.8
-_NEW_OF_DRIVER: Final = 0.7
-_HOT: Final = 2.0
-_OF_NATIVE: Final = 1.5
-
-_DRIVER: Final = "the driver alone"
-_SERVICE: Final = "the service"
-_UNGUARDED: Final = "the service without the guard"
-_LWT: Final = "an LWT insert an add"
-_NATIVE: Final = "a native counter's update an add"
-
-_Loads = Mapping[tuple[str, str], list[Load]]
-
+#: A few of them are hot, most are rare.
+_MANY: Final = 10_000
+_KINDS: Final = {"new counters": 0, "many counters": _MANY, "one counter": 1}
+_WARM_S: Final = 2.0
+_WARM_UP_S: Final = 10.0
+_FIRST_ADD_S: Final = 60.0
+_SHARDS: Final = 16
+_SAMPLED: Final = 200
 _METHOD: Final = (
-    "`POST .../add` with a fresh token each to `counter serve --store cassandra` over one Cassandra"
-    " node and memcached, by wrk on the same machine; no rollup worker runs. Each load has an"
-    " EVENTUAL namespace of its own, so marks and names are new too. *New counters*: each add is"
-    f" the first to its counter. *Many counters*: {MANY:,}, a few hot, most rare. *One counter*:"
-    " all adds go to it. The driver alone is one Python process without HTTP that writes the same"
-    " rows (mark, name, event) through the same driver with the same settings, as many at a time as"
-    " there are connections; marks and names that come together in a batch for each partition,"
-    " events one by one. The service has more of them share a statement, those of up to ten"
-    " partitions that come together: it pays for HTTP, for the guard and for knowing each add's end"
-    " with what that saves. The other ways to count are servers of the same process set-up, front,"
-    " parsing and driver bridge, and write a turn's adds together too; they do one statement an add"
-    " and leave no marks: the event by `IF NOT EXISTS`, or `n = n + 1` on a native counter column,"
-    " which counts a retried add twice. An LWT costs most where several nodes must agree: its"
-    " target is that of cluster-quorum, and what it costs on one node is shown beside."
-    " After all of it every row is read back: each acknowledged add is one"
-    " event, each unanswered one at most one, and the API counts what the rows say."
+    "`POST .../add` with a fresh token each to `counter serve --store cassandra` over {nodes} and"
+    " memcached, by wrk on the same machine; no rollup worker runs. Each load has an EVENTUAL"
+    " namespace of its own, so marks and names are new too. *New counters*: each add is the first"
+    f" to its counter. *Many counters*: {_MANY:,}, a few hot, most rare. *One counter*: all adds go"
+    " to it. Afterwards every row is read back: each acknowledged add is one event, each"
+    " unanswered one at most one, and the API counts what the rows say."
 )
 
 
+@dataclass(slots=True)
+class _Adds:
+    """The loads of one server, each in a namespace of its own."""
+
+    bench: Bench
+    site: Site
+    server: Server
+    made: list[tuple[Place, Sequence[Load]]] = field(default_factory=list)
+
+    def warm_up(self) -> None:
+        """Have the nodes compile what the loads need: their first seconds are the slowest, and
+        some adds may fail."""
+        base = self.site.create(self.server, shards=_SHARDS).base
+        with self.bench.console.status("warming up"):
+            wait_until("no add succeeds", partial(self._adds_one, base), _FIRST_ADD_S)
+            if not self.bench.quick:
+                single_adds(self.server, base)(seconds=_WARM_UP_S, may_fail=True)
+
+    def _adds_one(self, base: str) -> bool:
+        body = {"delta": 1, "idempotency_token": new_token()}
+        return self.server.client.post(f"{base}/counters/first/add", json=body).is_success
+
+    def load(self, counters: int, connections: int) -> Load:
+        """Adds to so many counters, or to a new one each for 0."""
+        place = self.site.create(self.server, shards=_SHARDS)
+        send = partial(load, self.server, connections=connections)
+        script = "adds.lua" if counters else "fresh.lua"
+        loads = []
+        if not self.bench.quick:
+            # Names of its own for the warming, or the measured ones would not be new.
+            loads.append(send(script, place.base, counters or "w", seconds=_WARM_S))
+        loads.append(send(script, place.base, counters or "f", seconds=self.bench.seconds))
+        self.made.append((place, loads))
+        return loads[-1]
+
+    def check(self) -> None:
+        """What was added is one event each; the API counts what the events of a sample say."""
+        self.server.settled_tally()
+        counted = {place.id: Counter[str]() for place, _ in self.made}
+        with self.bench.console.status("reading all rows back"):
+            for namespace, counter, delta in self.site.events():
+                counted.setdefault(namespace, Counter())[counter] += delta
+        for place, loads in self.made:
+            found = counted[place.id]
+            check_counted(found.total(), loads, f"{place.name}: ")
+            names = sorted(found)
+            some = sorted({*names[:10], *random.sample(names, min(_SAMPLED, len(names)))})
+            check_counts(self.server.counts(place.base, some, "0s"), found)
+
+
 def run(bench: Bench) -> Report:
-    """Measure at each number of connections, all servers in turn."""
-    with adds_over(bench, nodes=1) as adds:
-        figures: list[Figure] = []
-        for connections in _CONNECTIONS_QUICK if bench.quick else _CONNECTIONS:
-            variants = {
-                f"{how}, {where}, {connections} connections": each
-                for (how, where), each in _variants(adds, connections).items()
-            }
-            samples = bench.alternate(variants).values()
-            loads = dict(zip(_variants(adds, connections), samples, strict=True))
-            figures += _figures(connections, loads)
+    """Measure over one node, at each number of connections."""
     return Report(
         subject="cluster-adds",
         title="Single adds over Cassandra",
-        method=_METHOD,
-        figures=tuple(figures),
+        method=_METHOD.format(nodes="one Cassandra node"),
+        figures=_measured(bench, 1, (8,) if bench.quick else (64, 256), list(_KINDS)),
         conditions=conditions(),
     )
 
 
-def _variants(adds: Adds, connections: int) -> dict[tuple[str, str], Callable[[], Load]]:
-    """What is compared, by how it counts and where."""
-    http, driver = adds.over_http, adds.by_driver
-    return {
-        (_DRIVER, "new counters"): partial(driver, FRESH, connections),
-        (_SERVICE, "new counters"): partial(http, adds.service, FRESH, connections),
-        (_UNGUARDED, "new counters"): partial(http, adds.service, FRESH, connections, "off"),
-        (_SERVICE, "one counter"): partial(http, adds.service, HOT, connections),
-        (_DRIVER, "many counters"): partial(driver, SKEWED, connections),
-        (_SERVICE, "many counters"): partial(http, adds.service, SKEWED, connections),
-        (_LWT, "many counters"): partial(http, adds.lwt, SKEWED, connections),
-        (_NATIVE, "many counters"): partial(http, adds.native, SKEWED, connections),
-        (_LWT, "one counter"): partial(http, adds.lwt, HOT, connections),
-        (_NATIVE, "one counter"): partial(http, adds.native, HOT, connections),
-    }
-
-
-def _figures(connections: int, loads: _Loads) -> Iterator[Figure]:
-    def compared(
-        over: tuple[str, str], under: tuple[str, str], at_least: float | None = None
-    ) -> Figure:
-        where = over[1] if over[1] == under[1] else f"{over[1]} with {under[1]}"
-        rounds = ratios([x.per_s for x in loads[over]], [x.per_s for x in loads[under]])
-        return Figure(
-            f"{where}, {connections} connections: {over[0]}, of {under[0]}",
-            median(rounds),
-            at_least=at_least,
-            rounds=tuple(rounds),
-            note=f"{_rates(loads[over])} against {_rates(loads[under])}",
-        )
-
-    new, many, one = "new counters", "many counters", "one counter"
-    yield compared((_SERVICE, new), (_DRIVER, new), _NEW_OF_DRIVER)
-    yield compared((_UNGUARDED, new), (_DRIVER, new))
-    yield compared((_SERVICE, many), (_DRIVER, many), _OF_DRIVER)
-    yield compared((_SERVICE, one), (_SERVICE, new), _HOT)
-    yield compared((_SERVICE, one), (_DRIVER, new))
-    yield compared((_SERVICE, many), (_LWT, many))
-    yield compared((_SERVICE, one), (_LWT, one))
-    yield compared((_SERVICE, many), (_NATIVE, many), _OF_NATIVE)
-    yield compared((_SERVICE, one), (_NATIVE, one), _OF_NATIVE)
-
-
-def _rates(loads: list[Load]) -> str:
-    return (
-        f"{median([x.per_s for x in loads]):,.0f}/s (p99"
-        f" {median([x.p99_ms for x in loads]):.0f} ms;"
-        f" {median([x.cpu_s / x.seconds for x in loads]):.2f} of a core)"
+def at_quorum(bench: Bench) -> Report:
+    """Measure over three nodes; over two in a quick run, which start sooner."""
+    kinds = ["many counters", "one counter"]
+    return Report(
+        subject="cluster-quorum",
+        title="Single adds over three Cassandra nodes",
+        method=_METHOD.format(nodes="three Cassandra nodes that all keep all data, at QUORUM,"),
+        figures=_measured(bench, 2 if bench.quick else 3, (8 if bench.quick else 64,), kinds),
+        conditions=conditions(3),
     )
+
+
+def _measured(
+    bench: Bench, nodes: int, connections: Sequence[int], kinds: Sequence[str]
+) -> tuple[Figure, ...]:
+    with site(bench, *DATASET, nodes=nodes) as where, where.api() as server:
+        adds = _Adds(bench, where, server)
+        adds.warm_up()
+        loads = bench.alternate(
+            {
+                f"{kind}, {number} connections": partial(adds.load, _KINDS[kind], number)
+                for number in connections
+                for kind in kinds
+            }
+        )
+        adds.check()
+    return tuple(rate(f"adds a second to {what}", some) for what, some in loads.items())

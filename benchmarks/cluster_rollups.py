@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
-from benchmarks.cluster import Place, Site, Worker, conditions, site
-from benchmarks.cluster_feeding import Background, Feeder, tokens_at
-from benchmarks.cluster_loads import DATASET
-from benchmarks.harness import Bench, Server, check, counter_names
-from benchmarks.results import Figure, Report, median, ratios
+from benchmarks.cluster import DATASET, Place, Site, Worker, conditions, site
+from benchmarks.harness import (
+    Background,
+    Bench,
+    Server,
+    check,
+    counter_names,
+    new_token,
+    token_json,
+)
+from benchmarks.loads import check_counts
+from benchmarks.results import Figure, Report, figure, median, ratios
 from counter.clock import SystemClock
-from counter.limits import MILLISECOND, SECOND
+from counter.limits import BATCH_ITEMS_MAX, MILLISECOND, SECOND
 
 _PER_S: Final = 1_500
 #: One core for each worker and for what they wait for: Cassandra takes about as much as they do.
@@ -33,6 +42,40 @@ _LAG_US: Final = _ACCEPT_US + _WRITE_TIMEOUT_US + 2 * _SKEW_US
 _SCHEMA: Final = (*DATASET, "--write-timeout=1s", "--clock-skew-max=250ms")
 _TIMEOUT_S: Final = 300.0
 _SLACK_US: Final = 2 * SECOND
+_RETRY_S: Final = 60.0
+_PAUSE_S: Final = 0.5
+
+
+class Feeder:
+    """Adds 1 to each of some counters, each under one of *tokens*; of now, unless given."""
+
+    def __init__(
+        self, server: Server, place: Place, tokens: Callable[[], dict[str, str]] = new_token
+    ) -> None:
+        self._server = server
+        self._path = f"{place.base}/batch/add"
+        self._token = tokens
+
+    def feed(self, names: Sequence[str]) -> None:
+        """Add to each of *names* once; what is answered to be sent again, is, under its token.
+
+        Raises BenchError unless every add is acknowledged in the end.
+        """
+        for start in range(0, len(names), BATCH_ITEMS_MAX):
+            items: list[dict[str, Any]] = [
+                {"counter": name, "delta": 1, "idempotency_token": self._token()}
+                for name in names[start : start + BATCH_ITEMS_MAX]
+            ]
+            end_s = time.monotonic() + _RETRY_S
+            while items:
+                results = self._server.post(self._path, {"items": items})["results"]
+                failed = [each for each in results if "event_time" not in each]
+                pairs = zip(items, results, strict=True)
+                items = [item for item, each in pairs if each.get("retry") == "same_token"]
+                refused = len(items) < len(failed) or time.monotonic() > end_s
+                check(not (failed and refused), f"{len(failed)} adds were refused: {failed[:1]}")
+                if items:
+                    time.sleep(_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +112,6 @@ def run(bench: Bench) -> Report:
         (stream,) = bench.alternate(
             {"one worker, a stream": partial(_follow, bench, where, server)}
         ).values()
-    scaled = ratios([x.per_s for x in two], [x.per_s for x in one])
     return Report(
         subject="cluster-rollups",
         title="Rollup over Cassandra",
@@ -83,21 +125,19 @@ def run(bench: Bench) -> Report:
             " wrote between two instants. Afterwards every counter is read back."
         ),
         figures=(
-            _rate("counters a second, one worker, one large window", one, _PER_S),
-            _rate("counters a second, one worker, a stream", stream, _PER_S),
-            Figure(
+            _rate("counters a second, one worker, one large window", one),
+            _rate("counters a second, one worker, a stream", stream),
+            figure(
                 "how far the oldest shard was behind, a stream",
-                median([x.stalest_s for x in stream]),
+                [x.stalest_s for x in stream],
                 "s",
                 at_most=(_WINDOW_US + _LAG_US + _SLACK_US) / SECOND,
-                rounds=tuple(x.stalest_s for x in stream),
                 note=(f"window {_WINDOW_US / SECOND:g} s, lag {_LAG_US / SECOND:g} s, and 2 s"),
             ),
-            Figure(
+            figure(
                 f"counters a second of two workers, of one; {cores} cores",
-                median(scaled),
+                ratios([x.per_s for x in two], [x.per_s for x in one]),
                 at_least=_SCALES if cores >= _CORES_FOR_TWO else None,
-                rounds=tuple(scaled),
                 note=(
                     f"{median([x.per_s for x in two]):,.0f}/s against"
                     f" {median([x.per_s for x in one]):,.0f}/s; a second worker can only scale"
@@ -109,14 +149,12 @@ def run(bench: Bench) -> Report:
     )
 
 
-def _rate(what: str, rounds: Sequence[Rolled], target: float) -> Figure:
-    rates = [each.per_s for each in rounds]
-    return Figure(
+def _rate(what: str, rounds: Sequence[Rolled]) -> Figure:
+    return figure(
         what,
-        median(rates),
+        [each.per_s for each in rounds],
         "/s",
-        at_least=target,
-        rounds=tuple(rates),
+        at_least=_PER_S,
         note=(
             f"{rounds[0].counters:,} counters; {median([x.cpu_s / x.seconds for x in rounds]):.2f}"
             f" cores of the worker, {median([x.counters / x.cpu_s for x in rounds]):,.0f} a CPU"
@@ -149,7 +187,12 @@ def _drain(bench: Bench, where: Site, server: Server, number: int) -> Rolled:
     with _working(where, number) as workers:
         start_us = (clock.now_us() + ahead_us) // _WINDOW_US * _WINDOW_US
         end_us = start_us + _WINDOW_US
-        Feeder(server, place, tokens_at(start_us)).feed(names)
+        times_us = count(start_us)
+
+        def token() -> dict[str, str]:
+            return token_json(uuid.uuid4().bytes, next(times_us))
+
+        Feeder(server, place, token).feed(names)
         closes_us = end_us + _LAG_US
         late_us = clock.now_us() - closes_us
         check(late_us < 0, f"feeding took {late_us / SECOND:.1f} s too long")
@@ -202,6 +245,4 @@ def _place(where: Site, server: Server) -> Place:
 
 def _check(server: Server, place: Place, names: Sequence[str]) -> None:
     """Each counter was added to once, and is rolled up."""
-    counts = server.counts(place.base, names, None)
-    wrong = [name for name in names if counts[name] != 1]
-    check(not wrong, f"{len(wrong)} of {len(names)} counts are wrong: {wrong[:9]}")
+    check_counts(server.counts(place.base, names, None), dict.fromkeys(names, 1))

@@ -1,162 +1,86 @@
-"""Gets: of a hot counter against a bare route, and of random ones among a million idle counters."""
+"""Gets of a hot counter, of one idle counter, and of random ones among a million."""
 
 from __future__ import annotations
 
 import random
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from itertools import count
 from typing import Final
 
-import httpx
-
 from benchmarks.harness import (
+    Background,
     Bench,
-    BenchError,
-    Load,
     Server,
     check,
     counter_serve,
-    load,
-    variant,
+    new_token,
+    wait_until,
 )
+from benchmarks.loads import Load, check_counts, load
 from benchmarks.prepared import BASE, Shape, many_events, name_of, prepare
-from benchmarks.results import Figure, Report, median, ratios
-from counter.clock import to_rfc3339
-from counter.tokens import TokenGenerator
+from benchmarks.results import Report, figure, per_cpu_s, rates, ratios
 
 CONNECTIONS: Final = 64
 _ADDS_PER_S: Final = 20
 _SAMPLED: Final = 1_000
-_HOT_TARGET: Final = 0.85
-_RANDOM_TARGET: Final = 1.5
-
-
-class Heater:
-    """Adds to one counter now and then, so that it stays a hot one, and counts its own adds."""
-
-    def __init__(self, server: Server, counter: str) -> None:
-        self.added = 0
-        self._stop = threading.Event()
-        self._failed = ""
-        self._url = f"{server.url}{BASE}/counters/{counter}/add"
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        tokens = TokenGenerator()
-        with httpx.Client(trust_env=False, timeout=30.0) as client:
-            while not self._stop.wait(1 / _ADDS_PER_S):
-                nonce, time_us = tokens.next()
-                token = {"token": nonce.hex(), "generation_time": to_rfc3339(time_us)}
-                answer = client.post(self._url, json={"delta": 1, "idempotency_token": token})
-                if answer.status_code != 200:
-                    self._failed = answer.text
-                    return
-                self.added += 1
-
-    def stop(self) -> int:
-        """How many adds were acknowledged. Raises BenchError if one was not."""
-        self._stop.set()
-        self._thread.join()
-        if self._failed or not self.added:
-            raise BenchError(f"the hot counter could not be added to: {self._failed}")
-        return self.added
+_TARGET: Final = 1.5
 
 
 def run(bench: Bench) -> Report:
-    """Measure the four kinds of get in turn, over one server and one with a bare route."""
+    """Measure the three kinds of get in turn, over one server."""
     shape = many_events(bench.quick)
-    with _serving_both(bench, shape) as (server, bare):
-        heater = Heater(server, name_of(0))
+    hot_path = f"{BASE}/counters/{name_of(0)}"
+    with counter_serve(bench, prepare(bench, shape)) as server:
+        before = server.get(hot_path)["count"]
+        added = count()
+
+        def heat() -> None:
+            server.post(f"{hot_path}/add", {"delta": 1, "idempotency_token": new_token()})
+            next(added)
+
+        heater = Background(heat, 1 / _ADDS_PER_S)
         # Until the hot counter was rolled up once, it is as idle as the others.
-        _warm(bench, server)
+        wait_until(
+            "the hot counter is not rolled up",
+            lambda: bool(server.get(hot_path)["count"] != before),
+            60.0,
+        )
         variants: dict[str, Callable[[], Load]] = {
-            "bare route": lambda: _get(bench, bare, 1),
             "hot counter": lambda: _get(bench, server, 1),
             "one idle counter": lambda: _get(bench, server, 1, only=shape.step + 1),
             "random counters": lambda: _get(bench, server, shape.counters, shape),
         }
-        bare_loads, hot, idle, scattered = bench.alternate(variants).values()
-        added = heater.stop()
-        count = server.get(f"{BASE}/counters/{name_of(0)}?max_staleness=0s")["count"]
-        check(count == shape.count(0) + added, f"the hot counter holds {count}, {added} were added")
+        hot, idle, scattered = bench.alternate(variants).values()
+        heater.stop()
+        expected = shape.count(0) + next(added)
+        check_counts(server.counts(BASE, [name_of(0)], "0s"), {name_of(0): expected})
+    # By the server's CPU: on a machine with few cores it is wrk that the clock shows.
     return Report(
         subject="gets",
         title="Gets",
         method=(
             f"`GET .../counters/{{c}}` of an EVENTUAL namespace with {shape.counters:,} counters"
             f" and {shape.events:,} events, over {CONNECTIONS} connections, by wrk on the same"
-            " machine."
-            f" The hot counter is added to {_ADDS_PER_S} times a second meanwhile, and rolled up."
-            " The bare route answers a constant of the same size through the same server and front."
-            " Random ones are spread evenly over all counters: most are in no cache. Compared is"
-            " the CPU of the server's process, all threads: user and system time."
+            f" machine. The hot counter is added to {_ADDS_PER_S} times a second meanwhile, and"
+            " rolled up. Random ones are spread evenly over all counters: most are in no cache."
+            " Compared is the CPU of the server's process, all threads: user and system time."
         ),
-        figures=tuple(_figures(bare_loads, hot, idle, scattered)),
+        figures=(
+            figure("gets a CPU second of a hot counter", per_cpu_s(hot), "/s", note=rates(hot)),
+            *(
+                figure(
+                    f"CPU of a get of {what}, of the hot one's",
+                    ratios(per_cpu_s(hot), per_cpu_s(loads)),
+                    at_most=_TARGET,
+                    note=rates(loads),
+                )
+                for what, loads in (
+                    ("one idle counter again and again", idle),
+                    ("random counters", scattered),
+                )
+            ),
+        ),
     )
-
-
-def _figures(
-    bare: list[Load], hot: list[Load], idle: list[Load], scattered: list[Load]
-) -> Iterator[Figure]:
-    of_bare = _cpu(hot, bare)
-    yield Figure(
-        "gets a CPU second of a hot counter, of a bare route",
-        median(of_bare),
-        at_least=_HOT_TARGET,
-        rounds=tuple(of_bare),
-        note=f"hot {_rates(hot)}; bare {_rates(bare)}",
-    )
-    of_idle = _cpu(hot, idle)
-    yield Figure(
-        "CPU of a get of one idle counter again and again, of the hot one's",
-        median(of_idle),
-        at_most=_RANDOM_TARGET,
-        rounds=tuple(of_idle),
-        note=_rates(idle),
-    )
-    of_random = _cpu(hot, scattered)
-    yield Figure(
-        "CPU of a get of random counters, of the hot one's",
-        median(of_random),
-        at_most=_RANDOM_TARGET,
-        rounds=tuple(of_random),
-        note=_rates(scattered),
-    )
-
-
-def _cpu(over: list[Load], under: list[Load]) -> list[float]:
-    """By the server's CPU: on a machine with few cores it is wrk that the clock shows."""
-    return ratios([x.per_cpu_s for x in over], [x.per_cpu_s for x in under])
-
-
-def _rates(loads: list[Load]) -> str:
-    return (
-        f"{median([x.per_cpu_s for x in loads]):,.0f} a CPU second,"
-        f" {median([x.per_s for x in loads]):,.0f}/s by the clock"
-        f" (p99 {median([x.p99_ms for x in loads]):.1f} ms)"
-    )
-
-
-@contextmanager
-def _serving_both(bench: Bench, shape: Shape) -> Iterator[tuple[Server, Server]]:
-    with counter_serve(bench, prepare(bench, shape)) as server:
-        size = len(server.client.get(f"{BASE}/counters/{name_of(0)}").content)
-        with variant(bench, "bare", "--size", str(size)) as bare:
-            yield server, bare
-
-
-def _warm(bench: Bench, server: Server) -> None:
-    """Wait until the hot counter's first adds are rolled up."""
-    path = f"{BASE}/counters/{name_of(0)}"
-    before = server.get(path)["count"]
-    end_s = time.monotonic() + 60.0
-    with bench.console.status("waiting for the first rollup of the hot counter"):
-        while server.get(path)["count"] == before:
-            check(time.monotonic() < end_s, "the hot counter is not rolled up")
-            time.sleep(0.2)
 
 
 def _get(
@@ -175,6 +99,5 @@ def _get(
     if shape is not None:
         positions = random.sample(range(1, shape.counters), min(_SAMPLED, shape.counters - 1))
         counts = server.counts(BASE, [name_of(each) for each in positions], None)
-        wrong = [each for each in positions if counts[name_of(each)] != shape.count(each)]
-        check(not wrong, f"{len(wrong)} of {len(positions)} counts are wrong: {wrong[:10]}")
+        check_counts(counts, {name_of(each): shape.count(each) for each in positions})
     return measured

@@ -1,218 +1,203 @@
-"""How cost grows: servers with stored data of several sizes, and the plots of their figures.
-
-One server runs at a time: the others are stopped where they are.
-"""
+"""How cost grows: adds against counters and events on disk, the rollup against idle counters."""
 
 from __future__ import annotations
 
-import os
+import asyncio
 import random
-import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-import httpx
-
-from benchmarks.harness import Bench, Load, Server, check, counter_serve, load
-from benchmarks.memory import wait_for_rollup
-from benchmarks.plots import Plot, Series
-from benchmarks.prepared import BASE, Shape, name_of, prepare
-from benchmarks.results import Figure, median, ratios
+from benchmarks.harness import Bench, check, counter_serve
+from benchmarks.loads import Load, check_counted, check_counts, load
+from benchmarks.prepared import BASE, NAMESPACE, Shape, name_of, prepare
+from benchmarks.results import Figure, Report, figure, median, quantity, ratios
+from benchmarks.rollups import Desk, Rolled, desk_on
 from counter.clock import SystemClock
 
-CONNECTIONS: Final = 64
-SECONDS_MAX: Final = 2.0
-_WARM_S: Final = 1.0
+_SECONDS_MAX: Final = 2.0
 _SAMPLED: Final = 200
+#: An add appends to the end of a log that lies in time order, so it has no past to pay for.
+_RATE_TARGET: Final = 0.8
+_EVENTS_TARGET: Final = 0.9
+_EVEN_TARGET: Final = 0.85
+_P99_TARGET: Final = 1.5
+_IDLE_TARGET: Final = 1.25
+_COUNTERS: Final = 10_000
+_EVENTS_PER_COUNTER: Final = 10
+_METHOD: Final = (
+    " Each load has a server of its own, on a copy of what was prepared. After it what is on disk"
+    " is compared with what was acknowledged, and some counters are read through the API."
+)
 
-_Sample = TypeVar("_Sample")
+
+def counters(bench: Bench) -> Report:
+    """Adds over more and more counters: skewed, and even."""
+    sizes = (100, 1_000) if bench.quick else (1_000, 10_000, 100_000, 1_000_000)
+    scripts = {"skewed": ("adds.lua", _RATE_TARGET), "even": ("evens.lua", _EVEN_TARGET)}
+    figures: list[Figure] = []
+    for spread, (script, target) in scripts.items():
+        active = {size: min(size, _COUNTERS) // 10 for size in sizes}
+        points = {
+            f"{size:,} counters, {spread}": partial(
+                _adds, bench, Shape(active[size], size - active[size], 5, 0), script
+            )
+            for size in sizes
+        }
+        loads = dict(zip(sizes, bench.alternate(points).values(), strict=True))
+        figures += _figures(loads, f"{sizes[-1]:,} counters, of {sizes[0]:,}; {spread}", target)
+    return Report(
+        subject="growth-counters",
+        title="Growth: adds against counters",
+        method=(
+            "`POST .../add` with a fresh token each, over all counters of a namespace that has so"
+            " many, by wrk over 64 connections on the same machine. *Skewed*: a few are hot, most"
+            " are rare. *Even*: none is hotter than another. Flat is promised if adds go to a few"
+            f" at a time.{_METHOD}"
+        ),
+        figures=tuple(figures),
+    )
 
 
-class Standing:
-    """A server on a past of its own, and what was added to it since."""
+def events(bench: Bench) -> Report:
+    """Adds to as many counters, beside more and more events."""
+    active = 100 if bench.quick else _COUNTERS
+    shapes = [Shape(active, 0, each, 0) for each in ((5, 50) if bench.quick else (10, 100, 1_000))]
+    points = {
+        f"{shape.events:,} events": partial(_adds, bench, shape, "adds.lua") for shape in shapes
+    }
+    samples = bench.alternate(points).values()
+    loads = dict(zip((shape.events for shape in shapes), samples, strict=True))
+    what = f"{max(loads):,} events on disk, of {min(loads):,}"
+    return Report(
+        subject="growth-events",
+        title="Growth: adds against events on disk",
+        method=(
+            f"`POST .../add` with a fresh token each, over {active:,} counters (a few hot, most"
+            " rare) that have so many events already, by wrk over 64 connections on the same"
+            " machine. Flat is promised: the log lies in time order, so an add touches its end"
+            f" only.{_METHOD}"
+        ),
+        figures=tuple(_figures(loads, what, _EVENTS_TARGET)),
+    )
 
-    def __init__(self, bench: Bench, shape: Shape, data: Path, server: Server) -> None:
-        self.shape = shape
-        self.data = data
-        self.server = server
-        self._bench = bench
-        self._begin_us = SystemClock().now_us()
-        self._ended_us = 0
-        self._acknowledged = 0
-        self._sent = 0
 
-    @contextmanager
-    def awake(self) -> Iterator[Server]:
-        """The server, running until the caller is done with it."""
-        os.kill(self.server.pid, signal.SIGCONT)
-        yield self.server
-        # A connection that is kept would have expired by the next turn, and be closed under it.
-        self.server.client.close()
-        self.server.client = httpx.Client(base_url=self.server.url, timeout=60.0, trust_env=False)
-        os.kill(self.server.pid, signal.SIGSTOP)
+def _adds(bench: Bench, shape: Shape, script: str) -> Load:
+    """Load a server on a past of *shape* with single adds; compare what it counts with the rows."""
+    data, begin_us = prepare(bench, shape), SystemClock().now_us()
+    with counter_serve(bench, data) as server:
+        send = partial(load, server, script, BASE, shape.counters, connections=64)
+        loads = [send(seconds=1.0)] if not bench.quick else []
+        loads.append(send(seconds=min(_SECONDS_MAX, bench.seconds)))
+        tally = server.settled_tally()
+        added = _added(data, begin_us)
+        check(added.total() == tally["original"], f"{added.total()} on disk, taken: {tally}")
+        check_counted(added.total(), loads)
+        some = {0, *random.sample(sorted(added), min(_SAMPLED, len(added)))}
+        expected = {name_of(each): shape.count(each) + added[each] for each in some}
+        check_counts(server.counts(BASE, list(expected), "0s"), expected)
+        server.kill()
+    check(_added(data, begin_us) == added, "after kill -9 other events are on disk")
+    return loads[-1]
 
-    def adds(
-        self, counters: int, *, connections: int = CONNECTIONS, script: str = "adds.lua"
-    ) -> Load:
-        """Load it with single adds to so many counters, and check every count."""
-        loading = partial(self.load, script, counters, connections=connections)
-        with self.awake():
-            if not self._bench.quick:
-                loading(seconds=_WARM_S)
-            measured = loading(seconds=min(SECONDS_MAX, self._bench.seconds))
-            self.check()
-        return measured
 
-    def roll_up(self) -> None:
-        """Wait until all that it was loaded with is rolled up: none of that falls into a load."""
-        if self._ended_us:
-            with self.awake() as server:
-                wait_for_rollup(self._bench, server, self._ended_us)
+def _added(data: Path, begin_us: int) -> Counter[int]:
+    """What was added since, by the counter's position, from the rows themselves."""
+    found: Counter[int] = Counter()
+    with closing(sqlite3.connect(data / "counter.db")) as connection:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB 'events_*'")
+        for (table,) in tables.fetchall():
+            rows = connection.execute(
+                f"SELECT c.name, sum(e.delta) FROM {table} e JOIN counters c"  # noqa: S608
+                " ON c.id = e.counter WHERE e.event_time >= ? GROUP BY e.counter",
+                (begin_us,),
+            )
+            found.update({int(name[1:]): total for name, total in rows})
+    return found
 
-    def load(
-        self, script: str, *arguments: int, connections: int, seconds: float, weight: int = 1
-    ) -> Load:
-        """Load it with so many seconds of a script of adds, *weight* in each request."""
-        done = load(
-            self.server, script, BASE, *arguments,
-            connections=connections, seconds=seconds, weight=weight,
-        )  # fmt: skip
-        self._acknowledged += done.requests * weight
-        self._sent += done.sent * weight
-        self._ended_us = SystemClock().now_us()
-        return done
 
-    def check(self) -> None:
-        """What is on disk is what the server took for new: every acknowledged add, and one without
-        an answer at most once. Of some counters the service itself is asked."""
-        tally = self.server.settled_tally()
-        others = {name: number for name, number in tally.items() if name != "original" and number}
-        check(not others, f"all tokens were new, yet some adds were {others}")
-        added = self.added()
-        total = added.total()
-        check(total == tally["original"], f"{total} on disk, {tally['original']} taken for new")
-        check(
-            self._acknowledged <= total <= self._sent,
-            f"{total} counted, {self._acknowledged} acknowledged, {self._sent} sent",
-        )
-        random_ones = random.sample(sorted(added), min(_SAMPLED, len(added)))
-        positions = {0, *random_ones}
-        counts = self.server.counts(BASE, [name_of(each) for each in positions], "0s")
-        wrong = [
-            each
-            for each in positions
-            if counts[name_of(each)] != self.shape.count(each) + added[each]
+def _figures(loads: Mapping[int, Sequence[Load]], what: str, target: float) -> list[Figure]:
+    def grown(name: str, of: Callable[[Load], float], unit: str = "", **bound: float) -> Figure:
+        by_size = {size: list(map(of, some)) for size, some in loads.items()}
+        return _growth(f"{name} at {what}", name, by_size, unit, **bound)
+
+    return [
+        grown("adds a second", lambda each: each.per_s, at_least=target),
+        grown("adds a CPU second of the server", lambda each: each.per_cpu_s),
+        grown("p99", lambda each: each.p99_ms, "ms", at_most=_P99_TARGET),
+    ]
+
+
+def _growth(
+    what: str,
+    name: str,
+    by_size: Mapping[int, Sequence[float]],
+    unit: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Figure:
+    """The value at the largest size, of that at the smallest; the note has the one at each size."""
+    rounds = list(by_size.values())
+    values = ", ".join(quantity(median(each), "") for each in rounds)
+    note = f"{name}: {values} {unit}".rstrip()
+    grown = ratios(rounds[-1], rounds[0])
+    return figure(what, grown, note=note, at_least=at_least, at_most=at_most)
+
+
+def rollup(bench: Bench) -> Report:
+    """One window's rollup, beside more and more idle counters."""
+    active = 200 if bench.quick else _COUNTERS
+    sizes = (100, 1_000) if bench.quick else (1_000, 10_000, 100_000, 1_000_000)
+    figures: list[Figure] = []
+    for kind in ("apart from idle ones", "between idle ones"):
+        shapes = {
+            size: Shape(active, size, 5, 0, scattered=kind[0] == "b" and size >= active)
+            for size in sizes
+        }
+        desks = {size: desk_on(prepare(bench, shape), shape) for size, shape in shapes.items()}
+        rounds = asyncio.run(_beside_idle(bench, shapes, desks, kind))
+        what = f"of a rolled-up event beside {sizes[-1]:,} idle counters, of {sizes[0]:,}; {kind}"
+        wall = {size: [x.seconds * 1e6 / x.events for x in some] for size, some in rounds.items()}
+        cpu = {size: [x.cpu_s * 1e6 / x.events for x in some] for size, some in rounds.items()}
+        figures += [
+            _growth(f"time {what}", kind, wall, "µs", at_most=_IDLE_TARGET),
+            _growth(f"CPU {what}", kind, cpu, "µs"),
         ]
-        check(not wrong, f"{len(wrong)} of {len(positions)} counts are wrong: {wrong[:9]}")
-
-    def added(self) -> Counter[int]:
-        """What was added since, by the counter's position, from the rows themselves."""
-        found: Counter[int] = Counter()
-        connection = sqlite3.connect(self.data / "counter.db")
-        try:
-            tables = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB 'events_*'")
-            for (table,) in tables.fetchall():
-                rows = connection.execute(
-                    f"SELECT c.name, sum(e.delta) FROM {table} e JOIN counters c"  # noqa: S608
-                    " ON c.id = e.counter WHERE e.event_time >= ? GROUP BY e.counter",
-                    (self._begin_us,),
-                )
-                found.update({int(name[1:]): total for name, total in rows})
-        finally:
-            connection.close()
-        return found
-
-    def end(self) -> None:
-        """Kill it: what it acknowledged is on disk all the same."""
-        self.server.kill()
-        total = self.added().total()
-        check(
-            self._acknowledged <= total <= self._sent,
-            f"{total} counted after kill -9, {self._acknowledged} acknowledged",
-        )
+    return Report(
+        subject="growth-rollup",
+        title="Growth: the rollup against idle counters",
+        method=(
+            "One pass of the rollup worker over the SQLite store, in windows of 10 s, with a clock"
+            f" moved by hand past their closing: {_EVENTS_PER_COUNTER} new events of each of"
+            f" {active:,} active counters. Flat is promised: an idle counter is never read. That"
+            " holds of rows, and what a disk reads and writes is pages: where the active ones stand"
+            " evenly *between* idle ones, each comes to have a page of its own, and then costs that"
+            " page, however many more idle ones there are. *Apart* from them, as counters that were"
+            " made at about the same time are, it shares one. After each pass every active counter"
+            " is read back, as rolled up and exactly."
+        ),
+        figures=tuple(figures),
+    )
 
 
-@contextmanager
-def standing(bench: Bench, shapes: Sequence[Shape]) -> Iterator[list[Standing]]:
-    """A server for each of *shapes*, none of them running."""
-    with ExitStack() as stack:
-        made: list[Standing] = []
-        for shape in shapes:
-            data = prepare(bench, shape)
-            server = stack.enter_context(counter_serve(bench, data))
-            made.append(Standing(bench, shape, data, server))
-            with made[-1].awake():
-                server.tally()
-        yield made
-        for each in made:
-            each.end()
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The rounds at each of some sizes."""
-
-    name: str
-    rounds: Mapping[int, Sequence[float]]
-
-    def series(self) -> Series:
-        """The line of the medians, and how far the rounds are apart."""
-        values = self.rounds.values()
-        return Series(
-            self.name,
-            tuple(map(float, self.rounds)),
-            tuple(map(median, values)),
-            tuple(map(min, values)),
-            tuple(map(max, values)),
-        )
-
-    def growth(self, base: int | None = None, top: int | None = None) -> list[float]:
-        """The value at *top*, of that at *base*, each round; last and first if not given."""
-        sizes = list(self.rounds)
-        over = self.rounds[sizes[-1] if top is None else top]
-        return ratios(over, self.rounds[sizes[0] if base is None else base])
-
-    def figure(
-        self,
-        what: str,
-        *,
-        at_least: float | None = None,
-        at_most: float | None = None,
-        base: int | None = None,
-        top: int | None = None,
-        unit: str = "",
-    ) -> Figure:
-        """The growth as a figure that has a bound; its note holds the values at each size."""
-        rounds = self.growth(base, top)
-        values = ", ".join(f"{short(median(each))}" for each in self.rounds.values())
-        return Figure(
-            what,
-            median(rounds),
-            at_least=at_least,
-            at_most=at_most,
-            rounds=tuple(rounds),
-            note=f"{self.name}: {values} {unit}".rstrip(),
-        )
-
-
-def short(value: float) -> str:
-    """*value* in a row of others."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def curve(
-    name: str, loads: Mapping[int, Sequence[_Sample]], of: Callable[[_Sample], float]
-) -> Curve:
-    """One value *of* each sample."""
-    return Curve(name, {size: [of(each) for each in some] for size, some in loads.items()})
-
-
-def plot(name: str, title: str, x: str, y: str, *curves: Curve, log_y: bool = False) -> Plot:
-    """Lines over sizes that are powers of each other."""
-    return Plot(name, title, x, y, tuple(each.series() for each in curves), log_x=True, log_y=log_y)
+async def _beside_idle(
+    bench: Bench, shapes: Mapping[int, Shape], desks: Mapping[int, Desk], kind: str
+) -> dict[int, list[Rolled]]:
+    rounds: dict[int, list[Rolled]] = {size: [] for size in shapes}
+    async with AsyncExitStack() as stack:
+        namespaces = {
+            size: await stack.enter_async_context(desk.open(NAMESPACE))
+            for size, desk in desks.items()
+        }
+        for number in range(1, bench.rounds + 1):
+            for size, desk in desks.items():
+                names = shapes[size].active_names() * _EVENTS_PER_COUNTER
+                random.Random(number).shuffle(names)
+                rounds[size].append(await desk.round(namespaces[size], names, 1))
+                bench.say(f"round {number}: {size:,} idle counters, {kind}: {rounds[size][-1]}")
+    return rounds

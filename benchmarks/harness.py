@@ -1,17 +1,18 @@
-"""What every benchmark needs: servers of their own, load from wrk, CPU time, alternating rounds."""
+"""What every benchmark needs: servers of their own, CPU time, alternating rounds."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
-import shutil
+import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,16 +21,23 @@ from typing import Any, Final, TypeVar
 import httpx
 from rich.console import Console
 
+from counter.clock import to_rfc3339
+from counter.tokens import TokenGenerator
+
 ROOT: Final = Path(__file__).resolve().parents[1]
-WRK_SCRIPTS: Final = ROOT / "benchmarks" / "wrk"
 _START_TIMEOUT_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 60.0
 _SETTLE_TIMEOUT_S: Final = 30.0
-#: Longer than what a slow commit takes, and than the appends that the fence's benchmark has stall.
+#: Longer than what a slow commit takes.
 _QUIET_S: Final = 1.0
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_POLL_S: Final = 0.05
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _READ_AT_ONCE: Final = 1_000
 _LOG_CHARS: Final = 1_500
+
+#: Below the range that systems take outgoing ports from.
+_PORTS: Final = range(20_000, 30_000)
+_TOKENS: Final = TokenGenerator()
 
 _Sample = TypeVar("_Sample")
 
@@ -61,9 +69,6 @@ class Bench:
     prepared: dict[Any, Path] = field(default_factory=dict)
     #: CPU seconds of the clusters that were started: they are no children of this process.
     cluster_cpu_s: float = 0.0
-    #: In a quick run, clusters by their number of nodes, started once; they end with ``kept``.
-    clusters: dict[int, Any] = field(default_factory=dict)
-    kept: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _made: int = 0
 
     def fresh_folder(self, name: str) -> Path:
@@ -88,6 +93,30 @@ class Bench:
         return samples
 
 
+def counter_names(number: int) -> list[str]:
+    """The names that the scripts in benchmarks/wrk/ use."""
+    return [f"c{position:07}" for position in range(number)]
+
+
+def new_token() -> dict[str, str]:
+    """A fresh token as JSON has it."""
+    return token_json(*_TOKENS.next())
+
+
+def token_json(nonce: bytes, time_us: int) -> dict[str, str]:
+    """A token as JSON has it."""
+    return {"token": nonce.hex(), "generation_time": to_rfc3339(time_us)}
+
+
+def run_module(*arguments: str) -> str:
+    """Run a module to its end; return what it printed. Raises BenchError unless it ends well."""
+    command = python_module(*arguments)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    problem = f"{done.stdout[-500:]}{done.stderr[-_LOG_CHARS:]}"
+    check(done.returncode == 0, f"{' '.join(arguments[:3])} failed: {problem}")
+    return done.stdout
+
+
 def python_module(*arguments: str) -> list[str]:
     """The command that runs a module with this interpreter."""
     return [sys.executable, "-m", *arguments]
@@ -97,35 +126,81 @@ def cpu_s_of(pid: int) -> float:
     """The CPU seconds that all threads of a process used so far, user and system."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     fields = stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+class Child:
+    """A process that is gone when :meth:`kill` has returned, wherever an interruption came.
+
+    It is in a session of its own: Ctrl-C reaches only its parent, which ends it in order. It is
+    started in a thread, because an interruption meets only the main one: within ``Popen`` it would
+    leave an unknown process.
+    """
+
+    def __init__(self, command: Sequence[str], **how: Any) -> None:
+        self._process: subprocess.Popen[Any] | None = None
+        self._starter = ThreadPoolExecutor(1)
+        try:
+            self._starter.submit(self._start, command, how).result()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, command: Sequence[str], how: Mapping[str, Any]) -> None:
+        self._process = subprocess.Popen(command, start_new_session=True, **how)
+
+    @property
+    def process(self) -> subprocess.Popen[Any]:
+        """What was started."""
+        if self._process is None:
+            raise BenchError("the process is not started")
+        return self._process
+
+    def kill(self) -> None:
+        """End it now, and what it started."""
+        self._starter.shutdown()
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 class Server:
     """A server in a process of its own that says where it serves, as ``counter serve`` does."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+        api_key: str | None = None,
+    ) -> None:
         self._log_path = log
         self._killed = False
-        self.api_key = ""
         with log.open("wb") as out:
-            self._process = subprocess.Popen(
+            self._child = Child(
                 python_module(*arguments),
-                cwd=ROOT,
+                cwd=cwd,
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,
             )
         try:
             self.url = self._wait_until_ready()
         except BaseException:
             self.kill()
             raise
-        self.client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self.client = httpx.Client(
+            base_url=self.url, headers=headers, timeout=60.0, trust_env=False
+        )
 
     def _wait_until_ready(self) -> str:
         end_s = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < end_s and self._process.poll() is None:
+        while time.monotonic() < end_s and self._child.process.poll() is None:
             if url := self._ready_at():
                 return url
             time.sleep(0.02)
@@ -140,12 +215,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
-
-    def use_key(self, key: str) -> None:
-        """Have every request show the API key *key*, those of wrk too."""
-        self.api_key = key
-        self.client.headers["Authorization"] = f"Bearer {key}"
+        return self._child.process.pid
 
     def log(self) -> str:
         """What it wrote, the beginning and the end."""
@@ -168,38 +238,51 @@ class Server:
         }
 
     def get(self, path: str) -> Any:
-        """The JSON at *path*. Raises BenchError for anything but 200."""
-        answer = self.client.get(path)
-        check(answer.status_code == 200, f"GET {path}: {answer.status_code} {answer.text[:300]}")
-        return answer.json()
+        """The JSON at *path*. Raises BenchError for anything but a success."""
+        return self.call("GET", path)
+
+    def create(self, base: str, **settings: Any) -> Any:
+        """Create the namespace at *base*. Raises BenchError for anything but a success."""
+        return self.call("PUT", base, settings)
 
     def post(self, path: str, body: Any) -> Any:
-        """The JSON that *path* answers to *body*. Raises BenchError for anything but 200."""
-        answer = self.client.post(path, json=body)
-        check(answer.status_code == 200, f"POST {path}: {answer.status_code} {answer.text[:300]}")
-        return answer.json()
+        """The JSON of the response to *body*. Raises BenchError for anything but a success."""
+        return self.call("POST", path, body)
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON of the response. Raises BenchError for anything but a success."""
+        try:
+            answer = self.client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise BenchError(f"{method} {path}: no response: {error}") from error
+        problem = f"{method} {path}: {answer.status_code} {answer.text[:300]}"
+        check(answer.is_success, problem)
+        return answer.json() if answer.content else None
 
     def tally(self) -> dict[str, int]:
         """What became of the adds so far, by the server's own metrics."""
-        found: dict[str, int] = {}
-        for line in self.client.get("/metrics").text.splitlines():
-            if line.startswith("counter_adds_total{outcome="):
-                name, _, number = line.partition("} ")
-                found[name.split('"')[1]] = int(float(number))
-        return found
+        outcomes = self.metrics("counter_adds_total{outcome=")
+        return {name.split('"')[1]: int(number) for name, number in outcomes.items()}
+
+    def metrics(self, start: str) -> dict[str, float]:
+        """The samples that begin with *start*."""
+        lines = self.client.get("/metrics").text.splitlines()
+        pairs = (line.rpartition(" ") for line in lines if line.startswith(start))
+        return {name: float(number) for name, _, number in pairs}
 
     def settled_tally(self) -> dict[str, int]:
         """The tally once nothing is under way any more: requests that wrk left behind end too."""
-        end_s = time.monotonic() + _SETTLE_TIMEOUT_S
         latest, changed_s = self.tally(), time.monotonic()
-        while time.monotonic() < end_s:
-            time.sleep(0.2)
+
+        def settled() -> bool:
+            nonlocal latest, changed_s
             before, latest = latest, self.tally()
             if before != latest:
                 changed_s = time.monotonic()
-            elif time.monotonic() - changed_s >= _QUIET_S:
-                return latest
-        raise BenchError("the server is still processing abandoned adds")
+            return time.monotonic() - changed_s >= _QUIET_S
+
+        wait_until("the server is still processing abandoned adds", settled, _SETTLE_TIMEOUT_S)
+        return latest
 
     def counts(self, base: str, names: Sequence[str], staleness: str | None) -> dict[str, int]:
         """Counts read by ``batch/get`` under the namespace path *base*."""
@@ -217,9 +300,9 @@ class Server:
         self.client.close()
         if self._killed:
             return
-        self._process.terminate()
+        self._child.process.terminate()
         try:
-            code = self._process.wait(_STOP_TIMEOUT_S)
+            code = self._child.process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise BenchError(f"the server does not stop:\n{self.log()}") from None
         check(code == 0, f"the server ended with exit code {code}:\n{self.log()}")
@@ -227,16 +310,13 @@ class Server:
     def kill(self) -> None:
         """End it with SIGKILL, if it still runs."""
         self._killed = True
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._child.kill()
 
 
 @contextmanager
-def serving(arguments: Sequence[str], log: Path) -> Iterator[Server]:
+def serving(arguments: Sequence[str], log: Path, **how: Any) -> Iterator[Server]:
     """A server that is gone afterwards, whatever happens."""
-    server = Server(arguments, log)
+    server = Server(arguments, log, **how)
     try:
         yield server
         server.stop()
@@ -252,151 +332,54 @@ def counter_serve(bench: Bench, data: Path, *flags: str) -> Iterator[Server]:
         yield server
 
 
-@contextmanager
-def variant(bench: Bench, *arguments: str) -> Iterator[Server]:
-    """One of the servers of benchmarks/variants.py."""
-    log = bench.fresh_folder("variant.log")
-    with serving(["benchmarks.variants", *arguments], log) as server:
-        yield server
+def free_port() -> int:
+    """A free port of 127.0.0.1."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise BenchError(f"no free port from {_PORTS.start} to {_PORTS.stop}")
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What wrk saw, and the CPU that the server used meanwhile."""
-
-    requests: int
-    sent: int
-    seconds: float
-    bytes_read: int
-    p50_ms: float
-    p99_ms: float
-    cpu_s: float
-    client_cpu_s: float
-    #: What one request counts for: the items of a batch.
-    weight: int = 1
-    #: Requests that were answered, and with no success.
-    failed: int = 0
-
-    @property
-    def per_s(self) -> float:
-        return self.requests * self.weight / self.seconds
-
-    @property
-    def per_cpu_s(self) -> float:
-        return self.requests * self.weight / max(self.cpu_s, 1 / _TICKS_PER_S)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.per_s:,.0f}/s, {self.per_cpu_s:,.0f} a CPU second,"
-            f" p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.1f} ms; of a core, the server used"
-            f" {self.cpu_s / self.seconds:.0%} and wrk {self.client_cpu_s / self.seconds:.0%}"
-            + (f"; {self.failed:,} failed" if self.failed else "")
-        )
+def wait_until(problem: str, holds: Callable[[], bool], timeout_s: float) -> None:
+    """Poll until *holds*. Raises BenchError with *problem* after *timeout_s*."""
+    end_s = time.monotonic() + timeout_s
+    while not holds():
+        check(time.monotonic() < end_s, f"after {timeout_s:.0f} s: {problem}")
+        time.sleep(_POLL_S)
 
 
-def find_wrk() -> str:
-    """The load generator. Raises MissingToolError, saying what to install."""
-    wrk = shutil.which("wrk")
-    if wrk is None:
-        raise MissingToolError(
-            "wrk is needed and not there; install it (Debian, Ubuntu: apt-get install wrk)"
-        )
-    return wrk
+class Background:
+    """Calls *work* every *every_s* seconds in a thread of its own, until stopped."""
 
+    def __init__(self, work: Callable[[], None], every_s: float) -> None:
+        self._work = work
+        self._every_s = every_s
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
-def load(
-    server: Server,
-    script: str,
-    *arguments: object,
-    connections: int,
-    seconds: float,
-    weight: int = 1,
-    may_fail: bool = False,
-) -> Load:
-    """Load *server* with one of benchmarks/wrk/. Raises BenchError unless all went well; where
-    requests *may_fail*, those that did are no part of its rate."""
-    command = [find_wrk(), "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
-    command += ["--duration", f"{max(1, round(seconds))}s", "--script", str(WRK_SCRIPTS / script)]
-    command += [server.url, "--", secrets.token_hex(8), *map(str, arguments)]
-    before_s, client_before_s = server.cpu_s(), children_cpu_s()
-    env = {**os.environ, "BENCH_API_KEY": server.api_key}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    cpu_s = server.cpu_s() - before_s
-    line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
-    if done.returncode != 0 or line is None:
-        raise BenchError(f"wrk failed: {done.stdout}{done.stderr}")
-    found = json.loads(line.removeprefix("RESULT "))
-    bad, broken = found["bad"], found["broken"]
-    check(
-        bad == 0 or may_fail,
-        f"{bad} of {found['requests']} answers were no success\n{server.log()}",
-    )
-    check(broken == 0, f"{broken} connections broke or timed out\n{server.log()}")
-    check(found["requests"] > bad, f"none of {bad} answers was a success\n{server.log()}")
-    return Load(
-        requests=found["requests"] - bad,
-        sent=found["sent"],
-        seconds=found["seconds"],
-        bytes_read=found["bytes"],
-        p50_ms=found["p50_ms"],
-        p99_ms=found["p99_ms"],
-        cpu_s=cpu_s,
-        client_cpu_s=children_cpu_s() - client_before_s,
-        weight=weight,
-        failed=bad,
-    )
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while not self._stop.wait(max(0.0, due_s - time.monotonic())):
+            due_s += self._every_s
+            try:
+                self._work()
+            except Exception as error:
+                self._failure = error
+                return
 
+    def check(self) -> None:
+        """Raise BenchError if *work* failed."""
+        if self._failure is not None:
+            raise BenchError(f"in the background: {self._failure}") from self._failure
 
-def children_cpu_s() -> float:
-    """The CPU seconds of the processes that ended so far: of wrk, while a server runs on."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
-def check_adds(
-    bench: Bench,
-    server: Server,
-    base: str,
-    data: Path,
-    counters: int,
-    loads: Sequence[Load],
-    *,
-    may_refuse: bool = False,
-) -> None:
-    """Every acknowledged add of *loads* is counted once, one without an answer at most once, and
-    nothing else is: the counts, read exactly, are what the server says it took for new. And they
-    are on disk: the server is killed, and another one must count the same."""
-    tally = server.settled_tally()
-    acknowledged = sum(each.requests * each.weight for each in loads)
-    sent = sum(each.sent * each.weight for each in loads)
-    counted = sum(server.counts(base, counter_names(counters), "0s").values())
-    expected = {"original", "refused"} if may_refuse else {"original"}
-    others = {name: number for name, number in tally.items() if number and name not in expected}
-    check(not others, f"all tokens were new, yet some adds were {others}")
-    check(counted == tally["original"], f"{counted} counted, {tally['original']} taken for new")
-    check(
-        acknowledged <= counted <= sent,
-        f"{counted} counted, {acknowledged} acknowledged, {sent} sent",
-    )
-    server.kill()
-    with counter_serve(bench, data) as again:
-        if server.api_key:
-            again.use_key(server.api_key)
-        recounted = sum(again.counts(base, counter_names(counters), "0s").values())
-    check(recounted == counted, f"{counted} counted, {recounted} after kill -9 and a restart")
-
-
-def check_answers(server: Server, loads: Sequence[Load]) -> None:
-    """A server without storage took every acknowledged add of *loads*."""
-    taken = server.settled_tally()["original"]
-    acknowledged = sum(each.requests * each.weight for each in loads)
-    sent = sum(each.sent * each.weight for each in loads)
-    check(
-        acknowledged <= taken <= sent,
-        f"{taken} adds were taken, {acknowledged} acknowledged, {sent} sent",
-    )
-
-
-def counter_names(number: int) -> list[str]:
-    """The names that the scripts in benchmarks/wrk/ use."""
-    return [f"c{position:07}" for position in range(number)]
+    def stop(self) -> None:
+        """End it after the call under way. Raises BenchError if *work* failed."""
+        self._stop.set()
+        self._thread.join()
+        self.check()

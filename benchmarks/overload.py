@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import secrets
-import subprocess
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from benchmarks.cluster import conditions, site
-from benchmarks.cluster_loads import DATASET, WARM_UP_S
-from benchmarks.half_load import check_events
-from benchmarks.harness import (
-    WRK_SCRIPTS,
-    Bench,
-    BenchError,
-    Load,
-    Server,
-    check,
-    check_adds,
-    counter_serve,
-    cpu_s_of,
-    find_wrk,
-)
-from benchmarks.results import Figure, Report, median, ratios
-from benchmarks.single_adds import BASE, COUNTERS
-from counter.clock import to_rfc3339
+from benchmarks.harness import Bench, Server, check, counter_serve, new_token
+from benchmarks.loads import BASE, COUNTERS, Load, check_adds, run_wrk
+from benchmarks.results import Figure, Report, figure, median, ratios
 
 _TIMES: Final = 3
 #: A stall of the machine must not take all of a short round.
@@ -61,17 +43,16 @@ class Kind:
 
 
 _KINDS: Final = (Kind("batches of 1,000", 1_000, 32, 512), Kind("single adds", 1, 256, 1_024))
-_OVER_CASSANDRA: Final = Kind("single adds over Cassandra", 1, 64, 1_024)
 _METHOD: Final = (
-    "The peak is what wrk gets through, each connection sending its next request when the last one"
-    f" is answered. Then {_TIMES} times as many requests a second are to go out over 4 to 16 times"
-    " as many connections, whether answers come or not; one whose turn finds no connection free is"
-    f" given up by its client. Goodput is what is answered 200 within {_PATIENCE_S:g} s, twice"
-    " `write_wait_max`; a refused request is not sent again. Meanwhile `/healthz` (over new"
-    " connections), `/readyz`, a get and an accurate get are asked for every"
-    f" {_PROBE_EVERY_S * 1e3:.0f} ms. At last single adds are sent, one after the other, until"
-    f" {_CALM_ADDS} in a row are answered within {_CALM_S * 1e3:.0f} ms: all is as before when the"
-    " first of them is."
+    "`counter serve`, embedded. The peak is what wrk gets through, each connection sending its"
+    f" next request when the last one is answered. Then {_TIMES} times as many requests a second"
+    " are to go out over 4 to 16 times as many connections, whether answers come or not; one"
+    " whose turn finds no connection free is given up by its client. Goodput is what is answered"
+    f" 200 within {_PATIENCE_S:g} s, twice `write_wait_max`; a refused request is not sent again."
+    " Meanwhile `/healthz` (over new connections), `/readyz`, a get and an accurate get are asked"
+    f" for every {_PROBE_EVERY_S * 1e3:.0f} ms. At last single adds are sent, one after the other,"
+    f" until {_CALM_ADDS} in a row are answered within {_CALM_S * 1e3:.0f} ms: all is as before"
+    " when the first of them is."
 )
 
 
@@ -119,82 +100,41 @@ class Round:
 
 def run(bench: Bench) -> Report:
     """Both kinds of requests."""
-    variants: dict[str, Callable[[], Round]] = {
-        kind.name: partial(_round, bench, kind) for kind in _KINDS
-    }
-    rounds = bench.alternate(variants)
+    rounds = bench.alternate({kind.name: partial(_round, bench, kind) for kind in _KINDS})
     return Report(
         subject="overload",
         title="Overload",
-        method=f"`counter serve`, embedded. {_METHOD}",
-        figures=tuple(figure for name in rounds for figure in _figures(name, rounds[name])),
-    )
-
-
-def over_cassandra(bench: Bench) -> Report:
-    """Single adds over one Cassandra node and memcached."""
-    kind = _OVER_CASSANDRA
-    with site(bench, *DATASET) as where, where.api() as server:
-        place = where.create(server, shards=16)
-        warm_s = 1.0 if bench.quick else WARM_UP_S
-        loads = [_load(server, place.base, kind, kind.at_peak, _NO_RATE, warm_s).load]
-
-        def flooded() -> Round:
-            found, added = _flooded(bench, server, place.base, kind)
-            loads.extend(added)
-            return found
-
-        (rounds,) = bench.alternate({kind.name: flooded}).values()
-        check_events(where, server, place, loads)
-    return Report(
-        subject="cluster-overload",
-        title="Overload over Cassandra",
-        method=(
-            "`counter serve --store cassandra` over one Cassandra node and memcached, all on the"
-            f" same machine, without a rollup worker. {_METHOD} Afterwards every row is read back:"
-            " each acknowledged add is one event, each unanswered one at most one."
-        ),
-        figures=tuple(_figures(kind.name, rounds)),
-        conditions=conditions(),
+        method=_METHOD,
+        figures=tuple(each for name in rounds for each in _figures(name, rounds[name])),
     )
 
 
 def _figures(what: str, rounds: Sequence[Round]) -> list[Figure]:
-    shares = ratios([x.flood.good_per_s for x in rounds], [x.peak.good_per_s for x in rounds])
-    p99 = [x.flood.load.p99_ms for x in rounds]
-    probed = [x.probed_in_time / x.probed for x in rounds]
-    recovery = [x.recovery_s for x in rounds]
+    good, peaks = [x.flood.good_per_s for x in rounds], [x.peak.good_per_s for x in rounds]
     return [
-        Figure(
+        figure(
             f"adds answered in time at {_TIMES} times the peak load, of the peak; {what}",
-            median(shares),
+            ratios(good, peaks),
             at_least=_GOODPUT_TARGET,
-            rounds=tuple(shares),
-            note=(
-                f"{median([x.flood.good_per_s for x in rounds]):,.0f}/s of"
-                f" {median([x.peak.good_per_s for x in rounds]):,.0f}/s"
-            ),
+            note=f"{median(good):,.0f}/s of {median(peaks):,.0f}/s",
         ),
-        Figure(
+        figure(
             f"p99 of those that were let in; {what}",
-            median(p99),
+            [x.flood.load.p99_ms for x in rounds],
             "ms",
             at_most=_PATIENCE_S * 1e3,
-            rounds=tuple(p99),
         ),
-        Figure(
+        figure(
             f"gets and health checks answered within {_PATIENCE_S:g} s meanwhile; {what}",
-            median(probed),
+            [x.probed_in_time / x.probed for x in rounds],
             at_least=_PROBED_TARGET,
-            rounds=tuple(probed),
             note=f"the slowest took {median([x.slowest_probe_s for x in rounds]):.2f} s",
         ),
-        Figure(
+        figure(
             f"from the end of the flood until all is as before; {what}",
-            median(recovery),
+            [x.recovery_s for x in rounds],
             "s",
             at_most=_RECOVERY_TARGET_S,
-            rounds=tuple(recovery),
         ),
     ]
 
@@ -205,19 +145,19 @@ def _round(bench: Bench, kind: Kind) -> Round:
     with counter_serve(bench, data) as server:
         loads = []
         if not bench.quick:
-            loads.append(_load(server, BASE, kind, kind.at_peak, _NO_RATE, 1.0).load)
-        found, added = _flooded(bench, server, BASE, kind)
+            loads.append(_load(server, kind, kind.at_peak, _NO_RATE, 1.0).load)
+        found, added = _flooded(bench, server, kind)
         check_adds(bench, server, BASE, data, COUNTERS, (*loads, *added), may_refuse=True)
     return found
 
 
-def _flooded(bench: Bench, server: Server, base: str, kind: Kind) -> tuple[Round, Sequence[Load]]:
+def _flooded(bench: Bench, server: Server, kind: Kind) -> tuple[Round, Sequence[Load]]:
     """What was seen, and all that was sent."""
-    peak = _load(server, base, kind, kind.at_peak, _NO_RATE, bench.seconds)
+    peak = _load(server, kind, kind.at_peak, _NO_RATE, bench.seconds)
     rate = _TIMES * peak.good_per_s / kind.adds
-    with _probing(server, base) as probes:
-        flood = _load(server, base, kind, kind.in_flood, rate, bench.seconds)
-    recovery_s, calm = _recovery(server, base)
+    with _probing(server) as probes:
+        flood = _load(server, kind, kind.in_flood, rate, bench.seconds)
+    recovery_s, calm = _recovery(server)
     took = [took_s for took_s in probes if took_s is not None]
     found = Round(
         peak=peak,
@@ -230,32 +170,15 @@ def _flooded(bench: Bench, server: Server, base: str, kind: Kind) -> tuple[Round
     return found, (peak.load, flood.load, calm)
 
 
-def _load(
-    server: Server, base: str, kind: Kind, connections: int, rate: float, seconds: float
-) -> Flood:
+def _load(server: Server, kind: Kind, connections: int, rate: float, seconds: float) -> Flood:
     """Send *rate* requests a second over *connections*."""
-    command = [find_wrk(), "--threads", "1", "--connections", str(connections), "--timeout", "30s"]
-    command += ["--duration", f"{max(_SECONDS_MIN, round(seconds))}s"]
-    command += ["--script", str(WRK_SCRIPTS / "flood.lua"), server.url, "--", secrets.token_hex(8)]
-    command += map(str, (base, COUNTERS, kind.adds, rate, int(_PATIENCE_S * 1e3)))
-    before_s = cpu_s_of(server.pid)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    cpu_s = cpu_s_of(server.pid) - before_s
-    line = next((x for x in done.stdout.splitlines() if x.startswith("RESULT ")), None)
-    if done.returncode != 0 or line is None:
-        raise BenchError(f"wrk failed: {done.stdout}{done.stderr}")
-    found = json.loads(line.removeprefix("RESULT "))
-    check(found["broken"] == 0, f"{found['broken']} connections broke\n{server.log()}")
+    seconds, patience_ms = max(_SECONDS_MIN, seconds), int(_PATIENCE_S * 1e3)
+    arguments = (BASE, COUNTERS, kind.adds, rate, patience_ms)
+    found = run_wrk(server, "flood.lua", *arguments, connections=connections, seconds=seconds)
     check(found["accepted"] > 0, f"not one request was answered with success\n{server.log()}")
     load = Load(
         requests=found["accepted"],
-        sent=found["sent"],
-        seconds=found["seconds"],
-        bytes_read=0,
-        p50_ms=found["p50_ms"],
-        p99_ms=found["p99_ms"],
-        cpu_s=cpu_s,
-        client_cpu_s=0.0,
+        **{key: found[key] for key in ("sent", "seconds", "p50_ms", "p99_ms", "cpu_s")},
         weight=kind.adds,
         failed=found["refused"],
     )
@@ -263,7 +186,7 @@ def _load(
 
 
 @contextmanager
-def _probing(server: Server, base: str) -> Iterator[list[float | None]]:
+def _probing(server: Server) -> Iterator[list[float | None]]:
     """Ask for what must be answered in a flood too: how long each answer took, in seconds; None
     for one that was no success."""
     took: list[float | None] = []
@@ -286,7 +209,7 @@ def _probing(server: Server, base: str) -> Iterator[list[float | None]]:
                 took.append(time.monotonic() - began_s if answer.status == 200 else None)
         connection.close()
 
-    one = f"{base}/{_COUNTER}"
+    one = f"{BASE}/{_COUNTER}"
     probes = {"/healthz": True, "/readyz": False, one: False, f"{one}?max_staleness=0s": False}
     threads = [threading.Thread(target=probe, args=each) for each in probes.items()]
     for thread in threads:
@@ -299,17 +222,16 @@ def _probing(server: Server, base: str) -> Iterator[list[float | None]]:
             thread.join()
 
 
-def _recovery(server: Server, base: str) -> tuple[float, Load]:
+def _recovery(server: Server) -> tuple[float, Load]:
     """How long until the first add that is answered as if nothing had been, and so are all after
     it; and those that were sent to find out."""
     began_s = calm_since_s = time.monotonic()
     sent = good = calm = 0
-    connection, path = _connection(server), f"{base}/{_COUNTER}/add"
+    connection, path = _connection(server), f"{BASE}/{_COUNTER}/add"
     while calm < _CALM_ADDS:
         sent_s = time.monotonic()
         check(sent_s - began_s < 10 * _RECOVERY_TARGET_S, "it does not recover from the flood")
-        token = {"token": uuid.uuid4().hex, "generation_time": to_rfc3339(time.time_ns() // 1_000)}
-        body = json.dumps({"delta": 1, "idempotency_token": token})
+        body = json.dumps({"delta": 1, "idempotency_token": new_token()})
         connection.request("POST", path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         answer.read()
@@ -324,7 +246,7 @@ def _recovery(server: Server, base: str) -> tuple[float, Load]:
             calm_since_s = answered_s
     connection.close()
     seconds = time.monotonic() - began_s
-    added = Load(good, sent, seconds, 0, 0.0, 0.0, 0.0, 0.0, failed=sent - good)
+    added = Load(good, sent, seconds, 0.0, 0.0, 0.0, failed=sent - good)
     return calm_since_s - began_s, added
 
 

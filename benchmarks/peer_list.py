@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final
 
 from benchmarks import nats_server, peer_stores
@@ -20,20 +19,13 @@ _NATS_DEFAULT: Final = '"2m"'
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a peer keeps its counts, and the server there if there is one."""
-
-    at: str
-    server: StoreServer | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Peer:
     """One row: a server of benchmarks/peer_apps over a store of its own."""
 
     name: str
     app: str
-    place: Callable[[Bench], AbstractContextManager[Place]]
+    #: Starts the server of its store, if there is one.
+    store: Callable[[Bench], AbstractContextManager[StoreServer | None]]
     #: When an add is answered, and what of it an outage may take; "" where nothing is kept.
     durability: str = ""
     #: How long a retry is known for one; "" where none is.
@@ -44,16 +36,20 @@ class Peer:
     hot_target: float | None = None
 
 
+def _no_store(_bench: Bench) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def floor() -> Peer:
     """Parses, answers, and does nothing else."""
-    return Peer("raw ASGI", "floor", _nowhere)
+    return Peer("raw ASGI", "floor", _no_store)
 
 
 def peers(bench: Bench) -> tuple[list[Peer], list[str]]:
     """Those that can run here, and a word about each that cannot."""
-    found = [floor(), Peer("FastAPI", "nothing", _nowhere)]
+    found = [floor(), Peer("FastAPI", "nothing", _no_store)]
     left_out: list[str] = []
-    for some in (_redis, postgres, _sqlite, _nats):
+    for some in (_redis, postgres, _nats):
         try:
             found += some(bench)
         except _MissingError as missing:
@@ -74,7 +70,7 @@ def _redis(_bench: Bench) -> list[Peer]:
         return Peer(
             name=f"FastAPI + Redis, {appendfsync}",
             app="redis",
-            place=partial(_at_redis, appendfsync=appendfsync),
+            store=partial(peer_stores.redis, appendfsync=appendfsync),
             durability=f"appendfsync {appendfsync}: {durability}",
             horizon="24 h, the TTL of a token's key",
             versions=f"Redis {found}, redis-py {version('redis')}, hiredis {version('hiredis')}",
@@ -93,35 +89,17 @@ def postgres(_bench: Bench) -> list[Peer]:
     if found is None:
         raise _MissingError("PostgreSQL: there is no `postgres` (apt-get install postgresql)")
 
-    def peer(name: str, app: str, target: float | None) -> Peer:
-        return Peer(
-            name=f"FastAPI + PostgreSQL, {name}",
-            app=app,
-            place=_at_postgres,
+    return [
+        Peer(
+            name="FastAPI + PostgreSQL, one statement",
+            app="postgres",
+            store=peer_stores.postgres,
             durability="fsync and synchronous_commit on: on disk before the answer",
             horizon="for ever: nothing removes a token",
             versions=f"PostgreSQL {found}, asyncpg {version('asyncpg')}",
-            hot_target=target,
+            hot_target=5.0,
         )
-
-    return [
-        peer("one statement", "postgres", 5.0),
-        peer("BEGIN to COMMIT", "postgres-transaction", None),
     ]
-
-
-def _sqlite(_bench: Bench) -> list[Peer]:
-    def peer(name: str, app: str) -> Peer:
-        return Peer(
-            name=f"FastAPI + SQLite, {name}",
-            app=app,
-            place=_at_sqlite,
-            durability="WAL, synchronous=FULL, a commit a request: on disk before the answer",
-            horizon="for ever: nothing removes a token",
-            hot_target=5.5,
-        )
-
-    return [peer("on the event loop", "sqlite"), peer("in threads", "sqlite-threads")]
 
 
 def _nats(bench: Bench) -> list[Peer]:
@@ -134,7 +112,7 @@ def _nats(bench: Bench) -> list[Peer]:
         return Peer(
             name=f"FastAPI + NATS counters, {name}",
             app="jetstream",
-            place=partial(_at_nats, binary=binary, sync=sync),
+            store=partial(peer_stores.nats, binary=binary, sync=sync),
             durability=durability,
             horizon="2 min, the default window for duplicates",
             versions=f"nats-server {nats_server.VERSION}, nats-py {version('nats-py')}",
@@ -146,33 +124,3 @@ def _nats(bench: Bench) -> list[Peer]:
         peer("default sync", _NATS_DEFAULT, lost, 3.0),
         peer("sync always", "always", "file, sync always: on disk before the answer", 5.0),
     ]
-
-
-@contextmanager
-def _nowhere(_bench: Bench) -> Iterator[Place]:
-    yield Place("")
-
-
-@contextmanager
-def _at_redis(bench: Bench, appendfsync: str) -> Iterator[Place]:
-    with peer_stores.redis(bench, appendfsync) as server:
-        yield Place(f"redis://127.0.0.1:{server.port}", server)
-
-
-@contextmanager
-def _at_postgres(bench: Bench) -> Iterator[Place]:
-    with peer_stores.postgres(bench) as server:
-        yield Place(f"postgresql://postgres@127.0.0.1:{server.port}/postgres", server)
-
-
-@contextmanager
-def _at_sqlite(bench: Bench) -> Iterator[Place]:
-    folder = bench.fresh_folder("naive")
-    folder.mkdir()
-    yield Place(str(folder / "counts.db"))
-
-
-@contextmanager
-def _at_nats(bench: Bench, binary: Path, sync: str) -> Iterator[Place]:
-    with peer_stores.nats(bench, binary, sync) as server:
-        yield Place(f"nats://127.0.0.1:{server.port}", server)

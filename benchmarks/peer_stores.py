@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from benchmarks.harness import Bench, BenchError, cpu_s_of
+from benchmarks.harness import Bench, BenchError, cpu_s_of, free_port
 
 _START_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 30.0
@@ -30,8 +31,9 @@ _USERS: Final = ("postgres", "nobody")
 class StoreServer:
     """One process that listens, and its children."""
 
-    def __init__(self, command: Sequence[str], port: int, log: Path, user: str | None = None):
-        self.port = port
+    def __init__(self, command: Sequence[str], url: str, log: Path, user: str | None = None):
+        self.url = url
+        self._address = ("127.0.0.1", urlsplit(url).port)
         self._log = log
         with log.open("wb") as out:
             self._process = subprocess.Popen(
@@ -47,7 +49,7 @@ class StoreServer:
         """Return once it listens. Raises BenchError where it does not."""
         end_s = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < end_s and self._process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            with contextlib.suppress(OSError), socket.create_connection(self._address):
                 return
             time.sleep(0.02)
         said = self._log.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARS:]
@@ -74,7 +76,7 @@ def redis(bench: Bench, appendfsync: str) -> Iterator[StoreServer]:
     """redis-server with an append-only file and no snapshots."""
     folder = bench.fresh_folder("redis")
     folder.mkdir()
-    port = _free_port()
+    port = free_port()
     options = {
         "bind": "127.0.0.1",
         "port": str(port),
@@ -84,7 +86,7 @@ def redis(bench: Bench, appendfsync: str) -> Iterator[StoreServer]:
         "appendfsync": appendfsync,
     }
     command = ["redis-server", *(x for k, v in options.items() for x in (f"--{k}", v))]
-    with _running(command, port, folder / "log") as server:
+    with _running(command, f"redis://127.0.0.1:{port}", folder / "log") as server:
         yield server
 
 
@@ -93,14 +95,15 @@ def nats(bench: Bench, binary: Path, sync: str) -> Iterator[StoreServer]:
     """nats-server with JetStream in files; *sync* is its ``sync_interval``."""
     folder = bench.fresh_folder("nats")
     folder.mkdir()
-    port = _free_port()
+    port = free_port()
     config = folder / "nats.conf"
     config.write_text(
         f'listen: "127.0.0.1:{port}"\n'
         f'jetstream {{ store_dir: "{folder}/store", sync_interval: {sync} }}\n',
         encoding="utf-8",
     )
-    with _running([str(binary), "--config", str(config)], port, folder / "log") as server:
+    command = [str(binary), "--config", str(config)]
+    with _running(command, f"nats://127.0.0.1:{port}", folder / "log") as server:
         yield server
 
 
@@ -117,13 +120,14 @@ def postgres(bench: Bench) -> Iterator[StoreServer]:
     if user is not None:
         for path in (folder, *folder.rglob("*")):
             shutil.chown(path, user)
-    port = _free_port()
+    port = free_port()
     command = [
         *(str(_binary("postgres")), "-D", str(folder / "data"), "-p", str(port)),
         *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
     ]
     # SIGINT: end now and in order, without waiting for connections to be closed.
-    with _running(command, port, folder / "log", user, signal.SIGINT) as server:
+    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    with _running(command, url, folder / "log", user, signal.SIGINT) as server:
         yield server
 
 
@@ -168,12 +172,12 @@ def _cluster(bench: Bench, user: str | None) -> Path:
 @contextmanager
 def _running(
     command: Sequence[str],
-    port: int,
+    url: str,
     log: Path,
     user: str | None = None,
     end_by: signal.Signals = signal.SIGTERM,
 ) -> Iterator[StoreServer]:
-    server = StoreServer(command, port, log, user)
+    server = StoreServer(command, url, log, user)
     try:
         server.wait()
         yield server
@@ -206,12 +210,6 @@ def _as_user(name: str | None) -> dict[str, Any]:
 def _children_of(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(each) for each in path.read_text(encoding="ascii").split()]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _said(*command: str) -> str:

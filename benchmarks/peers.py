@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,22 +11,25 @@ from typing import Final
 from benchmarks import peer_list
 from benchmarks.harness import (
     Bench,
-    BenchError,
-    Load,
     Server,
     check,
-    check_adds,
-    counter_names,
     counter_serve,
-    load,
+    new_token,
     serving,
 )
+from benchmarks.loads import (
+    BASE,
+    COUNTERS,
+    WARM_S,
+    WINDOWS,
+    Load,
+    check_adds,
+    check_counted,
+    settled_count,
+    single_adds,
+)
 from benchmarks.peer_list import Peer
-from benchmarks.plots import Plot, Series
-from benchmarks.results import Figure, Report, median, ratios
-from benchmarks.single_adds import BASE, COUNTERS, WARM_S, WINDOWS
-from counter.clock import to_rfc3339
-from counter.tokens import TokenGenerator
+from benchmarks.results import Figure, Report, figure, median, p99_ms, per_cpu_s, per_s, ratios
 
 OURS: Final = "ours"
 _OUR_PROMISE: Final = (
@@ -35,9 +37,7 @@ _OUR_PROMISE: Final = (
     " retention of events, which is a setting"
 )
 _PEER_WARM_S: Final = 1.0
-_SETTLE_TIMEOUT_S: Final = 30.0
-#: Of raw ASGI, by the number of connections.
-_FLOOR_TARGETS: Final[Mapping[int, float]] = {64: 0.5, 256: 0.65}
+_OF_FLOOR: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,11 @@ class Setting:
         spread = "one counter" if self.counters == 1 else f"{self.counters:,} counters"
         return f"{spread}, {self.connections} connections"
 
+    def sender(self, server: Server) -> Callable[..., Load]:
+        """Loads of *server* with single adds."""
+        adds = single_adds(server, BASE, self.counters)
+        return partial(adds, connections=self.connections)
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -80,15 +85,8 @@ class Compared:
     targets: Mapping[str, float]
     taken: Mapping[str, list[Taken]]
 
-    def rates(self, name: str) -> list[float]:
-        return [each.load.per_s for each in self.taken[name]]
-
-    def cpu_rates(self, name: str) -> list[float]:
-        """Adds a CPU second of the server's process and of its store's together."""
-        return [each.per_cpu_s for each in self.taken[name]]
-
-    def p99_ms(self, name: str) -> float:
-        return median([each.load.p99_ms for each in self.taken[name]])
+    def loads(self, name: str) -> list[Load]:
+        return [each.load for each in self.taken[name]]
 
 
 def run(bench: Bench) -> Report:
@@ -103,18 +101,14 @@ def run(bench: Bench) -> Report:
     compared = [compare(bench, Setting(1, 64), every, hot, _ours, _OUR_PROMISE)]
     if not bench.quick:
         floor = peer_list.floor()
-        relational = [each for each in every if each.app.startswith("postgres")]
-        for connections, target in _FLOOR_TARGETS.items():
-            among = [floor, *relational] if connections == 64 else [floor]
-            setting = Setting(COUNTERS, connections)
-            targets = {floor.name: target}
-            compared.append(compare(bench, setting, among, targets, _ours, _OUR_PROMISE))
+        among = [floor, *(each for each in every if each.app == "postgres")]
+        setting, targets = Setting(COUNTERS, 64), {floor.name: _OF_FLOOR}
+        compared.append(compare(bench, setting, among, targets, _ours, _OUR_PROMISE))
     return Report(
         subject="peers",
         title="Single adds beside peers",
         method=_method(left_out),
-        figures=tuple(figure for each in compared for figure in figures(each)),
-        plots=(_plot(compared[0]),),
+        figures=tuple(each for some in compared for each in figures(some)),
     )
 
 
@@ -126,8 +120,7 @@ def _method(left_out: Sequence[str]) -> str:
         " makes the answer by models, both without storage; the others put a store behind that."
         " *Redis*: `SET NX EX` and `INCRBY` in one Lua script, the default pool. *PostgreSQL*:"
         " `INSERT ... ON CONFLICT DO NOTHING` of the token and the update of the counter, as one"
-        " statement or as two in a transaction, a pool of 16. *SQLite*: the same two statements"
-        " and a commit a request. *NATS*: a stream with `allow_msg_counter`, `Nats-Incr` and"
+        " statement, a pool of 16. *NATS*: a stream with `allow_msg_counter`, `Nats-Incr` and"
         " `Nats-Msg-Id`. Each is one server process under uvicorn"
         f" {version('uvicorn')} (uvloop, httptools), FastAPI {version('fastapi')}, and a store of"
         " its own, new for every round, over TCP on loopback. Before a load each peer that knows"
@@ -157,78 +150,37 @@ def compare(
 def _ours(bench: Bench, setting: Setting) -> Taken:
     data = bench.fresh_folder("data")
     with counter_serve(bench, data, *WINDOWS) as server:
-        warm = warm_up(bench, setting, server, WARM_S)
-        measured = load_adds(setting, server, bench.seconds)
-        check_adds(bench, server, BASE, data, setting.counters, [*warm, measured])
-        return Taken(measured)
+        send = setting.sender(server)
+        loads = [send(seconds=WARM_S)] if not bench.quick else []
+        loads.append(send(seconds=bench.seconds))
+        check_adds(bench, server, BASE, data, setting.counters, loads)
+        return Taken(loads[-1])
 
 
 def _theirs(bench: Bench, setting: Setting, peer: Peer) -> Taken:
     log = bench.fresh_folder("peer.log")
-    with peer.place(bench) as place:
-        arguments = ["benchmarks.peer_apps", peer.app, "--at", place.at]
+    with peer.store(bench) as store:
+        arguments = ["benchmarks.peer_apps", peer.app, "--at", store.url if store else ""]
         with serving(arguments, log) as server:
             if peer.horizon:
                 _check_retry(server)
-            warm = warm_up(bench, setting, server, _PEER_WARM_S)
-            before_s = place.server.cpu_s() if place.server else 0.0
-            measured = load_adds(setting, server, bench.seconds)
-            store_cpu_s = place.server.cpu_s() - before_s if place.server else None
-            check_counts(server, setting.counters, [*warm, measured])
-            return Taken(measured, store_cpu_s)
-
-
-def warm_up(bench: Bench, setting: Setting, server: Server, seconds: float) -> list[Load]:
-    """The load before the one that is measured; a quick run has none."""
-    return [] if bench.quick else [load_adds(setting, server, seconds)]
-
-
-def load_adds(setting: Setting, server: Server, seconds: float) -> Load:
-    """Single adds by wrk."""
-    return load(
-        server,
-        "adds.lua",
-        BASE,
-        setting.counters,
-        connections=setting.connections,
-        seconds=seconds,
-    )
+            send = setting.sender(server)
+            loads = [send(seconds=_PEER_WARM_S)] if not bench.quick else []
+            before_s = store.cpu_s() if store else 0.0
+            loads.append(send(seconds=bench.seconds))
+            store_cpu_s = store.cpu_s() - before_s if store else None
+            check_counted(settled_count(server, BASE, setting.counters), loads)
+            return Taken(loads[-1], store_cpu_s)
 
 
 def _check_retry(server: Server) -> None:
     """An add that is sent twice is counted once, and said to be a repetition."""
-    nonce, time_us = TokenGenerator().next()
-    token = {"token": nonce.hex(), "generation_time": to_rfc3339(time_us)}
-    body = {"delta": 3, "idempotency_token": token}
+    body = {"delta": 3, "idempotency_token": new_token()}
     path = f"{BASE}/counters/retried/add"
     replayed = [server.post(path, body)["replayed"] for _ in range(2)]
     check(replayed == [False, True], f"an add sent twice was answered replayed: {replayed}")
     counted = server.counts(BASE, ["retried"], None)["retried"]
     check(counted == 3, f"an add of 3 that was sent twice counts {counted}")
-
-
-def check_counts(server: Server, counters: int, loads: Sequence[Load]) -> None:
-    """Every acknowledged add of *loads* is counted, and nothing that was not sent."""
-    counted = _settled_count(server, counters)
-    acknowledged = sum(each.requests for each in loads)
-    sent = sum(each.sent for each in loads)
-    check(
-        acknowledged <= counted <= sent,
-        f"{counted} counted, {acknowledged} acknowledged, {sent} sent",
-    )
-
-
-def _settled_count(server: Server, counters: int) -> int:
-    """What is counted once nothing is under way: requests that wrk left behind end too."""
-    names = counter_names(counters)
-    end_s = time.monotonic() + _SETTLE_TIMEOUT_S
-    latest = -1
-    while time.monotonic() < end_s:
-        before, latest = latest, sum(server.counts(BASE, names, None).values())
-        if before == latest:
-            return latest
-        time.sleep(0.2)
-    raise BenchError("the server is still processing abandoned adds")
 
 
 def figures(compared: Compared) -> list[Figure]:
@@ -249,46 +201,21 @@ def _promise(peer: Peer) -> str:
 
 
 def _absolute(compared: Compared, name: str, promise: str) -> Figure:
-    taken = compared.taken[name]
-    cpu = f"{median([each.load.per_cpu_s for each in taken]):,.0f} a CPU second of the server"
-    of_store = [each.load.requests / each.store_cpu_s for each in taken if each.store_cpu_s]
+    loads = compared.loads(name)
+    cpu = f"{median(per_cpu_s(loads)):,.0f} a CPU second of the server"
+    of_store = [x.load.requests / x.store_cpu_s for x in compared.taken[name] if x.store_cpu_s]
     if of_store:
         cpu += f", {median(of_store):,.0f} of the store"
-    return Figure(
-        f"{compared.setting}: {name}",
-        median(compared.rates(name)),
-        "/s",
-        rounds=tuple(compared.rates(name)),
-        note=f"p99 {compared.p99_ms(name):.1f} ms; {cpu}; {promise}",
-    )
+    note = f"p99 {median(p99_ms(loads)):.1f} ms; {cpu}; {promise}"
+    return figure(f"{compared.setting}: {name}", per_s(loads), "/s", note=note)
 
 
 def _ratio(compared: Compared, name: str) -> Figure:
-    by_clock = ratios(compared.rates(OURS), compared.rates(name))
-    by_cpu = ratios(compared.cpu_rates(OURS), compared.cpu_rates(name))
-    return Figure(
+    ours, theirs = compared.taken[OURS], compared.taken[name]
+    by_cpu = ratios([x.per_cpu_s for x in ours], [x.per_cpu_s for x in theirs])
+    return figure(
         f"{compared.setting}: ours, of {name}",
-        median(by_clock),
+        ratios(per_s(compared.loads(OURS)), per_s(compared.loads(name))),
         at_least=compared.targets.get(name),
-        rounds=tuple(by_clock),
         note=f"{median(by_cpu):.3g} a CPU second of all that serves",
-    )
-
-
-def _plot(compared: Compared) -> Plot:
-    names = (OURS, *(each.name for each in compared.peers))
-
-    def series(title: str, rates: Callable[[str], list[float]]) -> Series:
-        return Series(title, names, tuple(median(rates(name)) for name in names))
-
-    return Plot(
-        name="peers",
-        title=f"Adds, {compared.setting}",
-        x="",
-        y="adds a second",
-        series=(
-            series("by the clock", compared.rates),
-            series("of the CPU of server and store", compared.cpu_rates),
-        ),
-        kind="bars",
     )

@@ -41,8 +41,6 @@ class Shape:
     idle_with_events: int
     #: Whether active counters stand evenly among the idle ones, or all before them.
     scattered: bool = True
-    #: Days of events before those of the slices that a first start makes.
-    past_days: int = 0
 
     @property
     def counters(self) -> int:
@@ -75,23 +73,8 @@ def name_of(position: int) -> str:
     return f"c{position:07}"
 
 
-def few(quick: bool) -> Shape:
-    """10,000 idle counters, 100,000 old events."""
-    return Shape(200, 200, 5, 200) if quick else Shape(10_000, 10_000, 5, 10_000)
-
-
-def many_counters(quick: bool) -> Shape:
-    """A million idle counters beside as many active ones and old events."""
-    return replace(few(quick), idle=20_000 if quick else 1_000_000)
-
-
-def many_counters_apart(quick: bool) -> Shape:
-    """The same, the active counters' names next to each other."""
-    return replace(many_counters(quick), scattered=False)
-
-
 def many_events(quick: bool) -> Shape:
-    """As many counters, and ten million old events: half of them of the active counters."""
+    """A million idle counters and ten million old events: half of them of the active counters."""
     if quick:
         return Shape(200, 20_000, 500, 20_000)
     return Shape(10_000, 1_000_000, 500, 1_000_000)
@@ -125,14 +108,7 @@ async def _make(data: Path, shape: Shape) -> None:
     async with application.running(rollup=False):
         eventual = replace(settings.default_namespace(), counter_type=CounterType.EVENTUAL)
         namespace = await application.service.namespaces.create(NAMESPACE, eventual)
-        control = application.store.control
-        first, *_ = await control.slices(namespace.dataset)
-        past = [
-            replace(first, start_us=first.start_us - ago * DAY, end_us=first.end_us - ago * DAY)
-            for ago in range(shape.past_days, 0, -1)
-        ]
-        await control.make_slices(namespace.dataset, *past)
-        slices = await control.slices(namespace.dataset)
+        slices = await application.store.control.slices(namespace.dataset)
     await asyncio.to_thread(_load, data / "counter.db", namespace, slices, shape)
 
 

@@ -21,13 +21,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks import plots
-from benchmarks.harness import ROOT, Bench, Load
-from benchmarks.plots import Plot
+from benchmarks.harness import ROOT, Bench
+from benchmarks.loads import Load
 
 RESULTS: Final = ROOT / "benchmarks" / "results.json"
 DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
-PLOTS: Final = ROOT / "docs" / "plots"
 _LIBRARIES: Final = ("uvicorn", "uvloop", "httptools", "pydantic", "starlette")
 _FSYNCS: Final = 50
 _PAGE_BYTES: Final = 4_096
@@ -85,7 +83,6 @@ class Report:
     measured_at: str = ""
     #: What they depend on; a subject over another store than SQLite says what it is.
     conditions: tuple[tuple[str, str], ...] = ()
-    plots: tuple[Plot, ...] = ()
 
 
 def quantity(value: float, unit: str) -> str:
@@ -103,21 +100,53 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(over, under, strict=True)]
 
 
-def by_clock(over: Sequence[Load], under: Sequence[Load]) -> list[float]:
-    """The ratio of requests a second of each round."""
-    return ratios([x.per_s for x in over], [x.per_s for x in under])
-
-
-def by_cpu(over: Sequence[Load], under: Sequence[Load]) -> list[float]:
-    """The ratio of requests a CPU second of the server of each round."""
-    return ratios([x.per_cpu_s for x in over], [x.per_cpu_s for x in under])
-
-
-def ratio(
-    name: str, rounds: Sequence[float], *, at_least: float | None = None, note: str = ""
+def figure(
+    what: str,
+    rounds: Sequence[float],
+    unit: str = "",
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    note: str = "",
 ) -> Figure:
-    """The median of the ratios of all rounds."""
-    return Figure(name, median(rounds), at_least=at_least, rounds=tuple(rounds), note=note)
+    """The median of all *rounds*."""
+    return Figure(what, median(rounds), unit, at_least, at_most, note, tuple(rounds))
+
+
+def per_s(loads: Sequence[Load]) -> list[float]:
+    """The rate of each of *loads* by the clock."""
+    return [each.per_s for each in loads]
+
+
+def per_cpu_s(loads: Sequence[Load]) -> list[float]:
+    """The rate of each of *loads* by the server's CPU."""
+    return [each.per_cpu_s for each in loads]
+
+
+def p99_ms(loads: Sequence[Load]) -> list[float]:
+    return [each.p99_ms for each in loads]
+
+
+def rates(loads: Sequence[Load]) -> str:
+    """The medians of *loads*, for a note."""
+    failed = sum(each.failed for each in loads)
+    return f"{median(per_s(loads)):,.0f}/s; {_costs(loads)}" + (
+        f"; {failed:,} failed" if failed else ""
+    )
+
+
+def rate(what: str, loads: Sequence[Load], *, at_least: float | None = None) -> Figure:
+    """How many a second *loads* have; beside it latency and CPU."""
+    return figure(what, per_s(loads), "/s", at_least=at_least, note=_costs(loads))
+
+
+def _costs(loads: Sequence[Load]) -> str:
+    return (
+        f"p50 {quantity(median([x.p50_ms for x in loads]), 'ms')},"
+        f" p99 {quantity(median(p99_ms(loads)), 'ms')};"
+        f" {median(per_cpu_s(loads)):,.0f} a CPU second of the server,"
+        f" {median([x.cpu_s / x.seconds for x in loads]):.2f} cores"
+    )
 
 
 def table(reports: Sequence[Report]) -> Table:
@@ -183,7 +212,6 @@ def stored() -> list[Report]:
             Figure(**{**each, "rounds": tuple(each["rounds"])}) for each in body["figures"]
         )
         body["conditions"] = tuple((name, value) for name, value in body["conditions"])
-        body["plots"] = tuple(map(plots.from_json, body.get("plots", ())))
         found.append(Report(**body))
     return found
 
@@ -207,7 +235,6 @@ def render(reports: Sequence[Report]) -> str:
         parts.append(f"    {report.command}\n")
         parts.append("| | measured | target | |\n|---|---:|---|---|")
         parts += map(_row, report.figures)
-        parts += (f"\n![{each.title}]({PLOTS.name}/{each.name}.svg)" for each in report.plots)
         listed = "; ".join(f"{name}: {value}" for name, value in report.conditions)
         parts.append(f"\n{listed}.\n")
     return "\n".join(parts)
@@ -227,14 +254,8 @@ def _row(figure: Figure) -> str:
 
 
 def write_document() -> None:
-    """Write docs/benchmarks.md, and the plots in it, from what is stored.
-
-    Raises ModuleNotFoundError without matplotlib, where there is something to draw.
-    """
-    reports = stored()
-    DOCUMENT.parent.mkdir(exist_ok=True)
-    plots.write((plot for report in reports for plot in report.plots), PLOTS)
-    DOCUMENT.write_text(render(reports), encoding="utf-8")
+    """Write docs/benchmarks.md from what is stored."""
+    DOCUMENT.write_text(render(stored()), encoding="utf-8")
 
 
 def _machine() -> tuple[tuple[str, str], ...]:

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from benchmarks.harness import ROOT, Bench, check, cpu_s_of, python_module
-from benchmarks.results import Figure, Report, median
-from counter.clock import to_rfc3339
-from counter.tokens import TokenGenerator
+from benchmarks.harness import ROOT, Bench, check, cpu_s_of, new_token, python_module
+from benchmarks.results import Figure, Report, figure, median
 
 _STARTS: Final = 5
 _TARGET_S: Final = 0.8
@@ -63,13 +61,11 @@ def run(bench: Bench) -> Report:
 
 
 def _figure(where: str, starts: list[Started]) -> Figure:
-    rounds = [each.seconds for each in starts]
-    return Figure(
+    return figure(
         f"from the start of the process to its first answer, {where}",
-        median(rounds),
+        [each.seconds for each in starts],
         "s",
         at_most=_TARGET_S,
-        rounds=tuple(rounds),
         note=f"{len(starts)} starts; {median([x.cpu_s for x in starts]):.2f} s of CPU",
     )
 
@@ -84,9 +80,7 @@ def _start(data: Path, adds: int) -> Started:
         check(line.startswith("Serving on "), f"the server does not start: {line!r}")
         address = urlsplit(line.removeprefix("Serving on ").strip()).netloc
         asked = http.client.HTTPConnection(address, timeout=_ANSWER_TIMEOUT_S)
-        nonce, time_us = TokenGenerator().next()
-        token = {"token": nonce.hex(), "generation_time": to_rfc3339(time_us)}
-        body = json.dumps({"delta": 1, "idempotency_token": token})
+        body = json.dumps({"delta": 1, "idempotency_token": new_token()})
         asked.request("POST", f"{_PATH}/add", body, {"Content-Type": "application/json"})
         answer = asked.getresponse()
         started = Started(time.perf_counter() - begin_s, cpu_s_of(process.pid))

@@ -1,6 +1,6 @@
 """The command line of ``scripts/capacity``: measures this machine, and prints its rates.
 
-Exits with 1 if a count is wrong or no work was done, 2 if it cannot start, 130 if interrupted.
+Exits with 1 if a count is wrong or no work was done, 2 if its flags are wrong, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from benchmarks.capacity.measure import COUNTERS, EMBEDDED, Figure, Run, measure
-from benchmarks.capacity.processes import BenchError
+from benchmarks.harness import BenchError
 from counter.cli.commands.backup import ending_in_order
 from counter.cli.flags import STORE, StoreFlags, given
 from counter.cli.terminal import EXIT_INTERRUPTED, exit_on_error, print_out, remark
@@ -72,7 +70,8 @@ def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> N
         settings = load(given(store) | cache).settings
         folder = _folder(settings)
         try:
-            with _progress() as progress:
+            # A spinner, if standard error is a terminal.
+            with Console(stderr=True).status("starting") as status:
                 run = Run(
                     settings,
                     folder,
@@ -81,7 +80,7 @@ def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> N
                     connections=flags.connections,
                     counters=flags.counters,
                     api_key=_key(flags.key_file),
-                    progress=progress,
+                    progress=lambda what: status.update(_NAMES.get(what, what)),
                 )
                 measure(run)
         except BenchError as error:
@@ -144,22 +143,6 @@ def _key(path: Path | None) -> str | None:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         raise StartupError(f"--key-file: {str(path)!r} cannot be read: {error}") from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on standard error, where that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _what, _done: None
-        return
-    with Progress(
-        TextColumn("{task.description:<20}"), BarColumn(), console=console, transient=True
-    ) as shown:
-        task = shown.add_task("starting", total=1.0)
-        yield lambda what, done: shown.update(
-            task, description=_NAMES.get(what, what), completed=done
-        )
 
 
 def _report(run: Run) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+import uvloop
+
 from counter.clock import to_rfc3339
 from counter.limits import MILLISECOND
 
@@ -116,10 +118,10 @@ class Load:
     def _add(self) -> Request:
         place = self._skewed()
         body = f'{{"delta":1,"idempotency_token":{self._token()}}}'
-        return self._post(f"counters/{counter_name(place)}/add", body), [place]
+        return self._post(f"counters/c{place:07}/add", body), [place]
 
     def _get(self) -> Request:
-        path = f"{self.job.base}/counters/{counter_name(self._skewed())}"
+        path = f"{self.job.base}/counters/c{self._skewed():07}"
         return f"GET {path} HTTP/1.1\r\n{self._fixed}\r\n".encode(), []
 
     def _batch(self) -> Request | None:
@@ -130,7 +132,7 @@ class Load:
         last = min(self._next, job.counters) if job.once else self._next
         places = [place % job.counters for place in range(first, last)]
         items = ",".join(
-            f'{{"counter":"{counter_name(place)}","delta":1,"idempotency_token":{self._token()}}}'
+            f'{{"counter":"c{place:07}","delta":1,"idempotency_token":{self._token()}}}'
             for place in places
         )
         return self._post("batch/add", f'{{"items":[{items}]}}'), places
@@ -279,30 +281,13 @@ def _load_cache(job: Job) -> Done:
     return done
 
 
-def counter_name(place: int) -> str:
-    """The name of the counter at *place*."""
-    return f"c{place:07}"
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
 def main() -> None:
     """Do the job on standard input."""
     job = Job(**json.loads(sys.stdin.read()))
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     try:
-        if job.kind == "cache":
-            done = _load_cache(job)
-        else:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                done = runner.run(_run(job))
+        done = _load_cache(job) if job.kind == "cache" else uvloop.run(_run(job))
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     except OSError as error:

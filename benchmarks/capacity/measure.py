@@ -8,17 +8,30 @@ their own that is deleted afterwards.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.capacity.load import Done, Job, counter_name
-from benchmarks.capacity.processes import Api, BenchError, Process, free_port, load, running
+import httpx
+
+from benchmarks.capacity.load import Done, Job
+from benchmarks.cluster import Worker
+from benchmarks.harness import (
+    BenchError,
+    Child,
+    Server,
+    check,
+    counter_names,
+    python_module,
+    serving,
+)
 from counter.config.settings import Settings
 from counter.durations import format_duration
 from counter.limits import SECOND, WINDOWS_PER_RETENTION_MAX
@@ -35,7 +48,6 @@ EMBEDDED: Final = (
 _SHARES: Final[Mapping[str, float]] = {"batches": 0.2, "adds": 0.4, "gets": 0.25, "cache": 0.15}
 _BATCH_ITEMS: Final = 1_000
 _BATCH_CONNECTIONS: Final = 4
-_READ_AT_ONCE: Final = 1_000
 _BUSY: Final = 0.9
 _POLL_S: Final = 0.05
 #: A worker that uses so much of a core is working, even if it has not reported it yet.
@@ -74,8 +86,8 @@ class Run:
     connections: int
     counters: int
     api_key: str | None
-    #: Called with the current step and its progress, 0 to 1.
-    progress: Callable[[str, float], None]
+    #: Called with the name of the current step.
+    progress: Callable[[str], None]
     figures: list[Figure] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
@@ -91,43 +103,41 @@ class Run:
 
 
 def measure(run: Run) -> None:
-    """Measure all there is to measure. Raises BenchError where a count is wrong or nothing was
-    done, StartupError where what is to be measured does not start."""
+    """Measure all there is to measure. Raises BenchError if a count is wrong, nothing was done, or
+    the process does not start."""
     run.acknowledged = [0] * run.counters
     run.unknown = [0] * run.counters
-    serve = ("serve", "--host=127.0.0.1", "--port=0", "--workers=1", *run.flags)
-    with ExitStack() as stack:
-        process = stack.enter_context(running(serve, run.folder, run.env))
-        api = Api(process.line("Serving on "), run.api_key)
-        stack.callback(api.close)
-        base = stack.enter_context(_namespace(run, api))
+    arguments = ("counter", "serve", "--host=127.0.0.1", "--port=0", "--workers=1", *run.flags)
+    log = run.folder / "serve.log"
+    with (
+        serving(arguments, log, cwd=run.folder, env=run.env, api_key=run.api_key) as server,
+        _namespace(run, server) as base,
+    ):
         try:
-            _load_all(run, process, api, base)
-            _roll_up(run, process, api, base)
-            run.progress("comparing counts", 0.0)
-            check_counts(run, api, base)
+            _load_all(run, server, base)
+            _roll_up(run, server)
+            run.progress("comparing counts")
+            check_counts(run, server, base)
         except BenchError as error:
             # Its log is gone with the directory.
-            raise BenchError(
-                f"{error}\nThe process that was measured says:\n{process.log()}"
-            ) from error
+            raise BenchError(f"{error}\nThe measured process says:\n{server.log()}") from error
     if not run.shared:
         size = sum(each.stat().st_size for each in (run.folder / "data").rglob("*"))
         run.figures.append(Figure("event_bytes", size / max(1, run.events), "B"))
 
 
 @contextmanager
-def _namespace(run: Run, api: Api) -> Iterator[str]:
+def _namespace(run: Run, server: Server) -> Iterator[str]:
     """The path of a namespace of our own, gone afterwards."""
     base = f"/v1/namespaces/bench-{secrets.token_hex(6)}"
     window = f"{_window_s(run.settings) if run.shared else 1}s"
-    body = {"counter_type": "EVENTUAL", "rollup_window": window, "cache_ttl": "1h"}
     try:
-        api.call("PUT", base, body)
+        server.create(base, counter_type="EVENTUAL", rollup_window=window, cache_ttl="1h")
         yield base
     finally:
-        # Also where it is not known whether it was made.
-        api.delete(base)
+        # Also if it is not known whether it was created.
+        answer = server.client.delete(base)
+        check(answer.is_success or answer.status_code == 404, f"{base} stays: {answer.text[:300]}")
 
 
 def _window_s(settings: Settings) -> int:
@@ -142,46 +152,37 @@ def _window_s(settings: Settings) -> int:
     )
 
 
-def _load_all(run: Run, process: Process, api: Api, base: str) -> None:
+def _load_all(run: Run, server: Server, base: str) -> None:
     """Adds in batches, single adds, gets, and the cache."""
-    batches = Job("batches", api.host, api.port, base, run.counters, items=_BATCH_ITEMS)
-    batches = _job(run, batches, connections=_BATCH_CONNECTIONS)
-    _loaded(run, "batch_adds", batches, process, weight=_BATCH_ITEMS)
-    adds = Job("adds", api.host, api.port, base, run.counters)
-    figure = _loaded(run, "api_adds", _job(run, adds, connections=run.connections), process)
+    address = httpx.URL(server.url)
+    job = Job("batches", address.host, address.port or 80, base, run.counters, api_key=run.api_key)
+    batches = replace(job, connections=_BATCH_CONNECTIONS, items=_BATCH_ITEMS)
+    _loaded(run, "batch_adds", batches, server, weight=_BATCH_ITEMS)
+    adds = replace(job, kind="adds", connections=run.connections)
+    figure = _loaded(run, "api_adds", adds, server)
     if run.shared:
         run.figures.append(_node_figure(run, figure))
     # Reading them once puts them into the cache.
-    _read_all(run, api, base, {})
-    gets = Job("gets", api.host, api.port, base, run.counters)
-    _loaded(run, "api_gets", _job(run, gets, connections=run.connections), process)
+    server.counts(base, counter_names(run.counters), None)
+    _loaded(run, "api_gets", replace(adds, kind="gets"), server)
     servers = run.settings.cache_servers() if run.shared else ()
     if servers:
-        _loaded(run, "cache_keys", _job(run, Job("cache", *servers[0])), None)
+        _loaded(run, "cache_keys", Job("cache", *servers[0]), None)
+    if not run.shared:
+        # What is rolled up while it is measured.
+        once = replace(job, items=min(_BATCH_ITEMS, run.counters), once=True)
+        _note(run, _done(once))
 
 
-def _job(run: Run, job: Job, connections: int = 1) -> Job:
-    return Job(
-        *(job.kind, job.host, job.port, job.base, job.counters),
-        connections=connections,
-        seconds=run.seconds * _SHARES[job.kind],
-        items=job.items,
-        api_key=run.api_key,
-    )
-
-
-def _loaded(run: Run, what: str, job: Job, process: Process | None, weight: int = 1) -> Figure:
-    """Do *job*; its figure, which is noted. Raises BenchError where a request failed."""
-    before_s = None if process is None else process.cpu_s()
+def _loaded(run: Run, what: str, job: Job, server: Server | None, weight: int = 1) -> Figure:
+    """Do *job*; its figure, which is noted. Raises BenchError if a request failed."""
+    run.progress(what)
+    before_s = 0.0 if server is None else server.cpu_s()
     idle = _Idle()
-    done = load(job, lambda gone_s: run.progress(what, min(1.0, gone_s / job.seconds)))
-    after_s = None if process is None else process.cpu_s()
-    cores = None
-    if before_s is not None and after_s is not None:
-        cores = (after_s - before_s) / done.seconds
+    done = _done(replace(job, seconds=run.seconds * _SHARES[job.kind]))
+    cores = None if server is None else (server.cpu_s() - before_s) / done.seconds
     _note(run, done)
-    if done.failed:
-        raise BenchError(f"{what}: {done.failed:,} requests failed: {done.first_failure}")
+    check(not done.failed, f"{what}: {done.failed:,} requests failed: {done.first_failure}")
     load_cores = done.cpu_s / done.seconds
     figure = Figure(
         what,
@@ -194,6 +195,20 @@ def _loaded(run: Run, what: str, job: Job, process: Process | None, weight: int 
     )
     run.figures.append(figure)
     return figure
+
+
+def _done(job: Job) -> Done:
+    """Do *job* in a process of its own. Raises BenchError if it did no work."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    child = Child(python_module("benchmarks.capacity.load"), **pipes)
+    try:
+        out, _ = child.process.communicate(json.dumps(asdict(job)))
+    finally:
+        child.kill()
+    check(child.process.returncode == 0, f"the load ended with {child.process.returncode}")
+    done = Done(**json.loads(out))
+    check(done.requests > 0, f"not one of the {job.kind} succeeded: {done.first_failure}")
+    return done
 
 
 def _note(run: Run, done: Done) -> None:
@@ -252,39 +267,31 @@ def _node_figure(run: Run, adds: Figure) -> Figure:
     )
 
 
-def _roll_up(run: Run, process: Process, api: Api, base: str) -> None:
+def _roll_up(run: Run, server: Server) -> None:
     """How many counters a worker rolls up a second: while it is at work on what was added."""
-    if run.shared:
-        # The API process rolls nothing up: a worker of our own does, which is gone afterwards.
-        port = free_port()
-        arguments = ("rollup", "--host=127.0.0.1", f"--metrics-port={port}", *run.flags)
-        with running(arguments, run.folder, run.env) as worker:
-            worker.line("Rolling up as ")
-            told = Api(f"http://127.0.0.1:{port}", None)
-            try:
-                _watch_rollup(run, worker, told)
-            finally:
-                told.close()
+    run.progress("rollup")
+    if not run.shared:
+        _watch_rollup(run, server)
         return
-    job = Job("batches", api.host, api.port, base, run.counters)
-    items = min(_BATCH_ITEMS, run.counters)
-    once = Job(*(job.kind, job.host, job.port, base, run.counters), items=items, once=True)
-    _note(run, load(once, lambda _: None))
-    _watch_rollup(run, process, api)
+    # The API process rolls nothing up: a worker of our own does, which is gone afterwards.
+    worker = Worker(run.flags, run.folder / "rollup.log", cwd=run.folder, env=run.env)
+    try:
+        _watch_rollup(run, worker)
+        worker.stop()
+    finally:
+        worker.kill()
 
 
-def _watch_rollup(run: Run, process: Process, api: Api) -> None:
+def _watch_rollup(run: Run, process: Server) -> None:
     """Look on until nothing more is rolled up; the rate holds for the time of work alone."""
     end_s = time.monotonic() + _ROLLUP_TIMEOUT_S
     window_s = _window_s(run.settings) if run.shared else 1
     rolled, busy_s, cpu_s = 0, 0.0, 0.0
-    before, at_s, used_s = api.metric(_WORKER_METRIC), time.monotonic(), process.cpu_s() or 0.0
+    before, at_s, used_s = _rolled_up(process), time.monotonic(), process.cpu_s()
     worked_s = at_s
-    while before is not None and at_s < end_s and at_s - worked_s < _QUIET_S + 2 * window_s:
-        run.progress("rollup", min(1.0, rolled / (2 * run.counters)))
+    while at_s < end_s and at_s - worked_s < _QUIET_S + 2 * window_s:
         time.sleep(_POLL_S)
-        now, now_s = api.metric(_WORKER_METRIC) or 0, time.monotonic()
-        now_used_s = process.cpu_s() or 0.0
+        now, now_s, now_used_s = _rolled_up(process), time.monotonic(), process.cpu_s()
         if now > before or now_used_s - used_s >= _WORKS * (now_s - at_s):
             busy_s, cpu_s = busy_s + now_s - at_s, cpu_s + now_used_s - used_s
         if now > before:
@@ -293,34 +300,24 @@ def _watch_rollup(run: Run, process: Process, api: Api) -> None:
             break
         before, at_s, used_s = now, now_s, now_used_s
     if rolled >= _ROLLED_MIN:
-        cores = cpu_s / busy_s if used_s else None
+        cores = cpu_s / busy_s
+        limited_by = limit(cores, 0.0, None)
         run.figures.append(
-            Figure(
-                "worker_rollups",
-                rolled / busy_s,
-                cores=cores,
-                limited_by=limit(cores, 0.0, None),
-            )
+            Figure("worker_rollups", rolled / busy_s, cores=cores, limited_by=limited_by)
         )
 
 
-def check_counts(run: Run, api: Api, base: str) -> None:
+def _rolled_up(process: Server) -> int:
+    return int(sum(process.metrics(_WORKER_METRIC).values()))
+
+
+def check_counts(run: Run, server: Server, base: str) -> None:
     """Each counter is exactly what was acknowledged; one of unknown outcome counts at most once.
     Raises BenchError."""
-    wrong = []
-    for place, each in enumerate(_read_all(run, api, base, {"max_staleness": "0s"})):
-        least = run.acknowledged[place]
-        if not least <= each["count"] <= least + run.unknown[place]:
-            wrong.append(f"{each['counter']} is {each['count']} and should be {least}")
-    if wrong:
-        raise BenchError(f"{len(wrong):,} of {run.counters:,} counts are wrong: {wrong[0]}")
-
-
-def _read_all(run: Run, api: Api, base: str, how: Mapping[str, str]) -> list[Any]:
-    """The answer to a get of each counter, in order."""
-    names = [counter_name(place) for place in range(run.counters)]
-    found: list[Any] = []
-    for first in range(0, len(names), _READ_AT_ONCE):
-        body = {"counters": names[first : first + _READ_AT_ONCE], **how}
-        found += api.call("POST", f"{base}/batch/get", body)["results"]
-    return found
+    found = server.counts(base, counter_names(run.counters), "0s")
+    wrong = [
+        f"{name} is {found[name]} and should be {least}"
+        for name, least, more in zip(found, run.acknowledged, run.unknown, strict=True)
+        if not least <= found[name] <= least + more
+    ]
+    check(not wrong, f"{len(wrong):,} of {run.counters:,} counts are wrong: {''.join(wrong[:1])}")

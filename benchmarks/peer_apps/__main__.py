@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Final
 
 import uvicorn
@@ -15,53 +15,21 @@ from cyclopts import App
 from benchmarks.peer_apps.floor import Floor
 from benchmarks.peer_apps.route import Nothing, create_app
 
-
-def _redis(at: str) -> Any:
-    from benchmarks.peer_apps.redis_lua import RedisStore
-
-    return create_app(RedisStore(at))
-
-
-def _postgres(at: str) -> Any:
-    from benchmarks.peer_apps.postgres import PostgresStore
-
-    return create_app(PostgresStore(at))
-
-
-def _postgres_transaction(at: str) -> Any:
-    from benchmarks.peer_apps.postgres import TransactionStore
-
-    return create_app(TransactionStore(at))
-
-
-def _sqlite(at: str) -> Any:
-    from benchmarks.peer_apps.sqlite import SqliteStore
-
-    return create_app(SqliteStore(Path(at)))
-
-
-def _sqlite_threads(at: str) -> Any:
-    from benchmarks.peer_apps.sqlite import ThreadStore
-
-    return create_app(ThreadStore(Path(at)))
-
-
-def _jetstream(at: str) -> Any:
-    from benchmarks.peer_apps.jetstream import JetStreamStore
-
-    return create_app(JetStreamStore(at))
-
-
-_APPS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "floor": lambda _: Floor(),
-    "nothing": lambda _: create_app(Nothing()),
-    "redis": _redis,
-    "postgres": _postgres,
-    "postgres-transaction": _postgres_transaction,
-    "sqlite": _sqlite,
-    "sqlite-threads": _sqlite_threads,
-    "jetstream": _jetstream,
+#: The module of each store, and its class.
+_STORES: Final[Mapping[str, tuple[str, str]]] = {
+    "redis": ("redis_lua", "RedisStore"),
+    "postgres": ("postgres", "PostgresStore"),
+    "jetstream": ("jetstream", "JetStreamStore"),
 }
+
+
+def _app(name: str, at: str) -> Any:
+    if name == "floor":
+        return Floor()
+    if name == "nothing":
+        return create_app(Nothing())
+    module, store = _STORES[name]
+    return create_app(getattr(import_module(f"benchmarks.peer_apps.{module}"), store)(at))
 
 
 class _Server(uvicorn.Server):
@@ -79,7 +47,7 @@ def main(name: str, *, at: str = "") -> None:
     # uvicorn raises the signal again once it has shut down in order: that is no failure.
     signal.signal(signal.SIGTERM, lambda *_: None)
     config = uvicorn.Config(
-        _APPS[name](at),
+        _app(name, at),
         loop="uvloop",
         http="httptools",
         ws="none",

@@ -13,11 +13,6 @@ _TABLES: Final = """\
 CREATE TABLE IF NOT EXISTS tokens (token uuid PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS counters (name text PRIMARY KEY, n numeric NOT NULL);
 """
-_SEE: Final = "INSERT INTO tokens (token) VALUES ($1) ON CONFLICT DO NOTHING RETURNING true"
-_COUNT: Final = """\
-INSERT INTO counters (name, n) VALUES ($1, $2)
-ON CONFLICT (name) DO UPDATE SET n = counters.n + excluded.n
-"""
 _SEE_AND_COUNT: Final = """\
 WITH seen AS (INSERT INTO tokens (token) VALUES ($1) ON CONFLICT DO NOTHING RETURNING true)
 INSERT INTO counters (name, n) SELECT $2, $3::bigint FROM seen
@@ -53,18 +48,6 @@ class PostgresStore:
         """One SELECT."""
         found = {row[0]: int(row[1]) for row in await self._pool.fetch(_COUNTS, list(counters))}
         return [found.get(name, 0) for name in counters]
-
-
-class TransactionStore(PostgresStore):
-    """A statement each, between BEGIN and COMMIT: four round trips."""
-
-    async def add(self, counter: str, token: UUID, delta: int) -> bool:
-        """Insert the token; count where it is new."""
-        async with self._pool.acquire() as connection, connection.transaction():
-            is_new = bool(await connection.fetchval(_SEE, token))
-            if is_new:
-                await connection.execute(_COUNT, counter, delta)
-        return is_new
 
 
 async def _keep(_connection: object) -> None:

@@ -72,14 +72,10 @@ function common.zipf(n)
   return math.floor(n ^ math.random()) - 1
 end
 
--- Shown by every request, if there is one.
-local key = os.getenv("BENCH_API_KEY") or ""
-local shown = key ~= "" and "Authorization: Bearer " .. key .. "\r\n" or ""
-
 function common.post(path, body)
   return string.format(
-    "POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
-    path, shown, #body, body)
+    "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+    path, #body, body)
 end
 
 -- Have all connections together send *rate* requests a second, each at a turn of its own; whoever

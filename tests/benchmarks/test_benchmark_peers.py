@@ -27,7 +27,7 @@ def test_a_peer_whose_server_is_missing_is_left_out_with_what_to_install(bench: 
     """Those that need no server stay."""
     found, left_out = peer_list.peers(bench)
 
-    assert [peer.app for peer in found] == ["floor", "nothing", "sqlite", "sqlite-threads"]
+    assert [peer.app for peer in found] == ["floor", "nothing"]
     assert [word.partition(":")[0] for word in left_out] == ["Redis", "PostgreSQL", "NATS"]
     for name, word in zip(("redis-server", "postgresql", "`go`"), left_out, strict=True):
         assert name in word

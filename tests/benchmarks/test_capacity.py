@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.capacity import measure
 from benchmarks.capacity.measure import Run, check_counts
-from benchmarks.capacity.processes import Api, BenchError
+from benchmarks.harness import BenchError, Server
 from counter.config.settings import Settings
 from counter.storage.cassandra.control_keyspace import is_deleted
 from scripts.cluster_nodes import Cluster
@@ -122,14 +122,13 @@ async def test_an_interrupted_one_leaves_nothing(tmp_path: Path, number: signal.
 
 
 class Miscounting:
-    """Answers gets; one counter is wrong."""
+    """Has counts, of which one may be wrong."""
 
     def __init__(self, count: int) -> None:
         self._count = count
 
-    def call(self, _method: str, _path: str, body: Json) -> Json:
-        counts = dict.fromkeys(body["counters"], 3) | {"c0000001": self._count}
-        return {"results": [{"counter": name, "count": n} for name, n in counts.items()]}
+    def counts(self, _base: str, names: list[str], _staleness: str) -> dict[str, int]:
+        return dict.fromkeys(names, 3) | {"c0000001": self._count}
 
 
 @pytest.mark.parametrize(("count", "exact"), [(2, False), (3, True), (4, True), (5, False)])
@@ -137,14 +136,14 @@ def test_a_count_that_is_not_what_was_acknowledged_fails(
     count: int, exact: bool, tmp_path: Path
 ) -> None:
     """Three were acknowledged; of one more nobody knows."""
-    run = Run(Settings(), tmp_path, {}, (), 1.0, 1, 3, None, lambda _what, _done: None)
+    run = Run(Settings(), tmp_path, {}, (), 1.0, 1, 3, None, lambda _what: None)
     run.acknowledged, run.unknown = [3, 3, 3], [0, 1, 0]
-    api = cast(Api, Miscounting(count))
+    server = cast(Server, Miscounting(count))
     if exact:
-        check_counts(run, api, "/v1/namespaces/n")
+        check_counts(run, server, "/v1/namespaces/n")
         return
     with pytest.raises(BenchError, match=f"1 of 3 counts are wrong: c0000001 is {count}"):
-        check_counts(run, api, "/v1/namespaces/n")
+        check_counts(run, server, "/v1/namespaces/n")
 
 
 @pytest.mark.parametrize(
