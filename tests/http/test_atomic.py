@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.support.app import App, every_store, words_and_bounds
+from tests.support.app import App, every_store
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
 from tests.support.times import MINUTE, SECOND, rfc3339
@@ -140,7 +140,6 @@ async def test_other_counters_under_a_used_token_are_a_conflict(
     ],
     ids=["delta", "long", "empty", "many", "none"],
 )
-@words_and_bounds
 async def test_one_bad_item_refuses_all(
     rest: Rest, app: App, items: list[tuple[str, int]], names: tuple[str, ...]
 ) -> None:
@@ -149,7 +148,6 @@ async def test_one_bad_item_refuses_all(
     assert await rest.names() == []
 
 
-@words_and_bounds
 async def test_a_missing_token_is_refused(rest: Rest) -> None:
     answer = await rest.atomic_add([("a", 1)], None)
     assert_problem(answer, 400, "token_missing", applied=None, retry="never")

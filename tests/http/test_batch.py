@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from api.routes import items
-from tests.support.app import App, every_store, words_and_bounds
+from tests.support.app import App, every_store
 from tests.support.problems import check_problem
 from tests.support.rest import Json, Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND
@@ -59,7 +59,6 @@ async def test_one_bad_item_never_spoils_the_others(rest: Rest, app: App) -> Non
     assert await rest.count("c") == 255
 
 
-@words_and_bounds
 async def test_an_item_that_is_no_object_spoils_only_itself(rest: Rest, app: App) -> None:
     good = item("c", 1, fresh(app.clock.now_us()))
     sent: list[Any] = [None, good, 7, "c", []]
@@ -68,7 +67,6 @@ async def test_an_item_that_is_no_object_spoils_only_itself(rest: Rest, app: App
     assert await rest.count("c") == 1
 
 
-@words_and_bounds
 async def test_of_very_many_bad_items_the_first_ones_are_explained(rest: Rest, app: App) -> None:
     """Regression: 2 KB of bad items cost 10 ms, as much as 1,000 adds."""
     good = item("c", 1, fresh(app.clock.now_us()))
@@ -95,7 +93,6 @@ async def test_of_very_many_bad_items_the_first_ones_are_explained(rest: Rest, a
     assert await rest.count("c") == 1
 
 
-@words_and_bounds
 async def test_of_very_many_bad_names_the_first_ones_are_explained(rest: Rest) -> None:
     names = ["x" * (257 + number) for number in range(500)] + ["c"] + ["\n"] * 499
     results = (await rest.batch_get(names)).json()["results"]
@@ -105,7 +102,6 @@ async def test_of_very_many_bad_names_the_first_ones_are_explained(rest: Rest) -
     assert results[10]["detail"] == "only the first 10 bad items of a batch are explained"
 
 
-@words_and_bounds
 async def test_items_without_a_token_share_one_problem(rest: Rest, app: App) -> None:
     """Each had a task, and a problem of its own."""
     service = app.application.service
@@ -119,7 +115,6 @@ async def test_items_without_a_token_share_one_problem(rest: Rest, app: App) -> 
     assert service.tally["refused"] == before + 1_000
 
 
-@words_and_bounds
 async def test_far_too_many_items_are_counted_without_being_read(rest: Rest) -> None:
     lines = b"x\n" * 500_000
     with patch.object(items, "read_lines") as read:
@@ -197,7 +192,6 @@ async def test_a_full_batch_counts_every_item(rest: Rest, app: App) -> None:
     assert sum(result["count"] for result in results) == 1_000
 
 
-@words_and_bounds
 async def test_an_empty_batch_is_an_empty_answer_or_refused(rest: Rest) -> None:
     answer = await rest.batch_add([])
     assert answer.status_code in (200, 400)
@@ -205,7 +199,6 @@ async def test_an_empty_batch_is_an_empty_answer_or_refused(rest: Rest) -> None:
         assert answer.json() == {"results": []}
 
 
-@words_and_bounds
 async def test_lines_in_are_lines_out(rest: Rest, app: App) -> None:
     items = spoiled(app.clock.now_us())
     lines = b"\n".join(json.dumps(each).encode() for each in items)
@@ -220,7 +213,6 @@ async def test_lines_in_are_lines_out(rest: Rest, app: App) -> None:
     assert await rest.count("c") == 255
 
 
-@words_and_bounds
 async def test_a_line_that_is_no_json_spoils_only_itself(rest: Rest, app: App) -> None:
     """Also where the lines together would make JSON of another shape."""
     good = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
@@ -240,7 +232,6 @@ async def test_a_line_that_is_no_json_spoils_only_itself(rest: Rest, app: App) -
     assert await rest.count("c") == 1
 
 
-@words_and_bounds
 async def test_a_last_line_without_an_end_counts(rest: Rest, app: App) -> None:
     line = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
     answer = await rest.raw(rest.path(verb="batch/add"), line, content_type=NDJSON)

@@ -7,11 +7,9 @@ import pytest
 
 from counter.errors import CacheUnavailableError, CounterError
 from counter.types import Namespace
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
-
-pytestmark = words_and_bounds
 
 
 @pytest.fixture

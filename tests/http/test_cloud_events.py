@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from counter.types import EventRule
-from tests.support.app import App, every_store, words_and_bounds
+from tests.support.app import App, every_store
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest
 from tests.support.times import DAY, HOUR, MINUTE, SECOND
@@ -139,7 +139,6 @@ async def test_one_event_counts_once_in_each_counter(rest: Rest) -> None:
     assert await counts(rest) == (4, 2)
 
 
-@words_and_bounds
 async def test_the_answer_is_empty_unless_it_asks_for_the_outcomes(rest: Rest) -> None:
     """A broker such as Knative takes a body that is no CloudEvent for a failed delivery."""
     for at, (prefer, is_shown) in enumerate(
@@ -187,7 +186,6 @@ async def test_a_duplicate_counts_once_until_the_key_is_forgotten(rest: Rest, ap
     assert await counts(rest) == (4, 2)
 
 
-@words_and_bounds
 async def test_another_source_is_another_event(rest: Rest) -> None:
     """Lengths separate the source and the id: no two pairs have one key."""
     both = [event(source="a", id="bc"), event(source="ab", id="c")]
@@ -227,14 +225,12 @@ async def test_of_several_contents_under_one_id_in_a_batch_the_first_counts(rest
     )
 
 
-@words_and_bounds
 async def test_whole_numbers_count_exactly(rest: Rest) -> None:
     for at, (quantity, delta) in enumerate(WHOLE):
         await send(rest, event(subject=str(at), id=str(at), data={"quantity": quantity}))
         assert await rest.count(f"orders.{at}") == delta, quantity
 
 
-@words_and_bounds
 async def test_a_number_that_is_not_whole_is_refused(rest: Rest) -> None:
     for quantity, seen in NOT_WHOLE:
         data = {} if quantity is ... else {"quantity": quantity}
@@ -245,7 +241,6 @@ async def test_a_number_that_is_not_whole_is_refused(rest: Rest) -> None:
     assert await counts(rest) == (0, 0)
 
 
-@words_and_bounds
 async def test_a_malformed_event_is_named_and_nothing_is_written(rest: Rest) -> None:
     for changes, detail in MALFORMED:
         for body, start in ((event(**changes), detail), ([event(2), event(**changes)], "events.1")):
@@ -256,7 +251,6 @@ async def test_a_malformed_event_is_named_and_nothing_is_written(rest: Rest) -> 
     assert await counts(rest) == (0, 0)
 
 
-@words_and_bounds
 async def test_a_number_that_is_too_large_to_read_is_named(rest: Rest) -> None:
     body = json.dumps(event(data={"quantity": 1})).replace('": 1}', f'": {"1" * 5_000}}}')
     answer = await rest.raw(rest.path(verb="events"), body.encode(), content_type=STRUCTURED)
@@ -264,7 +258,6 @@ async def test_a_number_that_is_too_large_to_read_is_named(rest: Rest) -> None:
     assert (problem["field"], problem["detail"]) == ("data", "data: Integer value out of range")
 
 
-@words_and_bounds
 async def test_a_body_that_holds_no_events_is_refused(rest: Rest) -> None:
     for body, content_type, status in BODIES:
         answer = await rest.raw(rest.path(verb="events"), body, content_type=content_type)
@@ -273,7 +266,6 @@ async def test_a_body_that_holds_no_events_is_refused(rest: Rest) -> None:
     assert await counts(rest) == (0, 0)
 
 
-@words_and_bounds
 async def test_nulls_extensions_and_plain_json_are_accepted(rest: Rest) -> None:
     optional = dict.fromkeys(("time", "datacontenttype", "dataschema"))
     assert await outcomes(rest, event(1, **optional, traceparent="x", n=5)) == ["original"]
@@ -308,7 +300,6 @@ async def test_binary_events_are_the_same_events(rest: Rest) -> None:
     assert answer.json()["results"][0]["adds"][0]["counter"] == 'orders.a"b'
 
 
-@words_and_bounds
 async def test_headers_in_utf_8_are_the_same_event_as_percent_encoded_ones(rest: Rest) -> None:
     """SDKs in Go and Java send them so."""
     name = "café/🙂 5%"
@@ -329,14 +320,12 @@ async def test_headers_in_utf_8_are_the_same_event_as_percent_encoded_ones(rest:
     assert (problem["field"], problem["detail"][:20]) == ("more", "ce-more is not UTF-8")
 
 
-@words_and_bounds
 async def test_an_empty_batch_is_accepted(rest: Rest) -> None:
     assert await outcomes(rest, []) == []
     answer = await rest.raw(rest.path(verb="events"), b" [ ] ")
     assert answer.status_code == 204
 
 
-@words_and_bounds
 async def test_data_without_a_content_type_are_json_if_they_can_be_read_so(rest: Rest) -> None:
     headers = {f"ce-{name}": value for name, value in event(type="order.new").items()}
     del headers["ce-data"]
@@ -352,7 +341,6 @@ async def test_data_without_a_content_type_are_json_if_they_can_be_read_so(rest:
     assert await counts(rest) == (2, 4)
 
 
-@words_and_bounds
 async def test_a_malformed_binary_event_is_named(rest: Rest) -> None:
     for answer, detail in (
         (await binary(rest, id=...), "ce-id: it is required"),
@@ -383,7 +371,6 @@ async def test_templates_take_what_was_written(rest: Rest) -> None:
     assert add == {"counter": f"/shop|order.paid|1.50|{2**70}|true|x", "delta": 1}
 
 
-@words_and_bounds
 async def test_a_quoted_key_of_a_path_may_hold_dots(rest: Rest) -> None:
     """Attributes of OpenTelemetry are such keys."""
     kept = {"gen_ai.usage": {"output.tokens": "7"}, "gen_ai.model": "m", "gen_ai": {"model": "n"}}
@@ -400,7 +387,6 @@ async def test_a_quoted_key_of_a_path_may_hold_dots(rest: Rest) -> None:
     assert problem["detail"].startswith("data.gen_ai.model is missing")
 
 
-@words_and_bounds
 async def test_rules_read_extension_attributes_in_every_form(rest: Rest) -> None:
     rule = {"type": "*", "counter": "{extensions.tenant}/{extensions.on}", "delta": "extensions.n"}
     assert (await set_rules(rest, [rule])).status_code == 200
@@ -429,7 +415,6 @@ async def test_rules_read_extension_attributes_in_every_form(rest: Rest) -> None
     assert await rest.count("a/true") == 10
 
 
-@words_and_bounds
 async def test_a_namespace_without_rules_refuses_events(rest: Rest) -> None:
     other = rest.within("other")
     await other.create("ACCURATE")
@@ -442,7 +427,6 @@ async def test_a_namespace_without_rules_refuses_events(rest: Rest) -> None:
     assert_problem(await send(best, event()), 400, "not_supported", applied=None, retry="never")
 
 
-@words_and_bounds
 async def test_rules_are_settings_of_the_namespace(rest: Rest, app: App) -> None:
     shown = (await rest.http.get(rest.path())).json()
     assert shown["event_rules"] == RULES
@@ -457,7 +441,6 @@ async def test_rules_are_settings_of_the_namespace(rest: Rest, app: App) -> None
     assert without == {k: v for k, v in shown.items() if k != "event_rules"} | {"cache_ttl": "1s"}
 
 
-@words_and_bounds
 async def test_a_bad_rule_is_refused(rest: Rest) -> None:
     for rule, field in BAD_RULES:
         made = {"type": "t", "counter": "c", "delta": 1, **rule}
@@ -468,7 +451,6 @@ async def test_a_bad_rule_is_refused(rest: Rest) -> None:
     assert (await rest.http.get(rest.path())).json()["event_rules"] == RULES
 
 
-@words_and_bounds
 async def test_there_is_a_bound_of_rules(rest: Rest) -> None:
     rules = [{**RULES[0], "type": "order.paid*"[: 11 - at % 2], "delta": at} for at in range(21)]
     assert (await set_rules(rest, rules[:20])).status_code == 200
@@ -490,7 +472,6 @@ async def test_rules_may_change_places(rest: Rest) -> None:
     assert await rest.count("c") == 3
 
 
-@words_and_bounds
 async def test_two_equal_rules_are_refused(rest: Rest) -> None:
     """Each event would count twice."""
     given = {"type": "order.*", "counter": "all"}
@@ -501,7 +482,6 @@ async def test_two_equal_rules_are_refused(rest: Rest) -> None:
     assert (await set_rules(rest, [*RULES, {**given, "delta": 2}])).status_code == 200
 
 
-@words_and_bounds
 @pytest.mark.parametrize("faulty", [0, 1], ids=["pattern", "equal"])
 async def test_rules_that_were_accepted_before_keep_working_with_a_warning(
     rest: Rest, app: App, faulty: int, caplog: pytest.LogCaptureFixture
@@ -523,7 +503,6 @@ async def test_rules_that_were_accepted_before_keep_working_with_a_warning(
         assert (await set_rules(rest, wrong)).status_code == 400
 
 
-@words_and_bounds
 async def test_ignored_events_are_in_the_metrics(rest: Rest) -> None:
     assert await outcomes(rest, [event(type="x"), event(type="order"), event()]) == [
         *("ignored", "ignored", "original")
@@ -532,7 +511,6 @@ async def test_ignored_events_are_in_the_metrics(rest: Rest) -> None:
     assert "counter_cloud_events_ignored_total 2.0" in text
 
 
-@words_and_bounds
 async def test_each_event_is_an_add_of_the_rates(rest: Rest) -> None:
     await rest.http.put(rest.path(), json={"adds_per_s": 1})
     assert (await send(rest, event(type="x"))).status_code == 200

@@ -9,7 +9,7 @@ import pytest
 from counter import limits
 from counter.types import Scope
 from tests.http.test_listing import ODD_NAMES
-from tests.support.app import App, running, words_and_bounds
+from tests.support.app import App, running
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem
 from tests.support.promtool import promtool
@@ -58,7 +58,6 @@ async def test_a_prefix_selects(rest: Rest, app: App) -> None:
     assert counts_in((await rest.http.get(PATH, params={"prefix": "c"})).text) == {}
 
 
-@words_and_bounds
 async def test_too_many_are_refused_with_advice(rest: Rest, app: App) -> None:
     now_us = app.clock.now_us()
     await rest.batch_add([item(name, 1, fresh(now_us)) for name in ("a1", "a2", "b1", "b2")])
@@ -74,14 +73,12 @@ async def test_too_many_are_refused_with_advice(rest: Rest, app: App) -> None:
     assert "give a longer prefix, or a prefix to each scrape" in body["detail"]
 
 
-@words_and_bounds
 @pytest.mark.parametrize("query", [{"prefix": "x" * 257}, {"prefix": "a\n"}, {"limit": "5"}])
 async def test_a_query_that_is_wrong_is_refused(rest: Rest, query: dict[str, str]) -> None:
     answer = await rest.http.get(PATH, params=query)
     assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never")
 
 
-@words_and_bounds
 async def test_what_keeps_no_events_has_no_list(rest: Rest) -> None:
     rough = rest.within("rough")
     await rough.create("BEST_EFFORT")
@@ -89,7 +86,6 @@ async def test_what_keeps_no_events_has_no_list(rest: Rest) -> None:
     assert_problem(answer, 400, "not_supported", applied=None, retry="never", names=("rough",))
 
 
-@words_and_bounds
 async def test_a_key_that_may_read_the_namespace_may_scrape_it(rest: Rest, app: App) -> None:
     """Unlike /metrics, which shows all namespaces."""
     mine = await hand_out(app, Scope.READ, "default")

@@ -9,13 +9,11 @@ from tests.support.app import (
     running,
     store_that_fails,
     store_that_stalls,
-    words_and_bounds,
 )
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import MINUTE, SECOND
 
 
-@words_and_bounds
 async def test_a_deleted_counter_is_as_one_that_was_never_written(rest: Rest, app: App) -> None:
     for name in ("a/b", "c"):
         await rest.add(name, 3, fresh(app.clock.now_us()))
@@ -44,7 +42,6 @@ async def test_an_add_after_a_delete_counts_from_0_and_is_listed(rest: Rest, app
     assert await rest.count("c", "1h") == 5
 
 
-@words_and_bounds
 async def test_the_tokens_of_a_deleted_counter_keep_their_answers(rest: Rest, app: App) -> None:
     """At once, and when they are late: no retry counts again, and none lists the counter."""
     token, made_us = fresh(app.clock.now_us()), app.clock.now_us() + 1

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from tests.support.app import App, every_store, words_and_bounds
+from tests.support.app import App, every_store
 from tests.support.problems import assert_problem
 from tests.support.rest import Json, Rest, fresh, on_wire
 from tests.support.times import MINUTE, SECOND, rfc3339, to_us
@@ -150,7 +150,6 @@ async def test_history_starts_again_at_a_clear(rest: Rest, app: App) -> None:
     assert (await history(rest, **span))[-1]["count"] == 6
 
 
-@words_and_bounds
 async def test_history_is_a_table_on_request(rest: Rest, app: App) -> None:
     start_us = app.clock.now_us()
     await filled(rest, app, 25)
@@ -177,7 +176,6 @@ async def test_history_is_a_table_on_request(rest: Rest, app: App) -> None:
     ],
     ids=["zero", "word", "naive", "backwards"],
 )
-@words_and_bounds
 async def test_a_span_out_of_bounds_is_refused(
     rest: Rest, params: dict[str, str], name: str
 ) -> None:
@@ -204,7 +202,6 @@ async def test_a_recount_changes_no_count(rest: Rest, app: App) -> None:
     assert narrow.json()["windows"] == 1
 
 
-@words_and_bounds
 async def test_a_recount_of_a_bad_span_is_refused(rest: Rest) -> None:
     body = {"from": "2026-03-01T12:00:00Z", "to": "2026-03-01T11:00:00Z"}
     assert_problem(
@@ -216,7 +213,6 @@ async def test_a_recount_of_a_bad_span_is_refused(rest: Rest) -> None:
     )
 
 
-@words_and_bounds
 @pytest.mark.parametrize(
     ("time", "is_read"),
     [
@@ -263,7 +259,6 @@ async def test_a_time_is_written_the_same_way_wherever_it_is_given(
         assert ("invalid_body" in each.text) is not is_read
 
 
-@words_and_bounds
 async def test_a_span_may_begin_and_end_outside_of_all_times(rest: Rest) -> None:
     far = {"from": "0001-01-01T00:00:00+14:00", "to": "9999-12-31T23:59:59-14:00"}
     assert (await rest.post(rest.path("c", "recount"), far)).status_code == 202
@@ -273,14 +268,12 @@ async def test_a_span_may_begin_and_end_outside_of_all_times(rest: Rest) -> None
         assert_problem(empty, 400, "invalid_body", applied=None, retry="never")
 
 
-@words_and_bounds
 async def test_the_plus_sign_of_an_offset_may_be_sent_as_it_is(rest: Rest) -> None:
     path = rest.path("c", "events")
     for time in ("2026-03-01T14:00:00+02:00", "2026-03-01+14:00:00.5+02:00"):
         assert (await rest.http.get(f"{path}?from={time}")).status_code == 200
 
 
-@words_and_bounds
 @pytest.mark.parametrize(
     ("accept", "is_csv"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from counter.errors import StoreUnavailableError
 from counter.types import Token
-from tests.support.app import App, running, store_that_fails, store_that_stalls, words_and_bounds
+from tests.support.app import App, running, store_that_fails, store_that_stalls
 from tests.support.problems import assert_problem, problem_of
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import MINUTE, SECOND
@@ -102,7 +102,6 @@ async def fail_and_roll_up_again(app: App, method: str, after: bool) -> None:
     assert (answer["count"], answer["accuracy"]) == (2, "eventual")
 
 
-@words_and_bounds
 async def test_a_fault_of_the_service_itself_is_a_problem_that_shows_no_secrets(
     rest: Rest, app: App
 ) -> None:

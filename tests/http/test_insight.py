@@ -11,7 +11,7 @@ from counter.core.hot_counters import Busiest, busiest
 from counter.limits import SECOND
 from counter.ports import Store
 from counter.types import Namespace, Scope
-from tests.support.app import App, running, words_and_bounds
+from tests.support.app import App, running
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
@@ -50,7 +50,6 @@ async def test_where_several_share_the_work_it_is_the_worker_whose_share_it_is_i
         assert (await app.http.get(path)).json()["shards"][0]["owner"] == "worker-1"
 
 
-@words_and_bounds
 async def test_rough_counters_have_no_rollup(rest: Rest) -> None:
     rough = rest.within("rough")
     await rough.create("BEST_EFFORT")
@@ -138,7 +137,6 @@ async def test_spans_that_differ_by_less_than_a_second_share_a_look(
     ("name", "value"),
     [("limit", "0"), ("limit", "101"), ("span", "1ms"), ("span", "2m"), ("x", "1")],
 )
-@words_and_bounds
 async def test_what_is_busy_is_asked_for_within_bounds(name: str, value: str, rest: Rest) -> None:
     answer = await rest.http.get("/v1/namespaces/default/busiest", params={name: value})
     assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never", names=(name,))

@@ -10,12 +10,11 @@ import pytest
 from counter.limits import DAY
 from counter.security.key_admin import KEYS_OF_PATTERN_MAX
 from counter.types import Scope
-from tests.support.app import App, words_and_bounds
+from tests.support.app import App
 from tests.support.keys import hand_out, made
 from tests.support.problems import assert_problem
 from tests.support.times import START_US
 
-pytestmark = words_and_bounds
 Header = dict[str, str]
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.app import App, every_store, store_that_fails, words_and_bounds
+from tests.support.app import App, every_store, store_that_fails
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
@@ -42,21 +42,18 @@ async def test_a_key_has_its_own_life_on_every_counter_and_operation(rest: Rest)
     assert [await rest.count(counter) for counter in ("c", "d")] == [2, 2]
 
 
-@words_and_bounds
 async def test_a_key_may_be_written_as_a_quoted_string(rest: Rest) -> None:
     for key in ("order:1", '"order:1"'):
         assert (await rest.add("c", 1, key=key)).status_code == 200
     assert await rest.count("c") == 1
 
 
-@words_and_bounds
 async def test_escapes_of_a_quoted_key_are_read(rest: Rest) -> None:
     for key in ('say "hi" \\o/', '"say \\"hi\\" \\\\o/"'):
         assert (await rest.add("c", 1, key=key)).status_code == 200
     assert await rest.count("c") == 1
 
 
-@words_and_bounds
 @pytest.mark.parametrize(
     "key",
     ['"order:1";v=1', '"order:1"; v', '"order:1";v="a\\"b;,";*w=?1;x=:YQ==:'],
@@ -67,7 +64,6 @@ async def test_the_parameters_of_a_quoted_key_are_no_part_of_it(rest: Rest, key:
     assert await rest.count("c") == 1
 
 
-@words_and_bounds
 @pytest.mark.parametrize(
     "key",
     [
@@ -98,7 +94,6 @@ async def test_what_is_not_one_key_is_refused(rest: Rest, key: str) -> None:
     assert await rest.count("c") == 0
 
 
-@words_and_bounds
 async def test_a_key_may_have_commas_and_one_of_equal_parts_is_quoted(rest: Rest) -> None:
     for key in ("1,2", "a, b, a", '"1,1"'):
         assert (await rest.add("c", 1, key=key)).status_code == 200
@@ -187,7 +182,6 @@ async def test_a_key_survives_a_restart(app: App) -> None:
     assert await app.rest.count("c") == 1
 
 
-@words_and_bounds
 async def test_the_header_is_ignored_where_no_key_is_needed(rest: Rest) -> None:
     """Even a malformed one."""
     other, headers = rest.within("other"), {"idempotency-key": '"'}

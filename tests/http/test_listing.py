@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from tests.support.app import App, every_store, words_and_bounds
+from tests.support.app import App, every_store
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import MINUTE
 
@@ -48,7 +48,6 @@ ODD_NAMES = (
 
 
 @pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
-@words_and_bounds
 async def test_a_counter_may_have_any_name(rest: Rest, app: App, name: str) -> None:
     answer = await rest.add(name, 3, fresh(app.clock.now_us()))
     assert answer.status_code == 200, answer.text

@@ -6,7 +6,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from counter.errors import CacheUnavailableError, OverloadedError, WriteTimeoutError
-from tests.support.app import App, store_that_fails, words_and_bounds
+from tests.support.app import App, store_that_fails
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND, rfc3339
@@ -38,7 +38,6 @@ def told(rest: Rest) -> Told:
     return Told(rest)
 
 
-@words_and_bounds
 async def test_adds_that_were_refused_and_of_unknown_outcome_are_distinguished(
     rest: Rest, app: App, told: Told
 ) -> None:
@@ -60,7 +59,6 @@ async def test_adds_that_were_refused_and_of_unknown_outcome_are_distinguished(
     assert await outcome(token=fresh(now_us - MINUTE)) == {"voided": 1}
 
 
-@words_and_bounds
 async def test_each_add_of_a_batch_is_reported(rest: Rest, app: App, told: Told) -> None:
     now_us = app.clock.now_us()
     items = [
@@ -75,7 +73,6 @@ async def test_each_add_of_a_batch_is_reported(rest: Rest, app: App, told: Told)
     assert await told.gained("counter_adds_total") == {"unknown": 2}
 
 
-@words_and_bounds
 async def test_best_effort_adds_are_reported_as_what_they_are(
     rest: Rest, app: App, told: Told
 ) -> None:
@@ -90,7 +87,6 @@ async def test_best_effort_adds_are_reported_as_what_they_are(
     assert await told.gained("counter_adds_total") == {"unknown": 1}
 
 
-@words_and_bounds
 async def test_requests_are_reported_by_route_and_status(rest: Rest, app: App, told: Told) -> None:
     """By the route's template: what a client may choose makes no series."""
     await rest.add("any/name", 1, fresh(app.clock.now_us()))
@@ -121,7 +117,6 @@ async def test_group_commits_marks_and_calls_are_reported(rest: Rest, app: App, 
     assert await told.gained("counter_cache_lookups_total") == {"hit": 1}
 
 
-@words_and_bounds
 async def test_it_says_what_is_missing_and_since_when(rest: Rest, app: App) -> None:
     began = rfc3339(app.clock.now_us())
     await rest.http.get("/readyz")
@@ -144,7 +139,6 @@ async def test_it_says_what_is_missing_and_since_when(rest: Rest, app: App) -> N
     assert "troubles" not in (await rest.http.get("/readyz")).json()
 
 
-@words_and_bounds
 async def test_liveness_asks_no_store(rest: Rest, app: App) -> None:
     """A restart would not bring the store back."""
     with (

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.app import App, every_store, words_and_bounds
+from tests.support.app import App, every_store
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
 from tests.support.times import DAY, MINUTE, SECOND, rfc3339
@@ -25,7 +25,6 @@ async def test_the_namespace_default_is_there_from_the_start(rest: Rest, app: Ap
     assert listing["namespaces"] == [answer.json()]
 
 
-@words_and_bounds
 async def test_a_new_one_reports_all_its_settings(other: Rest, app: App) -> None:
     answer = await other.create("EVENTUAL", rollup_window="20s", accept_limit="2500ms")
     assert answer.status_code == 201
@@ -50,7 +49,6 @@ async def test_a_new_one_reports_all_its_settings(other: Rest, app: App) -> None
     assert again.headers["etag"] == '"v1"'
 
 
-@words_and_bounds
 async def test_a_first_put_needs_a_counter_type(other: Rest) -> None:
     answer = await other.http.put(other.path(), json={"shards": 1})
     assert_problem(
@@ -81,7 +79,6 @@ async def test_what_does_not_fit_is_reported_and_logged(
     assert "warnings" not in mended.json()
 
 
-@words_and_bounds
 async def test_what_clients_do_is_compared_and_not_kept(other: Rest) -> None:
     clients = {
         "retry": "8d",
@@ -107,7 +104,6 @@ async def test_what_clients_do_is_compared_and_not_kept(other: Rest) -> None:
     ("name", "value"),
     [("counter_type", "ACCURATE"), ("rollup_window", "30s"), ("shards", 2), ("dataset", "x")],
 )
-@words_and_bounds
 async def test_what_is_fixed_stays_fixed(other: Rest, name: str, value: Any) -> None:
     created = await other.create("EVENTUAL")
     answer = await other.http.put(other.path(), json={name: value})
@@ -275,7 +271,6 @@ async def test_an_update_survives_a_restart(app: App) -> None:
     ],
     ids=repr,
 )
-@words_and_bounds
 async def test_a_setting_out_of_bounds_is_named(other: Rest, name: str, value: Any) -> None:
     answer = await other.http.put(other.path(), json={"counter_type": "ACCURATE", name: value})
     assert_problem(
@@ -284,7 +279,6 @@ async def test_a_setting_out_of_bounds_is_named(other: Rest, name: str, value: A
     assert (await other.http.get(other.path())).status_code == 404
 
 
-@words_and_bounds
 async def test_windows_must_be_few_enough_to_keep(other: Rest) -> None:
     """7 d of 1 s windows are 604,800 rows a counter: the bound is 100,000."""
     answer = await other.create(rollup_window="1s")

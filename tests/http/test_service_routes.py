@@ -11,12 +11,10 @@ import pytest
 
 from counter.errors import CacheUnavailableError
 from counter.types import ClockReading
-from tests.support.app import App, store_that_fails, words_and_bounds
+from tests.support.app import App, store_that_fails
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
 from tests.support.times import SECOND
-
-pytestmark = words_and_bounds
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"])

@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from counter.types import Token
-from tests.support.app import App, every_store, words_and_bounds
+from tests.support.app import App, every_store
 from tests.support.problems import MALFORMED, assert_problem
 from tests.support.rest import Rest, derive, fresh, item, on_wire, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
@@ -180,7 +180,6 @@ async def test_a_clear_and_an_add_under_one_token_are_a_conflict(
 
 
 @pytest.mark.parametrize("verb", ["add", "add-and-get", "clear"])
-@words_and_bounds
 async def test_a_missing_token_is_refused(rest: Rest, verb: str) -> None:
     answer = await rest.post(rest.path("c", verb), {} if verb == "clear" else {"delta": 1})
     assert_problem(
@@ -193,7 +192,6 @@ async def test_a_missing_token_is_refused(rest: Rest, verb: str) -> None:
     assert await rest.names() == []
 
 
-@words_and_bounds
 async def test_a_malformed_retry_says_nothing_of_its_token(rest: Rest, app: App) -> None:
     """The token counts, whatever nonsense names it later: no refusal may deny that."""
     token = fresh(app.clock.now_us())
@@ -212,14 +210,12 @@ async def test_a_malformed_retry_says_nothing_of_its_token(rest: Rest, app: App)
     assert await rest.count("c") == 1
 
 
-@words_and_bounds
 async def test_a_token_and_a_key_together_are_refused(rest: Rest, app: App) -> None:
     answer = await rest.add("c", 1, fresh(app.clock.now_us()), key="order:1")
     assert_problem(answer, 400, "token_ambiguous", applied=None, retry="never")
     assert await rest.names() == []
 
 
-@words_and_bounds
 async def test_batches_ignore_a_key(rest: Rest, app: App) -> None:
     """Some browsers and SDKs add one to each POST by themselves."""
     headers = {"idempotency-key": '"17"'}
@@ -232,7 +228,6 @@ async def test_batches_ignore_a_key(rest: Rest, app: App) -> None:
     assert await rest.count("c") == 1
 
 
-@words_and_bounds
 async def test_reads_ignore_a_key(rest: Rest) -> None:
     headers = {"idempotency-key": "x" * 300}
     answer = await rest.http.get(rest.path("c"), headers=headers)
@@ -295,7 +290,6 @@ async def test_the_service_issues_tokens_that_work(rest: Rest, app: App) -> None
 
 
 @pytest.mark.parametrize("count", [0, 1_001, -1, "1", 1.0, True])
-@words_and_bounds
 async def test_a_number_of_tokens_out_of_bounds_is_refused(rest: Rest, count: object) -> None:
     assert_problem(
         await rest.post("/v1/tokens", {"count": count}),
@@ -306,7 +300,6 @@ async def test_a_number_of_tokens_out_of_bounds_is_refused(rest: Rest, count: ob
     )
 
 
-@words_and_bounds
 async def test_a_nonce_may_be_written_as_hex_or_as_a_uuid(rest: Rest, app: App) -> None:
     nonce = uuid.uuid4()
     for text in (str(nonce), nonce.hex, str(nonce).upper()):
@@ -366,7 +359,6 @@ async def test_a_key_is_honoured_as_long_as_each_answer_says(rest: Rest, app: Ap
     assert int(uuid_key.headers["idempotency-ttl"]) > seconds
 
 
-@words_and_bounds
 async def test_every_write_says_how_long_its_token_is_honoured(rest: Rest, app: App) -> None:
     """Refused ones too, and nothing else does; rough counters have no tokens."""
     token = {"idempotency_token": on_wire(fresh(app.clock.now_us()))}

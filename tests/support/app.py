@@ -40,7 +40,6 @@ SMALL: dict[str, Any] = {
 every_store = pytest.mark.parametrize(
     "storage", ["sqlite", "memory", "postgresql", "dynamodb"], indirect=True
 )
-words_and_bounds = pytest.mark.parametrize("storage", ["sqlite", "memory"])
 
 
 def forget_applications() -> None:
