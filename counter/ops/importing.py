@@ -1,42 +1,40 @@
 """Import a file of counts into a service exactly once, however often that is tried.
 
-A file is an export, other NDJSON, or CSV. It is read whole before anything is counted. Its id at
-the target, and how it is split into atomic adds, depend on its content alone: every run, on every
-machine, does the same.
+A file is an export, other NDJSON, or CSV. It is read whole before anything is counted. Its id, and
+how it is split into atomic adds, depend on its content alone: every run, on every machine, does the
+same.
 
-The lines are counted in order, about a hundred in one atomic add, and each of these adds also adds
-their number to a counter of the target, the *ledger*. Its count is the number of lines imported,
-and the next run begins there. Concurrent runs, or a run after a crash, agree on the token of the
-next add: its nonce is derived from the file, and its instant is reserved by the service under a key
-that is derived from the file, too. docs/how-to/move-counts.md has the argument.
+The lines are counted in order, about a hundred in one atomic add. The time of its token is reserved
+by the service under an Idempotency-Key that is made of the file's id and the add's number, so all
+runs send the same token while the service remembers the key. No token is used whose time is more
+than half of ``key_ttl`` after the first key: until then no key can be forgotten. Each add also adds
+the number of its lines to a counter of the target, the *ledger*, where a run resumes.
+docs/how-to/move-counts.md has the argument.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import json
 import os
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import islice
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from counter import limits
+from counter.durations import format_duration
 from counter.errors import StartupError
-from counter.limits import MINUTE, PAGE_ITEMS_MAX, SECOND
 from counter.names import check_counter_name
 from counter.ops.export_file import FORMAT, VERSION, count_line
 from counter.ops.regular_file import open_regular
+from counter.quantities import plural
 from counter_client import CounterClient, Token
-from counter_client.answers import Event
-from counter_client.errors import TokenConflictError, TokenTooOldError
+from counter_client.errors import TokenTooOldError
 
 #: One item of each atomic add is the ledger's.
 ITEMS_MAX: Final = limits.ATOMIC_ITEMS_MAX - 1
@@ -50,6 +48,9 @@ _DIGITS: Final = 32
 _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,30}\s*")
 _PERSON: Final = b"counter.import"
 _LEDGER: Final = "imported:"
+#: The counter that counts the first key's adds: one, until the key is forgotten.
+_BEGUN: Final = "import-begun:"
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class CountsFile:
     def counts(self) -> Iterator[tuple[str, int]]:
         """Yield the lines. Raises StartupError if the file has changed."""
         with open_regular(self.path) as file:
-            for number, line in enumerate(_lines_of(self.kind, file, None)):
+            for number, line in enumerate(_Reader(self.path, file).counts(self.kind)):
                 if number % ITEMS_MAX == 0:
                     self._check_same(file)
                 yield line
@@ -164,21 +165,23 @@ def _examined(
 ) -> CountsFile:
     stamp = _stamp(file)
     kind, header = _kind_of(path, file)
-    digest = hashlib.sha256()
-    reader = _Watched(path, file, digest.update, on_progress, stamp[0])
+    reader = _Reader(path, file, lambda read: on_progress(read, stamp[0]))
     lines = total = 0
-    names = _Ascending(path) if kind == "export" else None
-    for counter, count in _lines_of(kind, file, reader):
+    for counter, count in reader.counts(kind):
         lines += 1
         total += count
-        _check(reader.where, counter, count)
-        if names is not None:
-            names.check(counter, lines)
+        try:
+            check_counter_name(counter)
+        except ValueError as error:
+            raise reader.wrong(str(error)) from error
+        if abs(count) > COUNT_MAX:
+            raise reader.wrong(f"the count is {count}; at most {COUNT_MAX} either way")
     if kind == "export":
         _check_trailer(path, reader, lines, total)
+    on_progress(stamp[0], stamp[0])
     if _stamp(file) != stamp:
         raise StartupError(f"{path} was changed while it was read")
-    chosen = _id_of(path, kind, header, digest.hexdigest(), import_id)
+    chosen = _id_of(path, kind, header, reader.digest.hexdigest(), import_id)
     return CountsFile(path, chosen, kind, lines, total, stamp, header)
 
 
@@ -198,63 +201,92 @@ def _id_of(path: Path, kind: str, header: Mapping[str, Any], digest: str, given:
 
 
 @dataclass(slots=True)
-class _Watched:
-    """State of the first read: the digest, the line number, the progress."""
+class _Reader:
+    """Reads a file once from its beginning, and checks each line."""
 
     path: Path
     file: BinaryIO
-    update: Callable[[bytes], None] = lambda _: None
-    on_progress: Callable[[int, int], None] = lambda *_: None
-    size: int = 0
+    #: Called with the bytes read.
+    on_progress: Callable[[int], None] = lambda _: None
+    #: The number of the last line.
     number: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
     #: The trailer of an export, with the digest of everything before it.
     trailer: tuple[Mapping[str, Any], str] | None = None
-    _read: int = 0
 
-    @property
-    def where(self) -> str:
-        return f"{self.path}:{self.number}"
+    def counts(self, kind: str) -> Iterator[tuple[str, int]]:
+        """Yield the counts."""
+        if kind == "csv":
+            return self._csv()
+        return self._export() if kind == "export" else self._ndjson()
 
-    def lines(self) -> Iterator[bytes]:
+    def wrong(self, why: str) -> StartupError:
+        """Return the error that the last line causes."""
+        return StartupError(f"{self.path}:{self.number}: {why}")
+
+    def _lines(self) -> Iterator[bytes]:
+        read = 0
         while line := self.file.readline(_LINE_BYTES_MAX + 1):
             self.number += 1
             if len(line) > _LINE_BYTES_MAX:
-                raise StartupError(f"{self.where}: the line has more than {_LINE_BYTES_MAX} bytes")
-            self.update(line)
-            self._read += len(line)
-            if self.number % 1_000 == 0 or self._read == self.size:
-                self.on_progress(self._read, self.size)
+                raise self.wrong(f"the line has more than {_LINE_BYTES_MAX} bytes")
+            self.digest.update(line)
+            read += len(line)
+            if self.number % 1_000 == 0:
+                self.on_progress(read)
             yield line.removeprefix(BOM_UTF8) if self.number == 1 else line
 
-    def of_export(self) -> Iterator[bytes]:
-        """Yield lines between header and trailer; store the trailer."""
-        digest = hashlib.sha256()
-        for line in self.lines():
+    def _export(self) -> Iterator[tuple[str, int]]:
+        """Yield the counts between header and trailer; store the trailer."""
+        before = hashlib.sha256()
+        for line in self._lines():
             if self.trailer is not None:
-                raise StartupError(f"{self.where}: there is something after the trailer")
+                raise self.wrong("there is something after the trailer")
             if self.number > 1:
-                found = _object(line)
-                if found is not None and "counter" not in found and "sha256" in found:
-                    self.trailer = (found, digest.hexdigest())
+                content = _object(line)
+                if content is not None and "counter" not in content and "sha256" in content:
+                    self.trailer = (content, before.hexdigest())
                     continue
-                yield line
-            digest.update(line)
+                found = count_line(line)
+                if found is None:
+                    raise self.wrong(f"it is no line of an export, or a half one: {_shown(line)}")
+                yield found.counter, found.count
+            before.update(line)
 
+    def _ndjson(self) -> Iterator[tuple[str, int]]:
+        for line in self._lines():
+            if not line.strip():
+                continue
+            found = _object(line) or {}
+            counter, count = found.get("counter"), found.get("count")
+            if not isinstance(counter, str) or type(count) is not int:
+                raise self.wrong(
+                    'it must be {"counter": "name", "count": 5}, the count an integer; it is'
+                    f" {_shown(line)}"
+                )
+            yield counter, count
 
-class _Ascending:
-    """Checks that an export has each counter once, in order."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._last: str | None = None
-
-    def check(self, counter: str, line: int) -> None:
-        if self._last is not None and counter <= self._last:
-            raise StartupError(
-                f"{self._path}:{line + 1}: {counter!r} comes after {self._last!r}; an export has"
-                " each counter once, in order: this one was changed"
-            )
-        self._last = counter
+    def _csv(self) -> Iterator[tuple[str, int]]:
+        columns: tuple[int, int] | None = None
+        try:
+            for row in csv.reader((line.decode() for line in self._lines()), strict=True):
+                if not row:
+                    continue
+                if columns is None:
+                    columns = (0, 1)
+                    if "counter" in row and "count" in row:
+                        columns = (row.index("counter"), row.index("count"))
+                        continue
+                if len(row) <= max(columns) or not _INTEGER.fullmatch(row[columns[1]]):
+                    raise self.wrong(
+                        "it must be name,count with an integer, or the first line must name the"
+                        f" columns counter and count; it is {','.join(row)!r:.80}"
+                    )
+                yield row[columns[0]], int(row[columns[1]])
+        except UnicodeDecodeError as error:
+            raise self.wrong("it is not UTF-8") from error
+        except csv.Error as error:
+            raise self.wrong(f"it is no CSV: {error}") from error
 
 
 def _kind_of(path: Path, file: BinaryIO) -> tuple[str, Mapping[str, Any]]:
@@ -276,85 +308,12 @@ def _kind_of(path: Path, file: BinaryIO) -> tuple[str, Mapping[str, Any]]:
     return "export", found
 
 
-def _lines_of(kind: str, file: BinaryIO, watched: _Watched | None) -> Iterator[tuple[str, int]]:
-    """Yield the counts in *file*, from its beginning.
-
-    With *watched* everything is checked; without it the file was checked before.
-    """
-    watched = watched or _Watched(Path(), file)
-    if kind == "csv":
-        return _csv(watched)
-    return _export(watched) if kind == "export" else _ndjson(watched)
-
-
-def _export(watched: _Watched) -> Iterator[tuple[str, int]]:
-    for line in watched.of_export():
-        found = count_line(line)
-        if found is None:
-            raise StartupError(
-                f"{watched.where}: it is no line of an export, or a half one: {_shown(line)}"
-            )
-        yield found.counter, found.count
-
-
-def _ndjson(watched: _Watched) -> Iterator[tuple[str, int]]:
-    for line in watched.lines():
-        if not line.strip():
-            continue
-        found = _object(line)
-        counter = None if found is None else found.get("counter")
-        count = None if found is None else found.get("count")
-        if not isinstance(counter, str) or type(count) is not int:
-            raise StartupError(
-                f'{watched.where}: it must be {{"counter": "name", "count": 5}}, the count an'
-                f" integer; it is {_shown(line)}"
-            )
-        yield counter, count
-
-
-def _csv(watched: _Watched) -> Iterator[tuple[str, int]]:
-    def text() -> Iterator[str]:
-        for line in watched.lines():
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                raise StartupError(f"{watched.where}: it is not UTF-8") from error
-
-    columns: tuple[int, int] | None = None
-    try:
-        for row in csv.reader(text(), strict=True):
-            if not row:
-                continue
-            if columns is None:
-                columns = (0, 1)
-                if "counter" in row and "count" in row:
-                    columns = (row.index("counter"), row.index("count"))
-                    continue
-            if len(row) <= max(columns) or not _INTEGER.fullmatch(row[columns[1]]):
-                raise StartupError(
-                    f"{watched.where}: it must be name,count with an integer, or the first line"
-                    f" must name the columns counter and count; it is {','.join(row)!r:.80}"
-                )
-            yield row[columns[0]], int(row[columns[1]])
-    except csv.Error as error:
-        raise StartupError(f"{watched.where}: it is no CSV: {error}") from error
-
-
-def _check(where: str, counter: str, count: int) -> None:
-    try:
-        check_counter_name(counter)
-    except ValueError as error:
-        raise StartupError(f"{where}: {error}") from error
-    if abs(count) > COUNT_MAX:
-        raise StartupError(f"{where}: the count is {count}; at most {COUNT_MAX} either way")
-
-
-def _check_trailer(path: Path, watched: _Watched, lines: int, total: int) -> None:
-    if watched.trailer is None:
+def _check_trailer(path: Path, reader: _Reader, lines: int, total: int) -> None:
+    if reader.trailer is None:
         raise StartupError(
             f"{path} has no trailer: it is a part of an export. Run the export again to finish it"
         )
-    trailer, digest = watched.trailer
+    trailer, digest = reader.trailer
     for name, found in (("lines", lines), ("sum", total), ("sha256", digest)):
         if trailer.get(name) != found:
             raise StartupError(
@@ -372,7 +331,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _stamp(file: io.BufferedReader | BinaryIO) -> tuple[int, int]:
+def _stamp(file: BinaryIO) -> tuple[int, int]:
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
@@ -381,200 +340,81 @@ def _shown(line: bytes) -> str:
     return repr(line[:60].decode("utf-8", "replace").rstrip("\n"))
 
 
-#: After this time, plus the accept limit, no write of an abandoned add can be applied any more: the
-#: write time-out and the difference of clocks.
-_SETTLED_US: Final = 5 * MINUTE
-
-
-#: More than the difference of the clocks of two server processes.
-_APART: Final = timedelta(seconds=5)
-
-
-class LedgerError(Exception):
-    """The ledger has a value that imports of this file alone cannot have produced."""
-
-
-class LaterError(Exception):
-    """An import was interrupted so long ago that its key is about to expire."""
+class ImportRefusedError(Exception):
+    """The import must not go on: a line could be counted twice, or another client interfered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Horizon:
-    """Times of the target's namespace, in microseconds."""
-
-    accept_limit_us: int
-    key_ttl_us: int
-
-    @property
-    def margin_us(self) -> int:
-        """Return the time after which an add can no longer be applied; shorter if keys expire
-        early."""
-        return self.accept_limit_us + min(_SETTLED_US, self.key_ttl_us // 4)
-
-    @property
-    def chain_us(self) -> int:
-        """Return how long after the first instant of a chunk another one may follow.
-
-        The key of the first must not expire while an add under a later one can be applied.
-        """
-        return self.key_ttl_us - self.margin_us
-
-
-@dataclass(slots=True)
 class Importer:
     """Counts the chunks of one file through a client of the target's namespace.
 
-    Raises the client's CounterErrors, LedgerError, and LaterError.
+    Raises the client's CounterErrors, and ImportRefusedError.
     """
 
     client: CounterClient
     id: str
     ledger: str
-    horizon: Horizon
-    #: The instant of the previous chunk's add.
-    _latest: datetime | None = None
+    key_ttl_us: int
 
     def counted(self) -> int:
         """Return how many lines are counted now."""
         return self.client.get(self.ledger, max_staleness="0s").count
 
-    def run(self, chunks: Iterable[Chunk], done: int, on_progress: Callable[[int], None]) -> None:
-        """Count all *chunks*, of which the first *done* lines were counted before; *on_progress* is
-        called with the number of counted lines."""
+    def run(
+        self, chunks: Iterable[Chunk], lines: int, done: int, on_progress: Callable[[int], None]
+    ) -> None:
+        """Count all *chunks*, which have *lines* lines; :meth:`counted` returned *done*.
+
+        *on_progress* is called with the number of counted lines.
+        """
+        began = self._begin(done)
+        if began is None:
+            if done < lines:
+                raise self._refused()
+            return
+        until = began + timedelta(microseconds=self.key_ttl_us // 2)
         for chunk in chunks:
-            if chunk.end < done:
-                # The chunk after it was sent only after this one was known to be counted.
-                continue
-            self._count(chunk)
-            on_progress(chunk.end)
+            # The chunk after it was sent only after this one was acknowledged. The last one that
+            # the ledger has may not be acknowledged: it is sent again.
+            if chunk.end >= done:
+                self._count(chunk, until)
+                on_progress(chunk.end)
 
-    def _count(self, chunk: Chunk) -> None:
-        """Count *chunk*, after all chunks before it."""
-        first: datetime | None = None
-        after = ""
+    def _begin(self, done: int) -> datetime | None:
+        """Return when the first run began; None if the keys of that time may be forgotten."""
+        begun = _BEGUN + self.id
+        if done and not self.client.get(begun, max_staleness="0s").count:
+            # An earlier version of this program imported it, which had other keys.
+            return None
+        # Once this key is forgotten, the same add counts again: the count is more than 1 from then
+        # on.
+        added = self.client.add_and_get(begun, 1, token=Token.from_key(f"import:{self.id}"))
+        return added.event_time if added.count == 1 else None
+
+    def _count(self, chunk: Chunk, until: datetime) -> None:
+        """Count *chunk*, after all chunks before it. Its token must not be later than *until*."""
+        key = f"import:{self.id}:{chunk.number}"
         while True:
-            # Reserve the instant first and read the count afterwards. If another run has another
-            # instant because the key expired, it had it so long ago that its result is in this
-            # count.
-            reserved = self.client.add_and_get(
-                self.ledger, 0, token=Token.from_key(f"import:{self.id}:{chunk.number}{after}")
-            )
-            first = first or reserved.event_time
-            if reserved.count > chunk.end:
+            time = self.client.add(self.ledger, 0, token=Token.from_key(key)).event_time
+            if time > until:
+                raise self._refused()
+            token = chunk.token(self.id, (time - _EPOCH) // timedelta(microseconds=1))
+            try:
+                self.client.atomic([*chunk.items, (self.ledger, chunk.lines)], token=token)
                 return
-            if reserved.count == chunk.end:
-                if self._is_confirmed(chunk):
-                    return
-                continue
-            if reserved.count != chunk.first:
-                raise self._wrong(reserved.count, chunk)
-            if _us(reserved.event_time - first) > self.horizon.chain_us:
-                raise LaterError(
-                    f"lines {chunk.first + 1} to {chunk.end} were begun at {first.isoformat()}, and"
-                    f" the key of that is forgotten after {self.horizon.key_ttl_us // SECOND} s;"
-                    f" begin again after that: in {self.horizon.margin_us // SECOND} s",
-                )
-            if not after and self._was_away(reserved.event_time):
-                instants = self._forgotten(reserved.event_time)
-                if self.counted() != chunk.first:
-                    # Other runs continued meanwhile: the listed events may be of a later chunk.
-                    continue
-                if self._counts_under_one_of(instants, chunk):
-                    return
-            if self._is_sent(chunk, reserved.event_time):
-                self._latest = reserved.event_time
-                return
-            # The token is void permanently, so the next instant is safe. Its key contains this
-            # instant, because the successor of a new first instant must differ from the successor
-            # of an expired one.
-            after = f":{_time_us(reserved.event_time)}"
+            except TokenTooOldError as error:
+                if error.applied is None:
+                    raise
+            # The token is void permanently, for all runs, so the next time is safe. All runs go
+            # through the same times, because each key names the time before.
+            key = f"import:{self.id}:{chunk.number}:{token.generation_time_us}"
 
-    def _is_sent(self, chunk: Chunk, instant: datetime) -> bool:
-        """Return whether *chunk* counts under its token of *instant*: if not, it never will."""
-        items = [*chunk.items, (self.ledger, chunk.lines)]
-        try:
-            self.client.atomic(items, token=chunk.token(self.id, _time_us(instant)))
-        except TokenTooOldError as error:
-            if error.applied is None:
-                raise
-            return False
-        except TokenConflictError as error:
-            raise LedgerError(
-                f"another file was imported under the same id ({self.ledger!r}): {error.detail}"
-            ) from error
-        return True
-
-    def _was_away(self, instant: datetime) -> bool:
-        """Return whether keys may have expired since this run last counted something."""
-        chain = timedelta(microseconds=self.horizon.chain_us)
-        return self._latest is None or instant - self._latest >= chain
-
-    def _forgotten(self, instant: datetime) -> list[datetime]:
-        """Yield instants before *instant* that other runs may have reserved for the next chunk,
-        under keys that are expired: those of adds of 0 after the last counted lines."""
-        # Asking with a younger token would count it; and keys of younger ones are not expired.
-        late = instant - timedelta(microseconds=self.horizon.margin_us)
-        instants: list[datetime] = []
-        oldest: datetime | None = None
-        for event in self.client.events(self.ledger):
-            if oldest is not None and event.event_time < oldest:
-                break
-            if event.delta and oldest is None:
-                # Later ones may come from a process whose clock is behind.
-                oldest = event.event_time - _APART
-            if not event.delta and event.event_time <= late:
-                instants.append(event.event_time)
-        return instants[::-1]
-
-    def _counts_under_one_of(self, instants: Iterable[datetime], chunk: Chunk) -> bool:
-        """Return whether *chunk* counts under one of some instants whose keys are expired.
-
-        Over Cassandra a crash may leave an add half written, and a rollup worker completes it at an
-        unknown time: if no worker has run, that is still to come. Asking about such a token decides
-        it permanently.
-        """
-        try:
-            return any(self._is_sent(chunk, each) for each in instants)
-        except TokenTooOldError as error:
-            # Its events are not dropped yet, so half of the add may exist: do not guess.
-            raise LaterError(
-                f"lines {chunk.first + 1} to {chunk.end} were begun so long ago that it is unknown"
-                " whether they are counted; begin again when those events are dropped, a slice of"
-                " time after their retention, by a rollup worker that runs"
-            ) from error
-
-    def _is_confirmed(self, chunk: Chunk) -> bool:
-        """Return whether *chunk*, the last one in the ledger's count, is permanently counted.
-
-        Possibly no run got the acknowledgement. Then the add is sent again with the same token. If
-        it is older than retention, it is permanent.
-        """
-        event = self._event_of(chunk)
-        if event is not None:
-            with suppress(TokenTooOldError):
-                return self._is_sent(chunk, event.event_time)
-        # Unless the count lost it as well, as can happen with a write that was applied too late.
-        return self.counted() >= chunk.end
-
-    def _event_of(self, chunk: Chunk) -> Event | None:
-        """Return the ledger's event of *chunk*."""
-        nonce = chunk.token(self.id, 0).nonce.hex()
-        for event in islice(self.client.events(self.ledger), PAGE_ITEMS_MAX):
-            if event.event_id.replace("-", "") == nonce:
-                return event
-        return None
-
-    def _wrong(self, count: int, chunk: Chunk) -> LedgerError:
-        return LedgerError(
-            f"counter {self.ledger!r} is {count}, which no import of this file leaves after its"
-            f" first {chunk.first} lines: somebody else wrote to it, or imports another file under"
-            " the same id; nothing more is counted"
+    def _refused(self) -> ImportRefusedError:
+        return ImportRefusedError(
+            f"the import began longer ago than half of key_ttl"
+            f" ({format_duration(self.key_ttl_us)}), or with an earlier version: its keys may be"
+            " forgotten, and a line could be counted twice."
+            f" {plural(self.counted(), 'line is', 'lines are')} counted, from the first one on, and"
+            " no more will be. Import the lines after that as a file of their own, with --add; or"
+            " import the file into another namespace"
         )
-
-
-def _time_us(instant: datetime) -> int:
-    return _us(instant - datetime.fromtimestamp(0, instant.tzinfo))
-
-
-def _us(span: timedelta) -> int:
-    return span // timedelta(microseconds=1)

@@ -94,7 +94,7 @@ def counts(service: Service, namespace: str) -> dict[str, int]:
 
 
 def without_ledgers(found: dict[str, int]) -> dict[str, int]:
-    return {name: count for name, count in found.items() if not name.startswith("imported:")}
+    return {name: count for name, count in found.items() if not name.startswith("import")}
 
 
 def written() -> list[dict[str, object]]:
@@ -188,7 +188,7 @@ def test_a_part_of_another_export_is_left_alone(
     [
         (lambda text: text[: text.rindex("\n", 0, -1) + 1], "has no trailer"),
         (lambda text: text.replace('"count":13', '"count":14'), "was changed after"),
-        (lambda text: text.replace('"many-0001"', '"many-0000"', 1), "comes after"),
+        (lambda text: text.replace('"many-0001"', '"many-0000"', 1), "was changed after"),
         (lambda text: text + "{}\n", "something after the trailer"),
         (lambda text: text.replace('"version":1', '"version":2'), "of version 2"),
     ],
@@ -251,7 +251,7 @@ def test_a_line_that_is_no_count_is_named_and_nothing_is_counted(
     assert run("import", "in") == 2
     assert why in capsys.readouterr().err
     with CounterClient(service.url, options=OPTIONS) as client:
-        assert list(client.counters(prefix="imported:")) == []
+        assert list(client.counters(prefix="import")) == []
 
 
 def test_a_directory_is_no_file_to_export_to(capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,6 +361,25 @@ def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
     assert "was changed while it was imported\ncounter: 99 of 300 " in capsys.readouterr().err
     Path("in.csv").write_text(lines)
     assert run("import", "in.csv", "--namespace", target, "--verify") == 0
+
+
+def test_an_import_whose_keys_may_be_forgotten_counts_nothing_more(
+    service: Service, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ledger has lines, and the import has no beginning, as if a version without it had run; and
+    then it has a beginning whose key was forgotten."""
+    Path("in.csv").write_text("a,1\nb,2\n")
+    ledger = examine(Path("in.csv"), lambda *_: None).ledger
+    with CounterClient(service.url, target, options=OPTIONS) as client:
+        client.add(ledger, 1)
+        for _ in range(2):
+            assert run("import", "in.csv", "--namespace", target) == 1
+            assert "1 line is counted, from the first one on" in capsys.readouterr().err
+            client.add(ledger.replace("imported:", "import-begun:"), 1)
+        client.add(ledger, 1)
+    assert run("import", "in.csv", "--namespace", target) == 0
+    assert "all 2 lines were counted before" in capsys.readouterr().out
+    assert without_ledgers(counts(service, target)) == {}
 
 
 def test_an_export_that_became_whole_just_now_is_left_alone(

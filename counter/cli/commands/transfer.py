@@ -34,11 +34,11 @@ from counter.cli.terminal import (
     printing,
     remark,
 )
-from counter.durations import format_duration, parse_iso_duration
+from counter.durations import parse_iso_duration
 from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
 from counter.ops.export_file import CountLine, ExportWriter, PartFile, header_of
-from counter.ops.importing import CountsFile, Horizon, Importer, LaterError, LedgerError, examine
+from counter.ops.importing import CountsFile, Importer, ImportRefusedError, examine
 from counter.quantities import plural
 from counter_client import Count, CounterClient, UnknownOutcomeError
 from counter_client.errors import (
@@ -202,12 +202,12 @@ class _Import:
                 self.done = done
                 bar.be_at(done, self.file.lines)
 
-            self.importer.run(self.file.chunks(), self.before, on_progress)
+            self.importer.run(self.file.chunks(), self.file.lines, self.before, on_progress)
         counted = self.importer.counted()
         if counted != self.file.lines:
-            raise LedgerError(
+            raise ImportRefusedError(
                 f"counter {self.file.ledger!r} is {counted}, and the file has {self.file.lines}"
-                " lines: another client wrote to it, or imports another file under the same id"
+                " lines: another client wrote to it"
             )
         self.done = counted
 
@@ -309,9 +309,9 @@ def import_(
         with opened(flags) as client:
             namespace = _target(client, found.header, create=what.create)
         refuse_best_effort(namespace, "import")
-        horizon = _horizon(namespace)
+        key_ttl_us = parse_iso_duration(namespace["key_ttl"])
         with opened(_patient(flags)) as client:
-            importer = Importer(client, found.id, found.ledger, horizon)
+            importer = Importer(client, found.id, found.ledger, key_ttl_us)
             _run(_Import(found, what, client, importer), flags)
 
 
@@ -340,10 +340,8 @@ def _run(run: _Import, flags: ServiceFlags) -> None:
         run.run()
         if run.what.verify:
             run.verify()
-    except LedgerError as error:
+    except ImportRefusedError as error:
         fail(str(error), EXIT_NO)
-    except LaterError as error:
-        fail(f"{run.progress()}. {error}", EXIT_UNKNOWN)
     except (StartupError, OSError) as error:
         # The file is read a second time, and was changed or removed meanwhile.
         if run.done == 0:
@@ -381,23 +379,6 @@ def _said(run: _Import) -> str:
         )
     verified = run.what.verify and not run.different
     return f"{text}\nall counters equal the file" if verified else text
-
-
-def _horizon(namespace: Mapping[str, Any]) -> Horizon:
-    """Return the times of the namespace. Exits with EXIT_NO if its keys expire too soon."""
-    accept_us, ttl_us = (
-        parse_iso_duration(namespace[name]) for name in ("accept_limit", "key_ttl")
-    )
-    horizon = Horizon(accept_us, ttl_us)
-    if horizon.chain_us <= accept_us:
-        fail(
-            f"the key TTL of the namespace is {format_duration(ttl_us)}, and its accept limit"
-            f" {format_duration(accept_us)}: keys are forgotten too soon to keep two imports of one"
-            f" file apart; counter namespace change {namespace['namespace']} --key-ttl"
-            f" {format_duration(3 * accept_us)}",
-            EXIT_NO,
-        )
-    return horizon
 
 
 def _patient(flags: ServiceFlags) -> ServiceFlags:
