@@ -44,7 +44,7 @@ from counter.security.audit_log import AdminLog
 from counter.security.host_rule import HostRule
 from counter.security.key_admin import KeyAdmin
 from counter.security.keys import KeyRing
-from counter.storage import clock_of, open_cache, open_store
+from counter.storage import open_cache
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.telemetry import open_tracing
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
@@ -186,7 +186,7 @@ class Application:
                 first = not await self.store.control.slices(each)
         namespaces = self.service.namespaces
         missing = all(each.name != "default" for each in namespaces.all())
-        if missing and (first or self.settings.store != "sqlite"):
+        if missing and (first or not self.settings.kind.serves_alone):
             settings = await namespaces.fitted(self.settings.default_namespace())
             try:
                 await namespaces.create("default", settings)
@@ -226,9 +226,9 @@ def create_app(
 
     The lifespan opens the store and the cache; with ``rollup=False`` the worker does not run.
     """
-    clock = clock or clock_of(settings)
+    clock = clock or settings.kind.clock()
     tracing = tracing or open_tracing(settings)
-    store = tracing.watched(store or open_store(settings, clock))
+    store = tracing.watched(store or settings.kind.open(settings, clock))
     cache = cache or open_cache(settings, clock)
     guard = guard_of(store, clock)
     service = CounterService(store, cache, clock, guard)
@@ -313,7 +313,7 @@ def _worker(
 ) -> tuple[RollupWorker, Leases | None]:
     """Return the rollup worker, with leases if other processes may roll up too."""
     leases = None
-    if settings.store != "sqlite":
+    if not settings.kind.serves_alone:
         leases = Leases(
             store.leases, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard
         )

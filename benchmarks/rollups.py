@@ -23,8 +23,9 @@ from counter.core.read import CountReader
 from counter.limits import BATCH_ITEMS_MAX
 from counter.ports import Store
 from counter.storage.memory import MemoryCache
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.schema import apply_schema
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.storage.sqlite import SqliteStore
 from counter.tokens import TokenGenerator
 from counter.types import Event, Namespace, Written

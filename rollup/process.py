@@ -33,7 +33,7 @@ from counter.errors import OriginRefusedError, StartupError, UnavailableError
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.host_rule import HostRule
-from counter.storage import clock_of, open_cache, open_store
+from counter.storage import open_cache
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.telemetry import open_tracing
 from counter.telemetry.families import Exposition
@@ -193,10 +193,10 @@ _log = logging.getLogger("counter.rollup")
 
 def run(settings: Settings) -> int:
     """Roll up until a signal comes; return the exit code. Raises StartupError."""
-    if settings.store == "sqlite":
+    if settings.kind.serves_alone:
         raise StartupError(
-            "store is sqlite, whose data directory one process holds: `counter serve` rolls up in"
-            " its own; give --store cassandra, postgresql or dynamodb"
+            f"store is {settings.store}, whose data directory one process holds: `counter serve`"
+            " rolls up in its own; give --store cassandra, postgresql or dynamodb"
         )
     if "log_level" not in settings.model_fields_set:
         # A healthy worker logs only joins, leaves and takeovers, so these must be visible.
@@ -215,9 +215,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _run(settings: Settings) -> int:
-    clock = clock_of(settings)
+    clock = settings.kind.clock()
     tracing = open_tracing(settings)
-    store, cache = tracing.watched(open_store(settings, clock)), open_cache(settings, clock)
+    store = tracing.watched(settings.kind.open(settings, clock))
+    cache = open_cache(settings, clock)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(tracing.close)
         retry = StartupRetry(settings.start_timeout)

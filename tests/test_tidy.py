@@ -52,25 +52,23 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/storage/memory": ("counter",),
     "counter/storage/memcached": ("counter", "counter/storage/shared"),
     "counter/storage/redis": ("counter", "counter/storage/shared"),
+    "counter/storage": (
+        *("counter", "counter/core", "counter/config", "counter/storage/shared"),
+        *("counter/storage/memory", "counter/storage/memcached", "counter/storage/redis"),
+    ),
     "counter/storage/sqlite": (
-        *("counter", "counter/telemetry", "counter/storage/shared"),
+        *("counter", "counter/config", "counter/telemetry", "counter/storage/shared"),
         "counter/storage/memory",
     ),
     "counter/storage/cassandra": (
-        *("counter", "counter/config", "counter/telemetry", "counter/storage/shared"),
+        *("counter", "counter/core", "counter/config", "counter/telemetry"),
+        *("counter/storage", "counter/storage/shared"),
     ),
-    "counter/storage/postgresql": ("counter", "counter/config", "counter/storage/shared"),
-    "counter/storage/dynamodb": ("counter", "counter/config", "counter/storage/shared"),
-    "counter/storage": (
-        *("counter", "counter/core", "counter/config", "counter/storage/shared"),
-        *("counter/storage/memory", "counter/storage/sqlite"),
-        *(
-            "counter/storage/dynamodb",
-            "counter/storage/postgresql",
-            "counter/storage/cassandra",
-            "counter/storage/memcached",
-        ),
-        "counter/storage/redis",
+    "counter/storage/postgresql": (
+        *("counter", "counter/config", "counter/storage", "counter/storage/shared"),
+    ),
+    "counter/storage/dynamodb": (
+        *("counter", "counter/config", "counter/storage", "counter/storage/shared"),
     ),
     "counter/ops": (
         *("counter", "counter_client", "counter/core", "counter/config", "counter/storage"),
@@ -102,13 +100,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/cli/commands": (
         *("counter", "counter_client", "counter/core", "counter/config", "counter/telemetry"),
         *("counter/security", "counter/ops", "counter/storage", "counter/storage/shared"),
-        *(
-            "counter/storage/dynamodb",
-            "counter/storage/postgresql",
-            "counter/storage/cassandra",
-            "counter/storage/memory",
-        ),
-        *("counter/cli", "rollup", "api"),
+        *("counter/storage/memory", "counter/cli", "rollup", "api"),
     ),
 }
 #: ``python -m`` begins with the command line.
@@ -252,6 +244,41 @@ def imports_a_driver(source: Source) -> Iterator[str]:
             continue
         if is_in(name, DRIVERS) and not source.path.startswith("counter/storage/"):
             yield source.at(line, f"imports {name}; only counter/storage/ may know a driver")
+
+
+def names_a_store(node: ast.expr) -> bool:
+    """Return whether *node* is the name of a store: a variable, an attribute or a key ``store``."""
+    match node:
+        case ast.Name(id="store") | ast.Attribute(attr="store"):
+            return True
+        case ast.Subscript(slice=ast.Constant(value="store")):
+            return True
+    return False
+
+
+def branches_on_a_store(source: Source) -> Iterator[str]:
+    if source.path.startswith("counter/storage/"):
+        return
+    for node in ast.walk(source.tree()):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                sides = (left, *others)
+                texts = any(
+                    isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    for side in sides
+                    for each in ast.walk(side)
+                    if not names_a_store(side)
+                )
+                branches = texts and any(map(names_a_store, sides))
+            case ast.Match(subject=looked) | ast.Subscript(slice=looked):
+                branches = names_a_store(looked)
+            case _:
+                continue
+        if branches:
+            yield source.at(
+                node.lineno,
+                "branches on a store's name: ask its kind (counter/config/store_kinds.py)",
+            )
 
 
 def circles(found: tuple[Source, ...]) -> list[list[str]]:
@@ -421,6 +448,11 @@ def test_only_storage_knows_a_driver() -> None:
     must_hold(imports_a_driver, shipped())
 
 
+def test_only_the_stores_know_their_names() -> None:
+    """Nothing outside counter/storage/ does one thing for one store and another for others."""
+    must_hold(branches_on_a_store, shipped())
+
+
 def test_files_stay_small() -> None:
     """No Python file is longer than FILE_LINES_MAX lines."""
     must_hold(is_too_long, all_python())
@@ -493,6 +525,11 @@ PLANTED: Cases = [
     (imports_a_driver, SPOOL, "from cassandra.cluster import Cluster"),
     (imports_the_wrong_room, SPOOL, "from counter.errors import CounterError"),
     (imports_the_wrong_room, "counter/core/read.py", "from counter_client import Token"),
+    (branches_on_a_store, "api/app.py", 'if settings.store == "sqlite":\n    pass'),
+    (branches_on_a_store, "rollup/process.py", 'x = self.settings.store not in ("a", "b")'),
+    (branches_on_a_store, "counter/config/values.py", 'x = "cassandra" == data["store"]'),
+    (branches_on_a_store, "counter/ops/doctor.py", "x = SERVERS[settings.store]"),
+    (branches_on_a_store, "counter/ops/doctor.py", 'match store:\n    case "a":\n        pass'),
     (is_too_long, "api/app.py", "\n" * (FILE_LINES_MAX + 1)),
     (has_a_long_function, "api/app.py", "async def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
     (asserts, "rollup/windows.py", "def f(x):\n    assert x"),
@@ -544,6 +581,8 @@ ALLOWED: Cases = [
     (imports_a_framework, "api/app.py", "import fastapi"),
     (imports_a_driver, "counter/storage/sqlite.py", "import sqlite3"),
     (imports_a_driver, SPOOL, "import sqlite3"),
+    (branches_on_a_store, "counter/storage/sqlite/check.py", 'x = settings.store == "sqlite"'),
+    (branches_on_a_store, "api/app.py", "x = store_kind(data['store']), self.store is None"),
     (keeps_state_in_a_module, "api/app.py", "UNITS: Final[Mapping[str, int]] = {'s': 1}"),
     (keeps_state_in_a_module, "api/app.py", "log = logging.getLogger(__name__)\nN = int('1')"),
     (is_too_long, "api/app.py", "\n" * FILE_LINES_MAX),

@@ -156,7 +156,7 @@ class NamespaceRoutes:
             namespace.dataset,
             _clients(clients),
             lease_time_us=self.settings.lease_time,
-            cassandra=self.settings.store == "cassandra",
+            compares_slowly=self.settings.kind.compares_slowly,
         )
         for each in found:
             _log.warning("namespace %r: %s", namespace.name, each)

@@ -255,8 +255,8 @@ class _Idle:
 
 def _node_figure(run: Run, adds: Figure) -> Figure:
     """What a node of Cassandra takes, at least: copies written, shared among the nodes."""
-    from counter.storage.cassandra import options_of
     from counter.storage.cassandra.connection import count_nodes
+    from counter.storage.cassandra.options import options_of
 
     nodes = asyncio.run(count_nodes(options_of(run.settings)))
     copies = sum(number for _, number in run.settings.placements()["default"].replication)

@@ -65,13 +65,13 @@ def creation_warnings(
     clients: Clients | None = None,
     *,
     lease_time_us: int = limits.LEASE_TIME_US,
-    cassandra: bool = True,
+    compares_slowly: bool = True,
 ) -> tuple[str, ...]:
     """Return the contradictions, each with its values, its bound and a fix; refused ones come
     first.
 
-    Unknown *clients* are assumed to behave as the SDK does. *cassandra* is whether that is the
-    store: in others a look-up and a comparison cost little.
+    Unknown *clients* are assumed to behave as the SDK does. *compares_slowly* is as
+    :class:`counter.config.store_kinds.StoreKind` has it.
     """
     is_sdk = clients is None and settings.counter_type is not CounterType.BEST_EFFORT
     known = clients or (SDK_CLIENTS if is_sdk else Clients())
@@ -82,7 +82,7 @@ def creation_warnings(
         *_staleness_problems(settings, dataset, known, lease_time_us),
         *_partition_problems(dataset, known),
         *_own_problems(settings),
-        *(_cost_problems(settings) if cassandra else ()),
+        *(_cost_problems(settings) if compares_slowly else ()),
     )
 
 

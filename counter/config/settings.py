@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from counter import limits
+from counter.config.store_kinds import StoreKind, store_kind, store_names
 from counter.config.values import (
     CASSANDRA_PORT,
     CacheAddress,
@@ -33,7 +34,7 @@ from counter.config.values import (
     ReadableFile,
     ReadConsistency,
     Replication,
-    StoreKind,
+    StoreName,
     WriteConsistency,
     between,
     by_store,
@@ -42,7 +43,6 @@ from counter.config.values import (
     read_secret,
     redis_server,
 )
-from counter.consistency import gap_of
 from counter.core.namespaces import check_settings
 from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
@@ -63,10 +63,10 @@ _Rate = Annotated[int, Field(ge=0, le=limits.RATE_PER_S_MAX)]
 
 
 def _time_bucket(store: str, slice_us: int) -> int:
-    """Return the default time bucket: an hour in Cassandra if that divides the slice; the whole
-    slice in SQLite, which has no time buckets."""
-    in_hours = store == "cassandra" and slice_us % limits.HOUR == 0
-    return limits.HOUR if in_hours else slice_us
+    """Return the default time bucket: the store's if that divides the slice, else the whole
+    slice."""
+    bucket_us = store_kind(store).defaults.time_bucket
+    return slice_us if bucket_us == 0 or slice_us % bucket_us else bucket_us
 
 
 def _password(data: dict[str, Any]) -> SecretStr | None:
@@ -223,7 +223,7 @@ class Settings(BaseSettings):
         description="The lowest level that is logged",
     )
 
-    store: StoreKind = Field(
+    store: StoreName = Field(
         "sqlite", description="Where counts are kept: sqlite, postgresql, cassandra or dynamodb"
     )
     data: Path = Field(Path("data"), description="The data directory of SQLite")
@@ -310,15 +310,15 @@ class Settings(BaseSettings):
     )
     slice: _Slice = Field(limits.DAY, description="The span of one event table")
     write_timeout: _WriteTimeout = Field(
-        default_factory=by_store(limits.SECOND, 2 * limits.SECOND),
+        default_factory=by_store("write_timeout"),
         description="How long a write may take",
     )
     write_wait_max: Annotated[Duration, between(10 * limits.MILLISECOND, limits.MINUTE)] = Field(
-        default_factory=by_store(limits.WRITE_WAIT_MAX_US, 2 * limits.SECOND),
+        default_factory=by_store("write_wait_max"),
         description="The longest expected wait of a write; a longer one is rejected",
     )
     clock_skew_max: _Skew = Field(
-        default_factory=by_store(0, 500 * limits.MILLISECOND, 1_500 * limits.MILLISECOND),
+        default_factory=by_store("clock_skew_max"),
         description="How far this clock may be from the store's",
     )
     time_bucket: _TimeBucket = Field(
@@ -326,11 +326,11 @@ class Settings(BaseSettings):
         description="The span of one partition of events",
     )
     event_buckets: _EventBuckets = Field(
-        default_factory=by_store(1, 1, 4),
+        default_factory=by_store("event_buckets"),
         description="Partitions that share a counter's time bucket",
     )
     event_buckets_max: _EventBuckets = Field(
-        default_factory=by_store(1, 64),
+        default_factory=by_store("event_buckets_max"),
         description="The limit up to which event_buckets is raised automatically",
     )
     replication: Replication = Field(
@@ -354,7 +354,7 @@ class Settings(BaseSettings):
         description="How old a token may be when its add arrives; an older one is resolved",
     )
     shards: int = Field(
-        default_factory=by_store(1, 16),
+        default_factory=by_store("shards"),
         ge=1,
         le=limits.SHARDS_MAX,
         description="The rollup shards of new namespaces",
@@ -364,7 +364,7 @@ class Settings(BaseSettings):
     )
 
     rollup: bool = Field(
-        default_factory=by_store(True, False, True), description="Roll up in the API's process"
+        default_factory=by_store("rollup"), description="Roll up in the API's process"
     )
     lease_time: Annotated[Duration, between(limits.LEASE_TIME_MIN_US, 5 * limits.MINUTE)] = Field(
         limits.LEASE_TIME_US, description="How long a silent worker keeps its shards"
@@ -411,6 +411,11 @@ class Settings(BaseSettings):
         if problems := list(problems_of(self)):
             raise ValueError("\n".join(problems))
         return self
+
+    @property
+    def kind(self) -> StoreKind[Settings]:
+        """The kind of the store."""
+        return store_kind(self.store)
 
     def dataset(self) -> Dataset:
         """Return the dataset ``default`` as the first start on a data directory creates it."""
@@ -513,65 +518,30 @@ def warnings_of(settings: Settings) -> Iterator[str]:
         settings.default_namespace(),
         settings.dataset(),
         lease_time_us=settings.lease_time,
-        cassandra=settings.store == "cassandra",
+        compares_slowly=settings.kind.compares_slowly,
     )
-    if settings.store == "sqlite":
-        return
-    if settings.cache == "memory":
+    if settings.cache == "memory" and not settings.kind.serves_alone:
         guard = ", and conflicts of tokens are detected only if payload_check is strict"
         yield (
             "cache is memory: each process has its own BEST_EFFORT counts"
-            f"{guard if settings.store == 'cassandra' else ''}; use memcached://host:port or"
+            f"{guard if settings.kind.compares_slowly else ''}; use memcached://host:port or"
             " redis://host:port"
         )
-    if settings.store != "cassandra":
-        return
-    for name, placement in settings.placements().items():
-        copies = [number for _, number in placement.replication]
-        if max(copies) == 1:
-            yield (
-                f"dataset {name!r} has one copy: if a node is lost, its data is lost;"
-                " with three nodes, give --replication 3"
-            )
+    yield from settings.kind.warnings(settings)
 
 
 def _store_problems(settings: Settings) -> Iterator[str]:
-    if settings.store == "cassandra":
-        if not settings.contact_points:
+    yield from settings.kind.problems(settings)
+    for address in ("contact_points", "dsn"):
+        value = getattr(settings, address)
+        if value and settings.kind.address != address:
+            owner = " or ".join(n for n in store_names() if store_kind(n).address == address)
             yield (
-                "store is cassandra and contact_points is empty:"
-                " give --contact-points host[:port],host[:port]"
+                f"{address} is {','.join(value) if isinstance(value, tuple) else 'set'} and store"
+                f" is {settings.store}, which has none: add --store {owner}, or omit {address}"
             )
-    elif settings.contact_points:
-        yield (
-            f"contact_points is {','.join(settings.contact_points)} and store is {settings.store},"
-            " which has none: add --store cassandra, or omit contact_points"
-        )
-    if settings.store == "postgresql" and settings.dsn is None:
-        yield (
-            "store is postgresql and dsn is missing: set COUNTER_DSN to"
-            " postgresql://user:password@host:port/database"
-        )
-    if settings.store != "postgresql" and settings.dsn is not None:
-        yield (
-            f"dsn is set and store is {settings.store}, which has none: add --store postgresql, or"
-            " omit dsn"
-        )
     if (settings.dynamodb_read_units == 0) != (settings.dynamodb_write_units == 0):
         yield "dynamodb_read_units and dynamodb_write_units belong together: give both or neither"
-    if settings.store == "dynamodb":
-        for each in settings.datasets():
-            if each.clock_skew_max_us < limits.SECOND:
-                yield (
-                    f"clock_skew_max of dataset {each.name!r} is"
-                    f" {format_duration(each.clock_skew_max_us)}, and DynamoDB tells its time in"
-                    " whole seconds: give 1s or more"
-                )
-    if settings.store == "sqlite" and settings.workers > 1:
-        yield (
-            f"workers is {settings.workers} and store is sqlite, whose data directory only one"
-            " process can use: use --workers 1, or --store cassandra, postgresql or dynamodb"
-        )
 
 
 def _login_problems(settings: Settings) -> Iterator[str]:
@@ -597,10 +567,6 @@ def _place_problems(settings: Settings) -> Iterator[str]:
         yield "single_datacenter is set and local_datacenter is not: give --local-datacenter"
     for name, placement in settings.placements().items():
         places = dict(placement.replication)
-        # The number of data centers of a plain number is known only after the service connects.
-        gap = gap_of(name, placement, places) if settings.store == "cassandra" else None
-        if gap is not None:
-            yield gap
         if home is not None and "" not in places and home not in places:
             yield (
                 f"local_datacenter is {home!r} and dataset {name!r} has no copies there:"

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 from pydantic_settings import NoDecode
 
+from counter.config.store_kinds import check_store, store_kind
 from counter.durations import format_duration, parse_duration
 
 CASSANDRA_PORT: Final = 9042
@@ -40,7 +41,8 @@ _BEFORE_AT: Final = re.compile(r"^([a-z]*:?/{0,2}).*@", re.DOTALL)
 _DATACENTER: Final = re.compile(r"[\w.-]{1,48}", re.ASCII)
 
 _Item = TypeVar("_Item")
-StoreKind = Literal["sqlite", "postgresql", "cassandra", "dynamodb"]
+#: The name of a kind of store that is installed.
+StoreName = Annotated[str, AfterValidator(check_store)]
 WriteConsistency = Literal["LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"]
 ReadConsistency = Literal["LOCAL_QUORUM", "QUORUM", "ALL"]
 
@@ -251,9 +253,6 @@ Origins = _List[Annotated[str, AfterValidator(_check_origin)]]
 FromOthers = Callable[[dict[str, Any]], Any]
 
 
-def by_store(sqlite: Any, cassandra: Any, dynamodb: Any = None) -> FromOthers:
-    """Return a default that depends on the store: Cassandra's for DynamoDB too, unless it has one
-    of its own."""
-    of_dynamodb = cassandra if dynamodb is None else dynamodb
-    others = {"cassandra": cassandra, "dynamodb": of_dynamodb}
-    return lambda data: others.get(data["store"], sqlite)
+def by_store(name: str) -> FromOthers:
+    """Return a default of the setting *name* that depends on the store."""
+    return lambda data: getattr(store_kind(data["store"]).defaults, name)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httpx
 
-from counter.ops.doctor import Finding, ok, wrong
+from counter.config.findings import Finding, ok, wrong
 from counter_client import CounterClient, CounterError, Options, UnexpectedAnswerError
 from counter_client.transport import Common, read_body
 

@@ -164,7 +164,7 @@ def test_a_directory_that_was_not_served_for_longer_than_retention_can_be_repair
         def wall_us(self) -> int:
             return super().wall_us() + 5 * DATASET.retention_us
 
-    monkeypatch.setattr("counter.cli.commands.audit.clock_of", lambda _settings: Later())
+    monkeypatch.setattr("counter.storage.sqlite.SqliteKind.clock", lambda _kind: Later())
     flags = [f"--data={data}", "--repair", "--trust-settled", "--all"]
     for name in ("a/1", "b"):
         damage(data, f"UPDATE counters SET checkpoint = 8 WHERE name = '{name}'")

@@ -15,7 +15,6 @@ import pytest
 from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.security.keys import KeyRing
-from counter.storage import open_store
 from tests.cli.shell import Shell
 
 
@@ -72,7 +71,7 @@ def test_a_key_is_printed_alone_and_never_again(shell: KeyShell) -> None:
 
 async def test_a_process_that_serves_from_the_directory_learns_of_it(shell: KeyShell) -> None:
     """Which it holds alone, so far as counts go."""
-    store = open_store(Settings(), SystemClock())
+    store = Settings().kind.open(Settings(), SystemClock())
     await store.open()
     ring = KeyRing(store.keys, SystemClock())
     await ring.refresh()

@@ -22,7 +22,7 @@ from counter.cli.client import (
 )
 from counter.cli.commands.namespace import CreateFlags
 from counter.cli.commands.watch import _remarked
-from counter.ops.doctor import Finding
+from counter.config.findings import Finding
 from counter.quantities import plural
 from counter_client import Unfinished, UnknownOutcomeError
 from counter_client.errors import CounterError, KeyMissingError

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.rollups import WINDOW as ROW
+from counter.storage.cassandra.store import CassandraStore
 from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, WindowRow
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import NOW, SETTINGS, T0, WINDOW

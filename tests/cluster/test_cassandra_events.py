@@ -17,8 +17,9 @@ from cassandra import ConsistencyLevel
 
 from counter.errors import SliceMissingError, UnavailableError, WriteTimeoutError
 from counter.limits import INT64_MAX, MINUTE, SECOND
-from counter.storage.cassandra import CassandraOptions, CassandraStore
 from counter.storage.cassandra.event_reads import PARTITIONS_MAX, ROWS_MAX
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.store import CassandraStore
 from counter.types import Event, Fold, Namespace, PayloadCheck, Slice, Written
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import SETTINGS, nonce, nonces_per_bucket, ordered

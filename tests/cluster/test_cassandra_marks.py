@@ -8,7 +8,8 @@ import pytest
 
 from counter.errors import StoreUnavailableError
 from counter.limits import MINUTE
-from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.store import CassandraStore
 from counter.types import AtomicMark, Mark, Namespace
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, atomic, marks, slice_at

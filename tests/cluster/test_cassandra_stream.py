@@ -11,9 +11,9 @@ import pytest
 from counter.errors import WriteTimeoutError
 from counter.limits import MILLISECOND, SECOND
 from counter.metrics import Calls
-from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra import connection as driver_connection
 from counter.storage.cassandra.connection import Connection, Stream
+from counter.storage.cassandra.options import CassandraOptions
 
 
 class Response:

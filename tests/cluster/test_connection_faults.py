@@ -12,8 +12,8 @@ import pytest
 from counter.clock import SystemClock
 from counter.errors import StartupError, StoreUnavailableError, UnavailableError
 from counter.limits import MILLISECOND
-from counter.storage.cassandra import CassandraOptions, CassandraStore
-from counter.storage.cassandra.options import Tls
+from counter.storage.cassandra.options import CassandraOptions, Tls
+from counter.storage.cassandra.store import CassandraStore
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import at, connected, have_schema, opened, options_for
 from tests.support.relay import Relay
@@ -225,7 +225,8 @@ def test_the_driver_is_not_installed() -> None:
         "import sys; sys.modules['cassandra'] = None\n"
         "import counter.storage, api.app\n"
         "from counter.errors import StartupError\n"
-        "try: import counter.storage.cassandra\n"
+        "from counter.config.store_kinds import store_kind\n"
+        "try: store_kind('cassandra').open(None, None)\n"
         "except StartupError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

@@ -24,7 +24,6 @@ from counter.errors import (
     WriteTimeoutError,
 )
 from counter.limits import SECOND
-from counter.storage.cassandra import CassandraOptions
 from counter.storage.cassandra import driver as driver_setup
 from counter.storage.cassandra.connection import Connection, gathered, let_go
 from counter.storage.cassandra.driver import (
@@ -34,6 +33,7 @@ from counter.storage.cassandra.driver import (
     translated,
     within,
 )
+from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.shared.bridge import Bridge
 from counter.storage.shared.directory import Coalesced
 from tests.support.virtual import virtually

@@ -10,7 +10,7 @@ from counter.clock import SystemClock
 from counter.core.service import CounterService
 from counter.errors import WriteTimeoutError
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.cassandra import CassandraStore
+from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory.cache import MemoryCache
 from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck, Placement
 from scripts.cluster_nodes import Cluster

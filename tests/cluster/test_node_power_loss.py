@@ -18,7 +18,7 @@ import pytest
 from counter.clock import SystemClock
 from counter.errors import UnavailableError
 from counter.limits import SECOND
-from counter.storage.cassandra import CassandraStore
+from counter.storage.cassandra.store import CassandraStore
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Decision, Event, Namespace, Outcome
 from scripts import cluster_jars

@@ -9,7 +9,8 @@ import pytest
 
 from counter.core.service import CounterService
 from counter.limits import MINUTE, SECOND
-from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace, PartitionSize, PayloadCheck, Placement, Token
 from rollup.partitions import EVENT_BYTES

@@ -10,8 +10,9 @@ from counter.clock import SystemClock
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import DAY, MINUTE, SECOND
 from counter.security.keys import digest_of, new_id
-from counter.storage.cassandra import CassandraOptions, CassandraStore, KeysAlone
 from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.store import CassandraStore, KeysAlone
 from counter.storage.cassandra.tables import (
     CONTROL_TABLES,
     SCHEMA_VERSION,

@@ -10,7 +10,8 @@ import pytest
 from counter.errors import InvalidBodyError, NamespaceUnknownError, UnavailableError
 from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
 from counter.partitions import shard_of
-from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.store import CassandraStore
 from counter.types import (
     Checkpoint,
     CounterUpdate,

@@ -10,7 +10,8 @@ import pytest
 from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.ports import Store
-from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.store import CassandraStore
 from counter.storage.cassandra.tables import create_table, events_of, events_table
 from counter.types import Event, Fold, Mark, Namespace, Slice, Written
 from counter.windows import window_of

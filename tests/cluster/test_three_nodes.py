@@ -20,7 +20,8 @@ from counter.clock import SystemClock
 from counter.durations import format_duration
 from counter.errors import UnavailableError
 from counter.limits import SECOND
-from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.store import CassandraStore
 from counter.storage.cassandra.tables import (
     CONTROL_TABLES,
     DATASET_TABLES,

@@ -8,7 +8,7 @@ import pytest
 from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, SECOND
 from counter.ports import Store
-from counter.storage.cassandra import CassandraStore
+from counter.storage.cassandra.store import CassandraStore
 from counter.types import Decision, Event, Mark, Namespace, Outcome, PayloadCheck, Pending
 from counter.windows import accept_limit_at, closing_limit_at, settling_time
 from tests.contracts.cases import (

@@ -6,10 +6,10 @@ import pytest
 
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Store
-from counter.storage.dynamodb import DynamodbOptions, DynamodbStore
 from counter.storage.dynamodb.decisions import decision_key, reservation_key
-from counter.storage.dynamodb.driver import Key
+from counter.storage.dynamodb.driver import DynamodbOptions, Key
 from counter.storage.dynamodb.layout import COUNTS, EXPIRES, partition, row_place
+from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import Decision, Namespace, Outcome
 from tests.contracts import suites
 from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, add, nonce, write

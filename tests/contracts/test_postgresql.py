@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from counter.ports import Store
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.storage.postgresql.database import PostgresqlOptions
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Namespace
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts import suites

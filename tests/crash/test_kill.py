@@ -13,10 +13,9 @@ import httpx
 import pytest
 
 from counter.config.settings import Settings
-from counter.storage.dynamodb import DynamodbOptions
-from counter.storage.dynamodb.driver import Driver
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions
 from counter.storage.dynamodb.schema import apply_for as tables_for
-from counter.storage.postgresql import Database, postgresql_options
+from counter.storage.postgresql.database import Database, postgresql_options
 from counter.storage.postgresql.schema import apply_for
 from counter.tokens import TokenGenerator
 from counter.types import Token

@@ -12,7 +12,8 @@ from counter.errors import (
     WriteTimeoutError,
 )
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.dynamodb import DynamodbOptions, DynamodbStore
+from counter.storage.dynamodb.driver import DynamodbOptions
+from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import Namespace, Written
 from tests.contracts.cases import (
     DATASET,

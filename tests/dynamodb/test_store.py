@@ -13,10 +13,10 @@ from aiobotocore.session import get_session
 from counter.config.settings import Settings
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
-from counter.storage.dynamodb import DynamodbOptions, DynamodbStore, apply_schema
-from counter.storage.dynamodb.driver import Driver, Item, Refused, Write, put
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Item, Refused, Write, put
 from counter.storage.dynamodb.layout import ATOMIC, MARKS, partition
-from counter.storage.dynamodb.schema import apply_for
+from counter.storage.dynamodb.schema import apply_for, apply_schema
+from counter.storage.dynamodb.store import DynamodbStore
 from counter.storage.shared.directory import DatasetState
 from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Written
 from tests.contracts.cases import (

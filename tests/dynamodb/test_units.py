@@ -13,8 +13,9 @@ from counter.core.clock_guard import ClockGuard
 from counter.core.service import CounterService
 from counter.limits import DAY, HOUR, LEASE_LOOK_US, SECOND
 from counter.security.keys import KeyRing
-from counter.storage.dynamodb import DynamodbOptions, DynamodbStore
 from counter.storage.dynamodb.control import DynamodbControl
+from counter.storage.dynamodb.driver import DynamodbOptions
+from counter.storage.dynamodb.store import DynamodbStore
 from counter.storage.memory import MemoryCache
 from counter.types import CounterType, Namespace, PayloadCheck, Token
 from rollup.leases import Leases

@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 import asyncpg
 
-from counter.storage.postgresql import PostgresqlOptions, schema
+from counter.storage.postgresql import schema
+from counter.storage.postgresql.database import PostgresqlOptions
 from counter.types import Dataset
 from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import asyncpg
 import pytest
 
-from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.fence import STILL
 from counter.types import Event
 from scripts.postgresql_server import PostgresqlServer

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from counter.config.settings import Settings
 from counter.limits import SECOND
-from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.schema import begin_new_life
 from scripts.demo_process import free_ports
 from scripts.postgresql_server import PostgresqlServer, program

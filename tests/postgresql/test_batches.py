@@ -13,7 +13,9 @@ from counter.background import TURN_ITEMS
 from counter.core.namespaces import Namespaces
 from counter.errors import SliceMissingError, StoreUnavailableError, UnavailableError
 from counter.storage.memory import MemoryCache
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, rollups
+from counter.storage.postgresql import rollups
+from counter.storage.postgresql.database import PostgresqlOptions
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Checkpoint, CounterUpdate, Event, Namespace, Written
 from rollup import batches
 from rollup.worker import RollupWorker

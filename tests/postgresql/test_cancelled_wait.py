@@ -14,9 +14,11 @@ import pytest
 from counter.clock import SystemClock
 from counter.errors import StoreUnavailableError
 from counter.limits import DAY, HOUR, MINUTE, SECOND
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, session
+from counter.storage.postgresql import session
+from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import apply_schema
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import (
     DELETED,
     ApiKey,

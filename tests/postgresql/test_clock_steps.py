@@ -12,7 +12,7 @@ from counter.clock import StoreClock, to_rfc3339
 from counter.config.settings import Settings
 from counter.errors import ClockSkewError, UnavailableError
 from counter.limits import CLOCK_HOLD_US, STORE_CLOCK_STEP_MAX_US
-from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlOptions
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.app import SMALL, App
 from tests.support.clock import FakeClock

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from counter.errors import UnavailableError
-from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlOptions
 from counter.types import Event
 from scripts.cluster_process import ClusterError
 from scripts.demo_process import HOST

@@ -12,7 +12,8 @@ import pytest
 from counter.clock import SystemClock
 from counter.errors import WriteTimeoutError
 from counter.limits import SECOND
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
+from counter.storage.postgresql.database import PostgresqlOptions
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Written
 from tests.chaos.run import Play
 from tests.chaos.site import config_of

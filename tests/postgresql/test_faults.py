@@ -20,9 +20,8 @@ from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.errors import StoreUnavailableError
 from counter.limits import HOUR, SECOND
-from counter.storage.postgresql import PostgresqlOptions
 from counter.storage.postgresql.control import PostgresqlControl
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import Database, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_for
 from counter.types import ClockReading
 from scripts.postgresql_server import PostgresqlServer

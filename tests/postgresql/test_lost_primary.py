@@ -10,7 +10,9 @@ import pytest
 
 from counter.clock import SystemClock
 from counter.errors import StoreUnavailableError
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, session
+from counter.storage.postgresql import session
+from counter.storage.postgresql.database import PostgresqlOptions
+from counter.storage.postgresql.store import PostgresqlStore
 from tests.postgresql.pair import Pair
 from tests.postgresql.test_faults import added, service
 from tests.support.rest import Rest

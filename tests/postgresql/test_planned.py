@@ -3,7 +3,7 @@
 import re
 import uuid
 
-from counter.storage.postgresql import PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlOptions
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,

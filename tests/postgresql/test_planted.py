@@ -9,9 +9,10 @@ import asyncpg
 import pytest
 
 from counter.config.settings import Settings
-from counter.storage.postgresql import Database, PostgresqlOptions, PostgresqlStore, apply_schema
-from counter.storage.postgresql.schema import begin_new_life
+from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.schema import apply_schema, begin_new_life
 from counter.storage.postgresql.server import check_server
+from counter.storage.postgresql.store import PostgresqlStore
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW
 from tests.postgresql.test_pooler import pooler

@@ -15,9 +15,9 @@ import pytest
 
 from counter.errors import StartupError
 from counter.limits import SECOND
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import Database, PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Decision, Outcome, Written
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (

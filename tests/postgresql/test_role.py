@@ -8,10 +8,10 @@ import pytest
 
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import Database, PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_schema
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import (
     Checkpoint,
     CounterUpdate,

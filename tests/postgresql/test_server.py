@@ -12,7 +12,7 @@ from counter.cli.commands.backup import _begin_new_life
 from counter.cli.commands.serve import _applied, check
 from counter.config.settings import Settings
 from counter.errors import StartupError
-from counter.storage.postgresql import Database, PostgresqlOptions
+from counter.storage.postgresql.database import Database, PostgresqlOptions
 from counter.storage.postgresql.server import ServerReport, check_server
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer

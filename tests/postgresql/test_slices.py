@@ -12,8 +12,8 @@ import pytest
 from counter.core.read import CountReader
 from counter.limits import MINUTE, SECOND
 from counter.storage.memory import MemoryCache
-from counter.storage.postgresql import PostgresqlOptions, apply_schema
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.schema import apply_schema
 from counter.types import Namespace, Written
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (

@@ -19,9 +19,9 @@ from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema
-from counter.storage.postgresql.database import Database
-from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_for
+from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_for, apply_schema
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET
@@ -100,7 +100,8 @@ def test_the_driver_is_not_installed() -> None:
         "import sys; sys.modules['asyncpg'] = None\n"
         "import counter.storage, api.app, rollup.process\n"
         "from counter.errors import StartupError\n"
-        "try: import counter.storage.postgresql\n"
+        "from counter.config.store_kinds import store_kind\n"
+        "try: store_kind('postgresql').open(None, None)\n"
         "except StartupError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

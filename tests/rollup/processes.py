@@ -20,7 +20,6 @@ from counter.config.settings import Settings
 from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
 from counter.ports import Store
-from counter.storage import open_store
 from counter.storage.cassandra.schema import apply_schema
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace, Token
@@ -202,7 +201,7 @@ class Desk:
 async def desk_over(settings: Settings) -> AsyncIterator[Desk]:
     """A namespace of its own in the keyspace; workers make its slices."""
     clock = SystemClock()
-    store = open_store(settings, clock)
+    store = settings.kind.open(settings, clock)
     await store.open()
     try:
         service = CounterService(store, MemoryCache(clock), clock)

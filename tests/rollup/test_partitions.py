@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from counter.config.settings import Settings
 from counter.errors import StoreUnavailableError
 from counter.partitions import shard_of, slice_start
-from counter.storage import open_store
 from counter.types import Namespace, PartitionSize, Slice
 from rollup.leases import MAINTENANCE, slot_of
 from rollup.partitions import (
@@ -343,7 +342,8 @@ async def test_where_the_settings_say_never_no_one_is_asked() -> None:
 async def test_sqlite_has_no_partitions(fast_dir: Path) -> None:
     """A slice is one tree in order of time, however many event buckets it is said to have."""
     clock = FakeClock(START_US)
-    store = open_store(Settings(data=fast_dir, event_buckets_max=64), clock)
+    settings = Settings(data=fast_dir, event_buckets_max=64)
+    store = settings.kind.open(settings, clock)
     await store.open()
     (dataset,) = await store.control.datasets()
     partitions = Partitions(store, clock)

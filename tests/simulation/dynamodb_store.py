@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from counter.limits import SECOND
 from counter.ports import Clock
-from counter.storage.dynamodb import DynamodbOptions, DynamodbStore, apply_schema
-from counter.storage.dynamodb.driver import Driver
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions
+from counter.storage.dynamodb.schema import apply_schema
+from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import ClockReading, Dataset
 from tests.simulation.connection import UNMET, Met
 from tests.simulation.dynamodb_client import Client

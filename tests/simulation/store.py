@@ -4,8 +4,9 @@ from unittest.mock import patch
 
 from counter.limits import MILLISECOND
 from counter.ports import Clock
-from counter.storage.cassandra import CassandraOptions, CassandraStore
+from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.schema import apply
+from counter.storage.cassandra.store import CassandraStore
 from counter.types import ClockReading, Dataset, Placement
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import SimulatedConnection

@@ -8,8 +8,15 @@ from typing import Any, Final
 from botocore.exceptions import ClientError
 
 from counter.errors import UnavailableError
-from counter.storage.dynamodb import DynamodbOptions
-from counter.storage.dynamodb.driver import Driver, Write, check, delete, put, update
+from counter.storage.dynamodb.driver import (
+    Driver,
+    DynamodbOptions,
+    Write,
+    check,
+    delete,
+    put,
+    update,
+)
 from tests.contracts.cases import NOW
 from tests.simulation.dynamodb_store import SimulatedDriver, calm_server, options_for
 from tests.support.clock import FakeClock

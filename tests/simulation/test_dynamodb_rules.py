@@ -19,7 +19,6 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import MINUTE, SECOND
-from counter.storage.dynamodb import DynamodbStore
 from counter.storage.dynamodb.layout import (
     COUNTS,
     HEAD,
@@ -28,6 +27,7 @@ from counter.storage.dynamodb.layout import (
     partition,
     row_from,
 )
+from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import (
     ApiKey,
     Checkpoint,

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from cassandra.query import BatchStatement
 
-from counter.storage.cassandra import CassandraStore
+from counter.storage.cassandra.store import CassandraStore
 
 #: Gives the error that a statement fails with, or None for one that is sent.
 Fault = Callable[[Any], Exception | None]

@@ -6,8 +6,9 @@ from typing import ClassVar
 import pytest
 
 from counter.ports import Clock
-from counter.storage.dynamodb import DynamodbOptions, DynamodbStore, apply_schema
-from counter.storage.dynamodb.driver import Driver
+from counter.storage.dynamodb.driver import Driver, DynamodbOptions
+from counter.storage.dynamodb.schema import apply_schema
+from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import ClockReading, Dataset
 from scripts.cluster_jars import DYNAMODB
 from scripts.dynamodb_server import DynamodbServer

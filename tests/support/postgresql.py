@@ -12,8 +12,10 @@ import pytest
 
 from counter.errors import StartupError
 from counter.ports import Clock
-from counter.storage.postgresql import PostgresqlOptions, PostgresqlStore, apply_schema, store
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql import store
+from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.schema import apply_schema
+from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Dataset
 from scripts.postgresql_server import PostgresqlServer, postgresql_missing
 from tests.support.clock import FakeClock

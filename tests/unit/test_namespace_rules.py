@@ -163,7 +163,7 @@ def test_a_count_that_leaves_the_cache_long_before_the_next_comes() -> None:
 def test_in_sqlite_nothing_costs_more() -> None:
     dear = settings(payload_check=PayloadCheck.STRICT, cache_ttl_us=limits.MILLISECOND)
     assert len(creation_warnings(dear, dataset())) == 2
-    assert creation_warnings(dear, dataset(), cassandra=False) == ()
+    assert creation_warnings(dear, dataset(), compares_slowly=False) == ()
 
 
 def test_of_clients_without_settings_it_is_known_what_the_sdk_does() -> None:
@@ -171,8 +171,8 @@ def test_of_clients_without_settings_it_is_known_what_the_sdk_does() -> None:
     assert SDK_CLIENTS.retry_us == Options().deadline_s * limits.SECOND
     short = dataset(retention_us=10 * limits.MINUTE, slice_us=10 * limits.MINUTE)
     wide = settings(rollup_window_us=10 * limits.MINUTE, key_ttl_us=5 * limits.MINUTE)
-    (late,) = creation_warnings(wide, short, cassandra=False)
+    (late,) = creation_warnings(wide, short, compares_slowly=False)
     assert "clients retry for 30s and the outcome of a token is known for 0s" in late
-    assert creation_warnings(wide, short, Clients(), cassandra=False) == ()
+    assert creation_warnings(wide, short, Clients(), compares_slowly=False) == ()
     for counter_type in CounterType:
         assert creation_warnings(settings(counter_type=counter_type), dataset()) == ()

@@ -36,7 +36,6 @@ from counter.ops.audit import (
 from counter.ports import Clock, Store
 from counter.quantities import parse_rate, plural
 from counter.security.audit_log import AdminLog, os_user
-from counter.storage import clock_of, open_store
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import CounterType, Namespace
 from counter.windows import closes_at
@@ -205,9 +204,8 @@ def _exit_code(summaries: Sequence[Summary]) -> int:
 async def _run(
     what: AuditFlags, settings: Settings, rate: float, last_us: int | None
 ) -> Sequence[Summary]:
-    clock = clock_of(settings)
-    # Events that are damaged would be compared with counts of the same damage.
-    store = open_store(settings, clock, checks_all=True)
+    clock = settings.kind.clock()
+    store = settings.kind.open(settings, clock, to_audit=True)
     async with AsyncExitStack() as stack:
         await _open(store, settings)
         stack.push_async_callback(store.close)
@@ -234,14 +232,9 @@ async def _run(
 
 async def _open(store: Store, settings: Settings) -> None:
     """Open *store*. Raises StartupError, with the fix if another process holds it."""
-    if settings.store != "sqlite":
+    if not settings.kind.serves_alone:
         await StartupRetry(settings.start_timeout).run(store.open)
         return
-    if not (settings.data / "counter.db").exists():
-        raise StartupError(
-            f"{settings.data} holds no counters: give the data directory of `counter serve` with"
-            " --data, or --store cassandra"
-        )
     try:
         await store.open()
     except DamagedError:

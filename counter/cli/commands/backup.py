@@ -5,34 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated
 
 from counter.cli.flags import StoreFlags, ready
 from counter.cli.progress import progress
 from counter.cli.terminal import Json, exit_on_error, flag, parsed, print_answer, remark
 from counter.clock import SystemClock
 from counter.config.settings import Settings
-from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.errors import StartupError
 from counter.ops import backup as backups
 from counter.quantities import format_bytes, parse_size, plural
 from counter.security.audit_log import Act, AdminLog, os_user
-from counter.storage.shared.startup_retry import StartupRetry
-
-if TYPE_CHECKING:
-    from counter.storage.cassandra import CassandraStore
-    from counter.storage.dynamodb import DynamodbStore
-
-#: What backs up the stores that are servers.
-_BACKED_UP_BY: Final[Mapping[str, str]] = {
-    "cassandra": "nodetool snapshot",
-    "dynamodb": "point-in-time recovery",
-    "postgresql": "pg_dump",
-}
 
 
 def backup(
@@ -98,13 +85,7 @@ def restored(flags: StoreFlags | None = None, *, json: Json = False) -> None:
     """Prepare a restored store for use; see ``counter schema restored --help``."""
     with exit_on_error():
         settings = ready(flags).settings
-        if settings.store == "sqlite":
-            raise StartupError("store is sqlite: `counter restore` does all that is needed there")
-        asyncio.run(_begin_new_life(settings))
-        # A restored database is of one moment, and needs no repair.
-        audit = "start a worker, and run counter audit --all --repair"
-        if settings.store == "postgresql":
-            audit = "and run counter audit --all"
+        audit = asyncio.run(_begin_new_life(settings))
         print_answer(
             f"{settings.keyspace} issues no id or token again."
             f"\nBefore it is served: restart the cache, {audit}",
@@ -113,40 +94,15 @@ def restored(flags: StoreFlags | None = None, *, json: Json = False) -> None:
         )
 
 
-async def _begin_new_life(settings: Settings) -> None:
-    clock = SystemClock()
-    if settings.store == "postgresql":
-        from counter.storage.postgresql.schema import begin_new_life
-
-        log = AdminLog(settings.audit_log, clock)
-        async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):
-            await begin_new_life(settings)
-        return
-    store: CassandraStore | DynamodbStore
-    if settings.store == "dynamodb":
-        from counter.storage.dynamodb import DynamodbStore, dynamodb_options
-
-        store = DynamodbStore(dynamodb_options(settings), clock)
-    else:
-        from counter.storage.cassandra import CassandraStore, options_of
-
-        store = CassandraStore(options_of(settings), clock)
-    await StartupRetry(settings.start_timeout).run(store.open)
-    try:
-        log = AdminLog(settings.audit_log, clock)
-        async with log.act("schema.restored", os_user(), keyspace=settings.keyspace):
-            guard = ClockGuard(store.control, clock)
-            await guard.measure()
-            # No token gets an earlier time than this one any more.
-            await store.control.begin_new_life(checked_now_us(clock, guard))
-    finally:
-        await store.close()
+async def _begin_new_life(settings: Settings) -> str:
+    log = AdminLog(settings.audit_log, SystemClock())
+    act = log.act("schema.restored", os_user(), keyspace=settings.keyspace)
+    return await settings.kind.begin_new_life(settings, act)
 
 
 def _sqlite(flags: StoreFlags | None) -> Settings:
     settings = ready(flags).settings
-    if settings.store != "sqlite":
-        by = _BACKED_UP_BY[settings.store]
+    if by := settings.kind.backed_up_by:
         raise StartupError(
             f"store is {settings.store}, which is backed up by `{by}`: see"
             " docs/how-to/back-up-and-restore.md"

@@ -11,10 +11,10 @@ from typing import Annotated, Final
 from counter import __version__
 from counter.cli.flags import ServeFlags, given
 from counter.cli.terminal import Json, exit_on_error, exiting, flag, print_answer
+from counter.config.findings import Finding
 from counter.config.report import load
 from counter.errors import StartupError
-from counter.ops.doctor import Finding, examine
-from counter.storage import clock_of
+from counter.ops.doctor import examine
 
 #: The exit code if something is wrong.
 EXIT_WRONG: Final = 1
@@ -47,7 +47,7 @@ def doctor(
             do = "docs/configuration.md has each setting, and counter config check all of them"
             found += [Finding("settings", "wrong", line, do) for line in str(error).splitlines()]
         else:
-            found += asyncio.run(examine(loaded, clock_of(loaded.settings)))
+            found += asyncio.run(examine(loaded, loaded.settings.kind.clock()))
         if url:
             found += _of_services(url, api_key_file)
         wrong = sum(each.state == "wrong" for each in found)

@@ -40,7 +40,6 @@ from counter.security.key_admin import (
     rights_of,
 )
 from counter.security.keys import RING_AGE_MAX_US, id_in
-from counter.storage import clock_of, opened_keys
 from counter.types import ApiKey, Scope
 
 #: The exit code if the stored keys do not allow it, and nothing was done.
@@ -234,11 +233,11 @@ def _ended() -> Iterator[None]:
 
 def _run(settings: Settings, work: Callable[[KeyAdmin, AdminLog], Awaitable[_Value]]) -> _Value:
     """Return the result of *work* on the keys that *settings* lead to."""
-    clock = clock_of(settings)
+    clock = settings.kind.clock()
 
     async def within() -> _Value:
         log = AdminLog(settings.audit_log, clock)
-        async with opened_keys(settings, clock) as (store, guard):
+        async with settings.kind.opened_keys(settings, clock) as (store, guard):
             return await work(KeyAdmin(store, clock, guard), log)
 
     return asyncio.run(within())

@@ -6,7 +6,7 @@ This is the only command module that imports api and rollup, and only inside fun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from counter.cli.flags import RollupFlags, SchemaFlags, ServeFlags, given, ready
 from counter.cli.terminal import Json, exit_on_error, print_answer
 from counter.config.report import document_of, effective, load
 from counter.config.settings import Settings
-from counter.errors import StartupError
 from counter.telemetry.logs import log_to_stderr
 
 if TYPE_CHECKING:
@@ -57,11 +56,6 @@ def rollup(flags: RollupFlags | None = None) -> None:
     """Roll up what API processes wrote to a store that they share."""
     with exit_on_error():
         settings = ready(flags).settings
-        if settings.store == "sqlite":
-            raise StartupError(
-                "store is sqlite, whose data directory one process holds: `counter serve` rolls up"
-                " in its own; give --store cassandra, postgresql or dynamodb"
-            )
         with importing():
             from rollup.process import run
 
@@ -72,46 +66,35 @@ def apply(flags: SchemaFlags | None = None, *, json: Json = False) -> None:
     """Create or update the schema of a shared store."""
     with exit_on_error():
         settings = ready(flags).settings
-        if settings.store == "sqlite":
-            did = [f"SQLite needs no schema to be applied: {settings.data} is made at the start"]
-        else:
-            did = asyncio.run(_applied(settings))
+        did = asyncio.run(_applied(settings))
         print_answer("\n".join(did), {"did": did}, json=json)
 
 
-async def _applied(settings: Settings) -> list[str]:
+async def _applied(settings: Settings) -> Sequence[str]:
     """Apply the schema, record that in the audit log, and return what was done."""
     from counter.clock import SystemClock
     from counter.security.audit_log import AdminLog, os_user
 
-    if settings.store == "postgresql":
-        from counter.storage.postgresql.schema import apply_for as apply_schema
-    elif settings.store == "dynamodb":
-        from counter.storage.dynamodb.schema import apply_for as apply_schema
-    else:
-        from counter.storage.cassandra.schema import apply_schema
+    if settings.kind.serves_alone:
+        return await settings.kind.apply_schema(settings)
     log = AdminLog(settings.audit_log, SystemClock())
     async with log.act("schema.apply", os_user(), keyspace=settings.keyspace) as act:
-        done = act.to["did"] = list(await apply_schema(settings))
+        done = act.to["did"] = list(await settings.kind.apply_schema(settings))
     return done
 
 
 def check(flags: ServeFlags | None = None, *, json: Json = False) -> None:
-    """Print the settings that a process would have, and the source of each; ask PostgreSQL for
-    those of the server that matter."""
+    """Print the settings that a process would have, and the source of each; ask the server for
+    those of its own that matter."""
     with exit_on_error():
         loaded = load(given(flags))
-        server = None
-        if loaded.settings.store == "postgresql":
-            from counter.storage.postgresql import ask
-
-            server = asyncio.run(ask(loaded.settings))
-            loaded = replace(loaded, warnings=(*loaded.warnings, *server.warnings))
+        shown, warnings = asyncio.run(loaded.settings.kind.describe(loaded.settings))
+        loaded = replace(loaded, warnings=(*loaded.warnings, *warnings))
         text = effective(loaded).rstrip("\n")
         document = document_of(loaded)
-        if server is not None:
-            text += f"\n# {server.shown}"
-            document["server"] = server.shown
+        if shown:
+            text += f"\n# {shown}"
+            document["server"] = shown
         print_answer(text, document, json=json, indent=2)
 
 

@@ -6,17 +6,88 @@ out may land later. The core's protocol allows for that. ``tables.py`` describes
 
 from __future__ import annotations
 
-from counter.errors import StartupError
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-try:
-    import cassandra.cluster  # noqa: F401
-except ImportError as error:
-    raise StartupError(
-        f"the Cassandra driver is missing ({error}):"
-        " install it with pip install '.[cassandra]' in its checkout"
-    ) from error
+from counter.config.store_kinds import StoreDefaults
+from counter.consistency import gap_of
+from counter.core.clock_guard import ClockGuard
+from counter.limits import HOUR, MILLISECOND, SECOND
+from counter.storage.server_kind import ServerKind
+from counter.storage.shared.startup_retry import StartupRetry
 
-from counter.storage.cassandra.options import CassandraOptions, options_of
-from counter.storage.cassandra.store import CassandraStore, KeysAlone
+if TYPE_CHECKING:
+    from counter.config.settings import Settings
+    from counter.ports import Clock, KeyStore, Store
 
-__all__ = ["CassandraOptions", "CassandraStore", "KeysAlone", "options_of"]
+
+class CassandraKind(ServerKind):
+    """:class:`counter.config.store_kinds.StoreKind` of Cassandra."""
+
+    name, title, driver = "cassandra", "Cassandra", "cassandra.cluster"
+    start = "set --contact-points right, start Cassandra"
+    look = "look at Cassandra's nodes: nodetool status"
+    address, backed_up_by, compares_slowly = "contact_points", "nodetool snapshot", True
+    defaults = StoreDefaults(
+        write_timeout=2 * SECOND,
+        write_wait_max=2 * SECOND,
+        clock_skew_max=500 * MILLISECOND,
+        time_bucket=HOUR,
+        event_buckets_max=64,
+        shards=16,
+        rollup=False,
+    )
+
+    def problems(self, settings: Settings) -> Iterator[str]:
+        """See :meth:`StoreKind.problems`."""
+        if not settings.contact_points:
+            yield (
+                "store is cassandra and contact_points is empty:"
+                " give --contact-points host[:port],host[:port]"
+            )
+        for name, placement in settings.placements().items():
+            # The number of data centers of a plain number is known only after connecting.
+            gap = gap_of(name, placement, dict(placement.replication))
+            if gap is not None:
+                yield gap
+
+    def warnings(self, settings: Settings) -> Iterator[str]:
+        """See :meth:`StoreKind.warnings`."""
+        for name, placement in settings.placements().items():
+            if max(copies for _, copies in placement.replication) == 1:
+                yield (
+                    f"dataset {name!r} has one copy: if a node is lost, its data is lost;"
+                    " with three nodes, give --replication 3"
+                )
+
+    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
+        """See :meth:`StoreKind.open`."""
+        self.require_driver()
+        from counter.storage.cassandra.options import options_of
+        from counter.storage.cassandra.store import CassandraStore
+
+        return CassandraStore(options_of(settings), clock)
+
+    @asynccontextmanager
+    async def opened_keys(
+        self, settings: Settings, clock: Clock
+    ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
+        """See :meth:`StoreKind.opened_keys`."""
+        self.require_driver()
+        from counter.storage.cassandra.options import options_of
+        from counter.storage.cassandra.store import KeysAlone
+
+        alone = KeysAlone(options_of(settings), clock)
+        await StartupRetry(settings.start_timeout).run(alone.open)
+        try:
+            yield alone.keys, ClockGuard(alone.session, clock)
+        finally:
+            await alone.close()
+
+    async def apply_schema(self, settings: Settings) -> Sequence[str]:
+        """See :meth:`StoreKind.apply_schema`."""
+        self.require_driver()
+        from counter.storage.cassandra.schema import apply_schema
+
+        return await apply_schema(settings)

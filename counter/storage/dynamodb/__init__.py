@@ -6,18 +6,56 @@ Cassandra is. Conditional writes tell what was stored before; docs/architecture.
 
 from __future__ import annotations
 
-from counter.errors import StartupError
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-try:
-    import aiobotocore  # noqa: F401
-except ImportError as error:
-    raise StartupError(
-        f"the DynamoDB driver is missing ({error}):"
-        " install it with pip install '.[dynamodb]' in its checkout"
-    ) from error
+from counter.config.store_kinds import StoreDefaults
+from counter.durations import format_duration
+from counter.limits import MILLISECOND, SECOND
+from counter.storage.server_kind import ServerKind
 
-from counter.storage.dynamodb.driver import DynamodbOptions
-from counter.storage.dynamodb.schema import apply_schema, dynamodb_options
-from counter.storage.dynamodb.store import DynamodbStore
+if TYPE_CHECKING:
+    from counter.config.settings import Settings
+    from counter.ports import Clock, Store
 
-__all__ = ["DynamodbOptions", "DynamodbStore", "apply_schema", "dynamodb_options"]
+
+class DynamodbKind(ServerKind):
+    """:class:`counter.config.store_kinds.StoreKind` of DynamoDB."""
+
+    name, title, driver = "dynamodb", "DynamoDB", "aiobotocore"
+    start = "set the region and the credentials right"
+    look = "look at DynamoDB's metrics of throttled requests and of errors"
+    backed_up_by = "point-in-time recovery"
+    defaults = StoreDefaults(
+        write_timeout=2 * SECOND,
+        write_wait_max=2 * SECOND,
+        clock_skew_max=1_500 * MILLISECOND,
+        event_buckets=4,
+        event_buckets_max=64,
+        shards=16,
+    )
+
+    def problems(self, settings: Settings) -> Iterator[str]:
+        """See :meth:`StoreKind.problems`."""
+        for each in settings.datasets():
+            if each.clock_skew_max_us < SECOND:
+                yield (
+                    f"clock_skew_max of dataset {each.name!r} is"
+                    f" {format_duration(each.clock_skew_max_us)}, and DynamoDB tells its time in"
+                    " whole seconds: give 1s or more"
+                )
+
+    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
+        """See :meth:`StoreKind.open`."""
+        self.require_driver()
+        from counter.storage.dynamodb.schema import dynamodb_options
+        from counter.storage.dynamodb.store import DynamodbStore
+
+        return DynamodbStore(dynamodb_options(settings), clock)
+
+    async def apply_schema(self, settings: Settings) -> Sequence[str]:
+        """See :meth:`StoreKind.apply_schema`."""
+        self.require_driver()
+        from counter.storage.dynamodb.schema import apply_for
+
+        return await apply_for(settings)

@@ -6,26 +6,65 @@ decision, and inserts. docs/architecture.md explains the lock and the fence.
 
 from __future__ import annotations
 
-from counter.errors import StartupError
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
 
-try:
-    import asyncpg  # noqa: F401
-except ImportError as error:
-    raise StartupError(
-        f"the PostgreSQL driver is missing ({error}):"
-        " install it with pip install '.[postgresql]' in its checkout"
-    ) from error
+from counter.config.store_kinds import StoreDefaults
+from counter.storage.server_kind import ServerKind
 
-from counter.storage.postgresql.database import Database, PostgresqlOptions, postgresql_options
-from counter.storage.postgresql.schema import apply_schema
-from counter.storage.postgresql.server import ask
-from counter.storage.postgresql.store import PostgresqlStore
+if TYPE_CHECKING:
+    from counter.config.settings import Settings
+    from counter.ports import Clock, Store
 
-__all__ = [
-    "Database",
-    "PostgresqlOptions",
-    "PostgresqlStore",
-    "apply_schema",
-    "ask",
-    "postgresql_options",
-]
+
+class PostgresqlKind(ServerKind):
+    """:class:`counter.config.store_kinds.StoreKind` of PostgreSQL."""
+
+    name, title, driver = "postgresql", "PostgreSQL", "asyncpg"
+    start, look = "set dsn right, start PostgreSQL", "look at PostgreSQL's log"
+    address, backed_up_by, leads_clocks = "dsn", "pg_dump", True
+    defaults = StoreDefaults()
+
+    def problems(self, settings: Settings) -> Iterator[str]:
+        """See :meth:`StoreKind.problems`."""
+        if settings.dsn is None:
+            yield (
+                "store is postgresql and dsn is missing: set COUNTER_DSN to"
+                " postgresql://user:password@host:port/database"
+            )
+
+    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
+        """See :meth:`StoreKind.open`."""
+        self.require_driver()
+        from counter.storage.postgresql.database import postgresql_options
+        from counter.storage.postgresql.store import PostgresqlStore
+
+        return PostgresqlStore(postgresql_options(settings), clock)
+
+    async def apply_schema(self, settings: Settings) -> Sequence[str]:
+        """See :meth:`StoreKind.apply_schema`."""
+        self.require_driver()
+        from counter.storage.postgresql.schema import apply_for
+
+        return await apply_for(settings)
+
+    async def begin_new_life(
+        self, settings: Settings, act: AbstractAsyncContextManager[Any]
+    ) -> str:
+        """See :meth:`StoreKind.begin_new_life`."""
+        self.require_driver()
+        from counter.storage.postgresql.schema import begin_new_life
+
+        async with act:
+            await begin_new_life(settings)
+        # A restored database is of one moment, and needs no repair.
+        return "and run counter audit --all"
+
+    async def describe(self, settings: Settings) -> tuple[str, Sequence[str]]:
+        """See :meth:`StoreKind.describe`."""
+        self.require_driver()
+        from counter.storage.postgresql.server import ask
+
+        server = await ask(settings)
+        return server.shown, server.warnings

@@ -1,0 +1,36 @@
+"""The results of checks, for ``counter doctor``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["ok", "warning", "wrong"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    part: str
+    state: State
+    detail: str
+    #: What to do about it, if it is not ok.
+    do: str = ""
+
+
+def ok(part: str, detail: str) -> Finding:
+    """Return an ``ok`` finding for *part*."""
+    return Finding(part, "ok", detail)
+
+
+def wrong(part: str, detail: str, do: str) -> Finding:
+    """Return a ``wrong`` finding for *part*, and what to *do* about it."""
+    return Finding(part, "wrong", detail, do)
+
+
+def graded(part: str, detail: str, do: str, *, wrong: bool, warning: bool) -> Finding:
+    """Return a finding for *part* that is wrong, a warning or ok."""
+    if not (wrong or warning):
+        return ok(part, detail)
+    return Finding(part, "wrong" if wrong else "warning", detail, do)

@@ -1,0 +1,148 @@
+"""What the kinds of stores that are servers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from counter.clock import StoreClock, SystemClock
+from counter.config.findings import Finding, ok, wrong
+from counter.config.store_kinds import StoreDefaults
+from counter.core.clock_guard import ClockGuard, checked_now_us, guard_of
+from counter.durations import format_duration
+from counter.errors import CounterError, StartupError
+from counter.quantities import plural
+from counter.storage.shared.startup_retry import StartupRetry
+
+if TYPE_CHECKING:
+    from counter.config.settings import Settings
+    from counter.ports import Clock, KeyStore, Store
+
+
+class ServerKind(ABC):
+    """The base of such a :class:`counter.config.store_kinds.StoreKind`."""
+
+    name: str
+    #: What people call the server, and the module of its driver, which has an extra of *name*.
+    title: str
+    driver: str
+    #: What to do if it cannot be opened, and where to look if it fails.
+    start: str
+    look: str
+    backed_up_by: str
+    defaults: StoreDefaults
+    address = ""
+    serves_alone = False
+    compares_slowly = False
+    #: Processes follow the server's clock, and do not compare theirs with it.
+    leads_clocks = False
+
+    def problems(self, settings: Settings) -> Iterator[str]:
+        """See :meth:`StoreKind.problems`."""
+        yield from ()
+
+    def warnings(self, settings: Settings) -> Iterator[str]:
+        """See :meth:`StoreKind.warnings`."""
+        yield from ()
+
+    def clock(self) -> Clock:
+        """See :meth:`StoreKind.clock`."""
+        return StoreClock() if self.leads_clocks else SystemClock()
+
+    def require_driver(self) -> None:
+        """Raise StartupError if the driver cannot be imported."""
+        try:
+            import_module(self.driver)
+        except ImportError as error:
+            raise StartupError(
+                f"the {self.title} driver is missing ({error}):"
+                f" install it with pip install '.[{self.name}]' in its checkout"
+            ) from error
+
+    @abstractmethod
+    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
+        """See :meth:`StoreKind.open`."""
+
+    @asynccontextmanager
+    async def opened_keys(
+        self, settings: Settings, clock: Clock
+    ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
+        """See :meth:`StoreKind.opened_keys`."""
+        store = self.open(settings, clock)
+        await StartupRetry(settings.start_timeout).run(store.open)
+        try:
+            yield store.keys, guard_of(store, clock)
+        finally:
+            await store.close()
+
+    @abstractmethod
+    async def apply_schema(self, settings: Settings) -> Sequence[str]:
+        """See :meth:`StoreKind.apply_schema`."""
+
+    async def begin_new_life(
+        self, settings: Settings, act: AbstractAsyncContextManager[Any]
+    ) -> str:
+        """See :meth:`StoreKind.begin_new_life`."""
+        clock = self.clock()
+        store: Any = self.open(settings, clock)
+        await StartupRetry(settings.start_timeout).run(store.open)
+        try:
+            async with act:
+                guard = ClockGuard(store.control, clock)
+                await guard.measure()
+                # No token gets an earlier time than this one any more.
+                await store.control.begin_new_life(checked_now_us(clock, guard))
+        finally:
+            await store.close()
+        return "start a worker, and run counter audit --all --repair"
+
+    async def describe(self, settings: Settings) -> tuple[str, Sequence[str]]:
+        """See :meth:`StoreKind.describe`."""
+        return "", ()
+
+    async def check(self, settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
+        """See :meth:`StoreKind.check`."""
+        try:
+            store = self.open(settings, clock)
+            await StartupRetry(settings.start_timeout).run(store.open)
+        except (CounterError, StartupError) as error:
+            do = f"{self.start}, or run counter schema apply as it says"
+            yield wrong("store", getattr(error, "detail", str(error)), do)
+            return
+        try:
+            async for each in self._check_open(store, settings, clock):
+                yield each
+        except CounterError as error:
+            yield wrong("store", error.detail, self.look)
+        finally:
+            await store.close()
+
+    async def _check_open(
+        self, store: Store, settings: Settings, clock: Clock
+    ) -> AsyncIterator[Finding]:
+        datasets = [each.name for each in await store.control.datasets()]
+        namespaces = await store.control.namespaces()
+        yield ok(
+            "store",
+            f"{self.title} answers; {settings.keyspace} has the schema of this version,"
+            f" {plural(len(datasets), 'dataset')} ({', '.join(datasets)}),"
+            f" {plural(len(namespaces), 'namespace')}",
+        )
+        if (server_warnings := store.capabilities.server_warnings) is not None:
+            do = "docs/guarantees.md says what each setting of the store loses and when"
+            for each in await server_warnings():
+                yield Finding("server", "warning", each, do)
+        guard = guard_of(store, clock)
+        await guard.measure()
+        if guard.trouble is not None:
+            do = f"synchronize the clocks of this machine and of {self.title}'s with NTP"
+            yield wrong("clock", guard.trouble, do)
+        elif self.leads_clocks:
+            yield ok("clock", f"{self.title}'s is followed; it is not behind what is stored")
+        else:
+            apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from {self.title}'s"
+            bound = format_duration(guard.bound_us)
+            yield ok("clock", f"{apart}; clock_skew_max is {bound}")
