@@ -9,7 +9,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from api.http.call import AsgiScope, Receive, Reply, Send, header_of
+from api.http.call import AsgiScope, Receive, Response, Send, header_of
 from counter.errors import MethodNotAllowedError, NotFoundError
 
 PATH: Final = "/console"
@@ -31,10 +31,10 @@ class Console:
     """The ASGI application of the page and its files."""
 
     async def __call__(self, scope: AsgiScope, _: Receive, send: Send) -> None:
-        await console_reply(scope).send(send)
+        await console_response(scope).send(send)
 
 
-def console_reply(scope: AsgiScope) -> Reply:
+def console_response(scope: AsgiScope) -> Response:
     """Answer a request for the page or one of its files. Raises NotFoundError and
     MethodNotAllowedError."""
     path: str = scope["path"]
@@ -43,36 +43,36 @@ def console_reply(scope: AsgiScope) -> Reply:
         raise MethodNotAllowedError(detail, allow=["GET", "HEAD"])
     if path == f"{PATH}/":
         # Relative, so that it works behind a proxy with a path prefix.
-        return Reply(308, b"", b"text/plain", ((b"location", b"../console"),))
+        return Response(308, b"", b"text/plain", ((b"location", b"../console"),))
     found = files().get(_INDEX if path == PATH else path.removeprefix(f"{PATH}/"))
     if found is None:
         raise NotFoundError(f"there is nothing at {path[:200]!r}")
     headers = found.headers
     if found.headers[0][1] in (header_of(scope, b"if-none-match") or b""):
-        return Reply(304, b"", found.content_type, headers)
+        return Response(304, b"", found.content_type, headers)
     return found
 
 
 @cache
-def files() -> Mapping[str, Reply]:
+def files() -> Mapping[str, Response]:
     """Return every file of the page by its path below /console, read once."""
-    return dict(_replies(resources.files("api.console") / "static", ""))
+    return dict(_responses(resources.files("api.console") / "static", ""))
 
 
-def _replies(folder: Traversable, prefix: str) -> list[tuple[str, Reply]]:
-    found: list[tuple[str, Reply]] = []
+def _responses(folder: Traversable, prefix: str) -> list[tuple[str, Response]]:
+    found: list[tuple[str, Response]] = []
     for each in folder.iterdir():
         name = f"{prefix}{each.name}"
         if each.is_dir():
-            found += _replies(each, f"{name}/")
+            found += _responses(each, f"{name}/")
             continue
         content_type = _TYPES.get(f".{each.name.rpartition('.')[2]}")
         if content_type is not None:
-            found.append((name, _reply(each.read_bytes(), content_type)))
+            found.append((name, _response(each.read_bytes(), content_type)))
     return found
 
 
-def _reply(body: bytes, content_type: bytes) -> Reply:
+def _response(body: bytes, content_type: bytes) -> Response:
     etag = b'"%s"' % hashlib.sha256(body).hexdigest()[:32].encode()
     headers = (
         (b"etag", etag),
@@ -80,4 +80,4 @@ def _reply(body: bytes, content_type: bytes) -> Reply:
         (b"cache-control", b"no-cache"),
         (b"content-security-policy", POLICY),
     )
-    return Reply(200, body, content_type, headers)
+    return Response(200, body, content_type, headers)

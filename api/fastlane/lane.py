@@ -16,9 +16,15 @@ from hmac import compare_digest
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple
 
-from api.http.answers import added_reply, count_reply, count_text, problem_reply, ttl_header
+from api.http.answers import (
+    added_response,
+    count_response,
+    count_text,
+    problem_response,
+    ttl_header,
+)
 from api.http.auth import Caller
-from api.http.call import JSON, AsgiScope, Call, Message, Reply
+from api.http.call import JSON, AsgiScope, Call, Message, Response
 from api.http.fast_json import read_add, read_change
 from api.http.load_shedding import TIMEOUT_HEADER
 from api.http.middleware import Front, known_error
@@ -168,15 +174,15 @@ class FastCycle:
         if count is None:
             self.protocol.start(self._finish(self._read(service)))
             return
-        reply = count_reply(self.namespace.name, count)
+        response = count_response(self.namespace.name, count)
         if self.protocol.front.door.keeps_waiting():
-            self.protocol.loop.call_soon(self.answer, reply)
+            self.protocol.loop.call_soon(self.answer, response)
         else:
-            self.answer(reply)
+            self.answer(response)
 
-    async def _read(self, service: CounterService) -> Reply:
+    async def _read(self, service: CounterService) -> Response:
         count = await service.reader.read_one(self.namespace, self.target.counter, None)
-        return Reply(200, count_text(self.namespace.name, count).encode())
+        return Response(200, count_text(self.namespace.name, count).encode())
 
     def _add(self, service: CounterService) -> bool:
         """Start the add; return False if the handler must do it."""
@@ -196,32 +202,32 @@ class FastCycle:
         elif outcome in REPLAYED:
             event = self.event
             added = Added(event.counter, event.delta, event.event_time_us, REPLAYED[outcome])
-            self._answer_add(added_reply(self.namespace, added))
+            self._answer_add(added_response(self.namespace, added))
         else:
             # Late, or a conflict: the handler resolves it under the same token.
             self.protocol.start(self._handle())
 
-    async def _finish(self, work: Awaitable[Reply]) -> None:
-        """Answer with the reply of *work*, or with its error."""
+    async def _finish(self, work: Awaitable[Response]) -> None:
+        """Answer with the response of *work*, or with its error."""
         try:
-            reply = await work
+            response = await work
         except NamespaceUnknownError:
             # The handler reads the directory again, and reports what it finds.
             await self._handle()
         except Exception as error:
             self._fail(known_error(error))
         else:
-            self.answer(reply)
+            self.answer(response)
 
     def _fail(self, error: CounterError) -> None:
         """Answer with *error*; observers see it if it is a server error."""
-        reply = problem_reply(error)
-        if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.protocol.front.show_failure(self._call(), self.route, self._names, reply)
+        response = problem_response(error)
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.protocol.front.show_failure(self._call(), self.route, self._names, response)
         if self.route.writes:
-            self._answer_add(reply)
+            self._answer_add(response)
         else:
-            self.answer(reply)
+            self.answer(response)
 
     @property
     def _names(self) -> Mapping[str, str]:
@@ -229,9 +235,9 @@ class FastCycle:
 
     async def _handle(self) -> None:
         """Answer with the route's handler."""
-        reply = await self.protocol.front.reply(self._call(), self.route, self._names)
-        if reply is not None:
-            self.answer(reply)
+        response = await self.protocol.front.respond(self._call(), self.route, self._names)
+        if response is not None:
+            self.answer(response)
 
     def _call(self) -> Call:
         """Return the request as a Call for handlers."""
@@ -249,20 +255,20 @@ class FastCycle:
     async def _receive(self) -> Message:
         return {"type": "http.request", "body": self.body, "more_body": False}
 
-    def _answer_add(self, reply: Reply) -> None:
-        """Send *reply* to an add under a token, with how long the token is honoured."""
-        self.answer(reply, self.protocol.ttl_of(self.namespace))
+    def _answer_add(self, response: Response) -> None:
+        """Send *response* to an add under a token, with how long the token is honoured."""
+        self.answer(response, self.protocol.ttl_of(self.namespace))
 
-    def answer(self, reply: Reply, more: bytes = b"") -> None:
-        """Send *reply*, with *more* lines of its head, and complete the request."""
+    def answer(self, response: Response, more: bytes = b"") -> None:
+        """Send *response*, with *more* lines of its head, and complete the request."""
         self.response_complete = True
         if self.disconnected or self.protocol.socket.is_closing():
             return
-        status, body, content_type, headers = reply
+        status, body, content_type, headers = response
         if status == HTTPStatus.OK and content_type is JSON and self.keep_alive and not headers:
             self.protocol.send(self, status, _OK % (len(body), more, self.request_id, body))
             return
-        head = _STATUS_LINES[status] + b"".join(b"%s: %s\r\n" % each for each in reply.head)
+        head = _STATUS_LINES[status] + b"".join(b"%s: %s\r\n" % each for each in response.head)
         head += more + LABEL % self.request_id
         if not self.keep_alive:
             head += b"connection: close\r\n"
@@ -400,9 +406,9 @@ class FastLane(TimedProtocol):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    def send(self, cycle: FastCycle, status: int, reply: bytes) -> None:
-        """Send the reply of *cycle*; then close, or continue with the next request."""
-        self.socket.write(reply)
+    def send(self, cycle: FastCycle, status: int, response: bytes) -> None:
+        """Send the response of *cycle*; then close, or continue with the next request."""
+        self.socket.write(response)
         now_s = time.monotonic()
         self.front.tally.answered(cycle.target.route, status, now_s - cycle.began_s)
         self.server_state.total_requests += 1

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Final
 
 from api.http.answer_models import ClearAnswer
-from api.http.call import JSON, Reply
+from api.http.call import JSON, Response
 from api.http.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
 from counter.clock import to_rfc3339
 from counter.core.read import Count
@@ -24,7 +24,7 @@ _REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")
 _REPLAYED_TEXT: Final[Mapping[bool | None, str]] = {True: "true", False: "false", None: "null"}
 
 
-def problem_reply(error: CounterError) -> Reply:
+def problem_response(error: CounterError) -> Response:
     """Return *error* as a problem document, with Retry-After if waiting helps."""
     headers = []
     seconds = retry_after_s(error)
@@ -44,7 +44,7 @@ def problem_reply(error: CounterError) -> Reply:
         quota, window_s = (rate, 1) if rate >= 1 else (1, ceil(1 / rate))
         headers.append((b"ratelimit-policy", b'"%s";q=%d;w=%d' % (policy, quota, window_s)))
         headers.append((b"ratelimit", b'"%s";r=0;t=%d' % (policy, seconds or 1)))
-    return Reply(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
+    return Response(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
 
 
 def ttl_header(namespace: Namespace, *, is_key: bool) -> tuple[tuple[bytes, bytes], ...]:
@@ -103,13 +103,13 @@ def _outcome_text(
     return added_text(namespace, outcome)
 
 
-def added_reply(namespace: Namespace, added: Added, extra: str = "") -> Reply:
+def added_response(namespace: Namespace, added: Added, extra: str = "") -> Response:
     """Return an add's answer."""
     headers = (_REPLAYED_HEADER,) if added.replayed else ()
-    return Reply(200, added_text(namespace, added, extra).encode(), JSON, headers)
+    return Response(200, added_text(namespace, added, extra).encode(), JSON, headers)
 
 
-def cleared_reply(namespace: Namespace, cleared: Added) -> Reply:
+def cleared_response(namespace: Namespace, cleared: Added) -> Response:
     """Return a clear's answer."""
     body = ClearAnswer(
         namespace=namespace.name,
@@ -119,7 +119,7 @@ def cleared_reply(namespace: Namespace, cleared: Added) -> Reply:
     )
     if namespace.settings.counter_type is CounterType.BEST_EFFORT:
         body.retry_safe = False
-    return Reply.json(body, headers=(_REPLAYED_HEADER,) if cleared.replayed else ())
+    return Response.json(body, headers=(_REPLAYED_HEADER,) if cleared.replayed else ())
 
 
 def count_text(name: str, count: Count) -> str:
@@ -134,10 +134,10 @@ def count_text(name: str, count: Count) -> str:
 
 
 @lru_cache(maxsize=1_024)
-def count_reply(name: str, count: Count) -> Reply:
+def count_response(name: str, count: Count) -> Response:
     """Return the answer to a get in namespace *name*; cached, because a hot counter's is the same
     many times."""
-    return Reply(200, count_text(name, count).encode())
+    return Response(200, count_text(name, count).encode())
 
 
 def metrics_head(name: str, as_of_us: int) -> str:

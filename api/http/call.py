@@ -61,7 +61,7 @@ class ClientGoneError(Exception):
     """The client disconnected before its request was complete: no answer can be sent."""
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     """An answer: its status, body and headers."""
 
     status: int
@@ -72,9 +72,9 @@ class Reply(NamedTuple):
     @classmethod
     def json(
         cls, answer: BaseModel, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> Reply:
+    ) -> Response:
         """Return *answer* in JSON, with the members that are set."""
-        return Reply(status, answer.model_dump_json(exclude_unset=True).encode(), JSON, headers)
+        return Response(status, answer.model_dump_json(exclude_unset=True).encode(), JSON, headers)
 
     @property
     def head(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -84,7 +84,7 @@ class Reply(NamedTuple):
         length = b"%d" % len(self.body)
         return ((b"content-type", self.content_type), (b"content-length", length), *self.headers)
 
-    def with_headers(self, *more: tuple[bytes, bytes]) -> Reply:
+    def with_headers(self, *more: tuple[bytes, bytes]) -> Response:
         """Return this answer with *more* headers."""
         return self._replace(headers=(*self.headers, *more))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from api.http.call import NO_CONTENT, AsgiScope, Message, Receive, Reply, Send, header_of
+from api.http.call import NO_CONTENT, AsgiScope, Message, Receive, Response, Send, header_of
 from api.http.middleware import App
 
 _METHODS: Final = b"GET, HEAD, POST, PUT, DELETE"
@@ -59,12 +59,12 @@ class Cors:
 
         await self._app(scope, receive, send_allowed)
 
-    def _preflight(self, origin: bytes | None) -> Reply:
+    def _preflight(self, origin: bytes | None) -> Response:
         """Return the answer to a preflight request. An origin that is not listed gets no
         permissions, so its browser sends nothing."""
         if origin is None or origin not in self._origins:
-            return Reply(NO_CONTENT, b"", headers=(_VARY,))
-        return Reply(
+            return Response(NO_CONTENT, b"", headers=(_VARY,))
+        return Response(
             NO_CONTENT,
             b"",
             headers=(

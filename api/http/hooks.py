@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from api.http.call import Call, Reply
+from api.http.call import Call, Response
 
 #: Called with the answer of a request, or with None if its client disconnected.
-Ended = Callable[[Reply | None], None]
+Ended = Callable[[Response | None], None]
 
 
 class Observer(Protocol):

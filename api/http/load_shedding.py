@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Final
 
-from api.http.answers import problem_reply
-from api.http.call import Reply
+from api.http.answers import problem_response
+from api.http.call import Response
 from counter import limits
 from counter.core.admission import Bounded, Load
 from counter.durations import parse_duration
@@ -62,22 +62,22 @@ class Door:
         self._is_rejecting = False
         self._answered_in_turn = 0
         self._refusal: OverloadedError | None = None
-        self._reply: Reply
+        self._response: Response
 
-    def refuses(self, timeout: bytes | None, answer: Callable[[Reply], None]) -> bool:
+    def refuses(self, timeout: bytes | None, answer: Callable[[Response], None]) -> bool:
         """Return whether a write could not be answered in time; if so, *answer* is called soon.
         *timeout* is the value of the client's header."""
         try:
             within_us = None if timeout is None else timeout_us(timeout)
         except InvalidParameterError as error:
-            answer(problem_reply(error))
+            answer(problem_response(error))
             return True
         refusal = self._load.refuses(within_us)
         if refusal is None:
             return False
         if refusal is not self._refusal:
-            self._refusal, self._reply = refusal, problem_reply(refusal)
-        self._reject_soon(partial(answer, self._reply))
+            self._refusal, self._response = refusal, problem_response(refusal)
+        self._reject_soon(partial(answer, self._response))
         return True
 
     def keeps_waiting(self) -> bool:

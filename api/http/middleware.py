@@ -1,7 +1,7 @@
 """Do what every request needs: request id, headers, keys, admission, deadlines, observers, tally.
 
 :class:`Front` is the ASGI application around FastAPI's. For a request to ``/v1`` FastAPI's router
-finds the route, which calls back :meth:`Front._serve`. The fast lane calls :meth:`Front.reply`
+finds the route, which calls back :meth:`Front._serve`. The fast lane calls :meth:`Front.respond`
 without ASGI.
 """
 
@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.exceptions import HTTPException
 
-from api.http.answers import problem_reply, ttl_header
+from api.http.answers import problem_response, ttl_header
 from api.http.auth import Caller, Gate
 from api.http.call import (
     AsgiScope,
@@ -26,7 +26,7 @@ from api.http.call import (
     ClientGoneError,
     Message,
     Receive,
-    Reply,
+    Response,
     Send,
     counter_of_segment,
     header_of,
@@ -35,7 +35,7 @@ from api.http.hooks import Ended, NoTally, Observer, RequestTally
 from api.http.load_shedding import TIMEOUT_HEADER, Door
 from api.http.response_headers import Label, RequestIds
 from api.http.routing import Route
-from api.http.streaming import StreamReply
+from api.http.streaming import StreamResponse
 from counter.core.namespaces import Namespaces
 from counter.core.rate_limits import ALLOWANCE
 from counter.errors import (
@@ -119,7 +119,7 @@ class Front:
                 await self._page(scope, receive, send, label)
                 return
         except CounterError as error:
-            await problem_reply(error).send(send)
+            await problem_response(error).send(send)
             return
         call = Call(scope, receive, self.body_bytes_max, label.request_id.decode())
         await self._route(call, receive, send, partial(self._serve, call, label, only_head))
@@ -148,9 +148,9 @@ class Front:
             await site.router(scope, receive, send)
         except HTTPException as error:
             nothing = self._nothing_at(scope, call.scope["path"], error)
-            reply = await self.reply(call, nothing, {})
-            if reply is not None:
-                await reply.send(send)
+            response = await self.respond(call, nothing, {})
+            if response is not None:
+                await response.send(send)
 
     def _nothing_at(self, scope: AsgiScope, path: str, error: HTTPException) -> CounterError:
         """Return the error for a path, or a method on it, that no route has."""
@@ -184,43 +184,43 @@ class Front:
         send: Send,
     ) -> None:
         """Answer a request to ``/v1`` by its route's handler."""
-        reply = await self.reply(call, route, scope["path_params"])
+        response = await self.respond(call, route, scope["path_params"])
         if call.route is not None:
             label.route = call.route.name
-        if isinstance(reply, StreamReply):
-            await reply.serve(send, receive, only_head=only_head)
-        elif reply is not None:
-            await reply.send(send)
+        if isinstance(response, StreamResponse):
+            await response.serve(send, receive, only_head=only_head)
+        elif response is not None:
+            await response.send(send)
 
-    async def reply(
+    async def respond(
         self, call: Call, found: Route | CounterError, names: Mapping[str, str]
-    ) -> Reply | None:
+    ) -> Response | None:
         """Return the answer to *call*; None if the client disconnected. *names* are those in the
         path, not decoded."""
         let_in = self._let_in(call, found, names)
         watching = self._watch(call)
-        reply: Reply | None = None
+        response: Response | None = None
         try:
             if isinstance(let_in, CounterError):
-                reply = problem_reply(let_in)
+                response = problem_response(let_in)
             else:
-                reply = await self._answer(call, *let_in)
-                if reply is not None and call.found is not None and let_in[0].takes_tokens:
+                response = await self._answer(call, *let_in)
+                if response is not None and call.found is not None and let_in[0].takes_tokens:
                     is_key = not call.key_is_token and call.header(b"idempotency-key") is not None
-                    reply = reply.with_headers(*ttl_header(call.found, is_key=is_key))
+                    response = response.with_headers(*ttl_header(call.found, is_key=is_key))
         finally:
             # Also after a cancellation, because a span that does not end is never exported.
             for ended in watching:
-                ended(reply)
-        return reply
+                ended(response)
+        return response
 
     def show_failure(
-        self, call: Call, route: Route, names: Mapping[str, str], reply: Reply
+        self, call: Call, route: Route, names: Mapping[str, str], response: Response
     ) -> None:
         """Show observers a request that failed and was answered directly."""
         self._let_in(call, route, names)
         for ended in self._watch(call):
-            ended(reply)
+            ended(response)
 
     def _watch(self, call: Call) -> list[Ended]:
         """Return the functions to call at the end of *call*, the last observer's first."""
@@ -251,7 +251,7 @@ class Front:
             return error
         return found, caller
 
-    async def _answer(self, call: Call, route: Route, caller: Caller) -> Reply | None:
+    async def _answer(self, call: Call, route: Route, caller: Caller) -> Response | None:
         name, call.room = call.namespace, self.door.bodies
         try:
             if route.writes:
@@ -269,15 +269,15 @@ class Front:
             ALLOWANCE.set(caller)
             return await route.answer(call)
         except NamespaceUnknownError as error:
-            return problem_reply(await self._unknown(call, error))
+            return problem_response(await self._unknown(call, error))
         except CounterError as error:
             if call.key_is_token and isinstance(error, TokenTooOldError):
                 error.detail += _UUID7_HINT
-            return problem_reply(error)
+            return problem_response(error)
         except ClientGoneError:
             return None
         except Exception as error:
-            return problem_reply(known_error(error))
+            return problem_response(known_error(error))
         finally:
             self.door.bodies.give_back(call.held)
 

@@ -14,7 +14,8 @@ from http import HTTPStatus
 from inspect import signature
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
-from fastapi import Depends, Header, HTTPException, Path, Request, Response, Security
+from fastapi import Depends, Header, HTTPException, Path, Request, Security
+from fastapi import Response as PlainResponse
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
@@ -22,7 +23,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 from starlette.routing import Route as PlainRoute
 
-from api.http.call import NO_CONTENT, AsgiScope, Call, Receive, Reply, Send
+from api.http.call import NO_CONTENT, AsgiScope, Call, Receive, Response, Send
 from counter import limits
 from counter.core.namespaces import unknown
 from counter.core.service import CounterService
@@ -42,17 +43,17 @@ REPLAYED: Final = "Idempotency-Replayed"
 TTL: Final = "Idempotency-TTL"
 ETAG: Final = "ETag"
 
-Handler = Callable[..., Awaitable[Reply | BaseModel]]
+Handler = Callable[..., Awaitable[Response | BaseModel]]
 _Handler = TypeVar("_Handler", bound=Handler)
 
 
-class EventStream(Response):
+class EventStream(PlainResponse):
     """The media type of ``live``."""
 
     media_type = "text/event-stream"
 
 
-class OpenMetrics(Response):
+class OpenMetrics(PlainResponse):
     """The media type of a namespace's ``metrics``."""
 
     media_type = "application/openmetrics-text"
@@ -130,7 +131,7 @@ class Route(PlainRoute):
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
         await scope["serve"](self, scope, receive, send)
 
-    async def answer(self, call: Call) -> Reply:
+    async def answer(self, call: Call) -> Response:
         """Read the handler's parameters from *call*, and return its answer."""
         taken: dict[str, Any] = {}
         if self.takes_namespace:
@@ -142,7 +143,7 @@ class Route(PlainRoute):
         if self.body is not None:
             taken["body"] = await call.json(self.body, may_be_empty=self.body_may_be_empty)
         answer = await self.handler(call, **taken)
-        return answer if isinstance(answer, Reply) else Reply.json(answer)
+        return answer if isinstance(answer, Response) else Response.json(answer)
 
     def described(self) -> APIRoute:
         """Return the route as FastAPI describes it.
@@ -180,7 +181,7 @@ class Route(PlainRoute):
         own = {"headers": headers_of(*headers)}
         answers: dict[int, Mapping[str, Any]] = {status: {}, **(responses or {})}
         first, *words = self.handler.__name__.split("_")
-        more.setdefault("response_class", Response if status == NO_CONTENT else JSONResponse)
+        more.setdefault("response_class", PlainResponse if status == NO_CONTENT else JSONResponse)
         made = APIRoute(
             *(self.path, self.handler),
             methods=[self.method],

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final
 
-from api.http.call import Call, Receive, Reply, Send
+from api.http.call import Call, Receive, Response, Send
 from api.http.connections import peer_of
 from counter.core.admission import Shares
 from counter.errors import OverloadedError
@@ -18,21 +18,21 @@ EVENT_STREAM: Final = b"text/event-stream"
 Stream = Callable[[Send, Receive], Awaitable[None]]
 
 
-class StreamReply(Reply):
+class StreamResponse(Response):
     """An answer whose body is sent by *stream*, which may read the request meanwhile."""
 
     stream: Stream
     ended: Callable[[], None]
 
     @classmethod
-    def of(cls, content_type: bytes, stream: Stream, ended: Callable[[], None]) -> StreamReply:
+    def of(cls, content_type: bytes, stream: Stream, ended: Callable[[], None]) -> StreamResponse:
         """A stream with status 200. *ended* is called once at the end in any case."""
         made = cls(200, b"", content_type)
         made.stream, made.ended = stream, ended
         return made
 
-    def with_headers(self, *more: tuple[bytes, bytes]) -> StreamReply:
-        """See :meth:`Reply.with_headers`."""
+    def with_headers(self, *more: tuple[bytes, bytes]) -> StreamResponse:
+        """See :meth:`Response.with_headers`."""
         made = self._replace(headers=(*self.headers, *more))
         made.stream, made.ended = self.stream, self.ended
         return made

@@ -17,7 +17,7 @@ from api.http.call import NDJSON, Call, Message, Receive, Send
 from api.http.connections import ReadQueue
 from api.http.middleware import known_error
 from api.http.problems import problem_bytes
-from api.http.streaming import StreamReply, Streams
+from api.http.streaming import StreamResponse, Streams
 from api.routes.items import Items, texts_of
 from counter import limits
 from counter.background import TURN_ITEMS, pause
@@ -76,7 +76,7 @@ class AddStreams:
         )
         self._bodies: set[_Lines] = set()
 
-    async def open(self, call: Call) -> StreamReply:
+    async def open(self, call: Call) -> StreamResponse:
         """Return the answer to a body of lines. Raises OverloadedError."""
         await call.let_in()
         leave = self.streams.enter(call)
@@ -94,7 +94,7 @@ class AddStreams:
         async def stream(send: Send, _: Receive) -> None:
             await self._answer(call, lines, send)
 
-        return StreamReply.of(NDJSON, stream, ended)
+        return StreamResponse.of(NDJSON, stream, ended)
 
     def close(self) -> None:
         """End all streams after the lines that are being added, and accept no more, on shutdown."""

@@ -20,13 +20,13 @@ from api.http.answer_models import (
     CountAnswer,
 )
 from api.http.answers import (
-    added_reply,
+    added_response,
     added_text,
-    cleared_reply,
-    count_reply,
+    cleared_response,
+    count_response,
     count_text,
 )
-from api.http.call import JSON, NDJSON, Call, Reply
+from api.http.call import JSON, NDJSON, Call, Response
 from api.http.connections import ReadQueue, Steps
 from api.http.models import (
     AddBody,
@@ -77,9 +77,9 @@ class CounterRoutes:
     @route("POST", f"{COUNTER}/add", Scope.WRITE, tag="counters", adds=1, **_KEYED)
     async def add_to_counter(
         self, call: CallOf, namespace: InNamespace, body: AddBody
-    ) -> Annotated[Reply, AddAnswer]:
+    ) -> Annotated[Response, AddAnswer]:
         """Add to a counter, once for the token."""
-        return added_reply(namespace, await self._add(call, namespace, body))
+        return added_response(namespace, await self._add(call, namespace, body))
 
     @route("GET", COUNTER, Scope.READ, tag="counters")
     async def get_counter(
@@ -87,13 +87,13 @@ class CounterRoutes:
         call: CallOf,
         namespace: InNamespace,
         query: Annotated[StalenessQuery, Query()],
-    ) -> Annotated[Reply, CountAnswer]:
+    ) -> Annotated[Response, CountAnswer]:
         """Read a counter."""
         count = self.service.reader.peek(namespace, call.counter, query.max_staleness)
         if count is not None:
-            return count_reply(namespace.name, count)
+            return count_response(namespace.name, count)
         count = await self.service.reader.read_one(namespace, call.counter, query.max_staleness)
-        return Reply(200, count_text(namespace.name, count).encode())
+        return Response(200, count_text(namespace.name, count).encode())
 
     @route(
         "POST",
@@ -108,7 +108,7 @@ class CounterRoutes:
     )
     async def batch_add(
         self, call: CallOf, namespace: InNamespace
-    ) -> Annotated[Reply, BatchAddAnswer]:
+    ) -> Annotated[Response, BatchAddAnswer]:
         """Add to many counters, a token each; an outcome for each item, in order."""
         ndjson = call.content_type(JSON, NDJSON) == NDJSON
         if ndjson and call.header(b"transfer-encoding") is not None:
@@ -124,13 +124,13 @@ class CounterRoutes:
         outcomes = call.logged["results"] = await items.add(self.service, namespace)
         texts = await self.queue.run(texts_of(namespace, outcomes))
         if ndjson:
-            return Reply(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
+            return Response(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
         return _results(texts)
 
     @route("POST", f"{NAMESPACE}/batch/get", Scope.READ, tag="batches")
     async def batch_get(
         self, call: CallOf, namespace: InNamespace, body: BatchGetBody
-    ) -> Annotated[Reply, BatchGetAnswer]:
+    ) -> Annotated[Response, BatchGetAnswer]:
         """Read many counters."""
         check_number("counters", len(body.counters), self.batch_items_max)
         problems = await self.queue.run(_name_problems(body.counters))
@@ -143,12 +143,12 @@ class CounterRoutes:
     @route("POST", f"{COUNTER}/add-and-get", Scope.WRITE, tag="counters", adds=1, **_KEYED)
     async def add_to_counter_and_get(
         self, call: CallOf, namespace: InNamespace, body: AddBody
-    ) -> Annotated[Reply, AddAndGetAnswer]:
+    ) -> Annotated[Response, AddAndGetAnswer]:
         """Add, and read the count with the add in it."""
         added = await self._add(call, namespace, body)
         count = await self.service.reader.read_one(namespace, call.counter, 0)
         extra = f',"count":{count.count},"as_of":"{to_rfc3339(count.as_of_us)}"'
-        return added_reply(namespace, added, extra)
+        return added_response(namespace, added, extra)
 
     async def _add(self, call: Call, namespace: Namespace, body: AddBody) -> Added:
         credential = call.credential(token_of(body.idempotency_token))
@@ -160,41 +160,41 @@ class CounterRoutes:
     @route("POST", f"{NAMESPACE}/atomic/add", Scope.WRITE, tag="batches", **_KEYED)
     async def atomic_add(
         self, call: CallOf, namespace: InNamespace, body: AtomicAddBody
-    ) -> Annotated[Reply, AtomicAddAnswer]:
+    ) -> Annotated[Response, AtomicAddAnswer]:
         """Add to many counters under one token: all of them or none."""
         credential = call.credential(token_of(body.idempotency_token))
         items = [(item.counter, item.delta) for item in body.items]
         call.charge(len(items))
         call.logged["of"] = LoggedWrite(namespace, "atomic", "", credential)
         added = call.logged["results"] = await self.service.add_atomic(namespace, items, credential)
-        reply = _results(added_text(namespace, each) for each in added)
-        return reply._replace(headers=added_reply(namespace, added[0]).headers)
+        response = _results(added_text(namespace, each) for each in added)
+        return response._replace(headers=added_response(namespace, added[0]).headers)
 
     @route("POST", f"{COUNTER}/clear", Scope.WRITE, tag="counters", adds=1, **_KEYED)
     async def clear_counter(
         self, call: CallOf, namespace: InNamespace, body: ClearBody
-    ) -> Annotated[Reply, ClearAnswer]:
+    ) -> Annotated[Response, ClearAnswer]:
         """Set a counter to 0 as of the token's time."""
         credential = call.credential(token_of(body.idempotency_token))
         call.logged["of"] = LoggedWrite(namespace, "clear", call.counter, credential)
         cleared = await self.service.clear(namespace, call.counter, credential)
         call.logged["results"] = (cleared,)
-        return cleared_reply(namespace, cleared)
+        return cleared_response(namespace, cleared)
 
     @route("DELETE", COUNTER, Scope.WRITE, tag="counters", adds=1, **_KEYED)
     async def delete_counter(
         self, call: CallOf, namespace: InNamespace, body: ClearBody | SkipJsonSchema[None] = None
-    ) -> Annotated[Reply, ClearAnswer]:
+    ) -> Annotated[Response, ClearAnswer]:
         """Set a counter to 0 as of the token's time, and list it no more."""
         credential = call.credential(token_of(body.idempotency_token if body else None))
         call.logged["of"] = LoggedWrite(namespace, "delete", call.counter, credential)
         deleted = await self.service.delete(namespace, call.counter, credential)
         call.logged["results"] = (deleted,)
-        return cleared_reply(namespace, deleted)
+        return cleared_response(namespace, deleted)
 
 
-def _results(texts: Iterable[str]) -> Reply:
-    return Reply(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+def _results(texts: Iterable[str]) -> Response:
+    return Response(200, f'{{"results":[{",".join(texts)}]}}'.encode())
 
 
 def _name_problems(names: Sequence[str]) -> Steps[Mapping[str, str]]:

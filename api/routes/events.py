@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from api.http.answer_models import CloudEventsAnswer
-from api.http.call import JSON, NO_CONTENT, Call, Reply
+from api.http.call import JSON, NO_CONTENT, Call, Response
 from api.http.connections import ReadQueue, Steps
 from api.http.models import CloudEventBody
 from api.http.problems import shown
@@ -122,7 +122,7 @@ class EventRoutes:
         status=NO_CONTENT,
         responses=_REPRESENTED,
     )
-    async def ingest_events(self, call: CallOf, namespace: InNamespace) -> Reply:
+    async def ingest_events(self, call: CallOf, namespace: InNamespace) -> Response:
         """Count CloudEvents, each once for its source and id."""
         rules = namespace.settings.event_rules
         if not rules:
@@ -140,10 +140,10 @@ class EventRoutes:
             added = await self._count(call, namespace, keyed)
             if not _wants_outcomes(call):
                 # A body that is no CloudEvent is an error for Knative, for one.
-                return Reply(NO_CONTENT, b"")
+                return Response(NO_CONTENT, b"")
             outcomes = await self.queue.run(_outcomes(keyed, added))
             applied = (b"preference-applied", b"return=representation")
-            return Reply(200, msgspec.json.encode({"results": outcomes}), headers=(applied,))
+            return Response(200, msgspec.json.encode({"results": outcomes}), headers=(applied,))
 
     @route(
         "POST",
@@ -158,7 +158,7 @@ class EventRoutes:
         status=NO_CONTENT,
         responses=_REPRESENTED,
     )
-    async def ingest_openmeter_events(self, call: CallOf, namespace: InNamespace) -> Reply:
+    async def ingest_openmeter_events(self, call: CallOf, namespace: InNamespace) -> Response:
         """The same, for clients of OpenMeter."""
         return await self.ingest_events(call, namespace)
 

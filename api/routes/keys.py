@@ -13,7 +13,7 @@ from fastapi import Query
 
 from api.http.answer_models import KeyAnswer, KeyPostAnswer, KeysAnswer
 from api.http.auth import Gate
-from api.http.call import Call, Reply
+from api.http.call import Call, Response
 from api.http.models import KeyBody, NoQuery
 from api.http.routing import CallOf, route
 from counter.errors import NotFoundError, PreconditionFailedError
@@ -50,7 +50,7 @@ class KeyRoutes:
         return KeysAnswer(keys=[KeyAnswer(**key_document(each, now_us)) for each in keys])
 
     @route("POST", "/v1/keys", Scope.ADMIN, tag="keys", status=201, problems=(412,))
-    async def create_key(self, call: CallOf, body: KeyBody) -> Annotated[Reply, KeyPostAnswer]:
+    async def create_key(self, call: CallOf, body: KeyBody) -> Annotated[Response, KeyPostAnswer]:
         """Create a key that allows no more than the caller's; only this answer shows it."""
         holder = _must_hold(call)
         limits = body.limits.model_dump()
@@ -66,7 +66,7 @@ class KeyRoutes:
             act.to |= {"key": issued.key.id}
             act.after |= rights_of(issued.key)
         shown = key_document(issued.key, issued.key.created_at_us)
-        return Reply.json(KeyPostAnswer(key=issued.text, **shown), 201)
+        return Response.json(KeyPostAnswer(key=issued.text, **shown), 201)
 
     @route("DELETE", "/v1/keys/{key}", Scope.ADMIN, tag="keys", problems=(412,))
     async def revoke_key(self, call: CallOf) -> KeyAnswer:

@@ -17,11 +17,11 @@ from fastapi import Query
 
 from api.http.answers import count_text
 from api.http.auth import Gate
-from api.http.call import Call, Reply
+from api.http.call import Call, Response
 from api.http.models import NoQuery
 from api.http.problems import problem_bytes
 from api.http.routing import COUNTER, CallOf, EventStream, InNamespace, route
-from api.http.streaming import EVENT_STREAM, StreamReply, Streams, stream_of
+from api.http.streaming import EVENT_STREAM, StreamResponse, Streams, stream_of
 from counter import limits
 from counter.core.read import Count
 from counter.core.service import CounterService
@@ -98,12 +98,12 @@ class LiveRoutes:
     )
     async def watch_counter(
         self, call: CallOf, namespace: InNamespace, query: Annotated[NoQuery, Query()]
-    ) -> Reply:
+    ) -> Response:
         """A counter's count as it changes, by server-sent events."""
         first = await self._service.reader.read_one(namespace, call.counter, None)
         leave = self.streams.enter(call)
         watch = self._join(namespace, call.counter, first)
-        return StreamReply.of(
+        return StreamResponse.of(
             EVENT_STREAM,
             stream_of(lambda: self._pieces(call, watch)),
             lambda: self._leave(watch, leave),

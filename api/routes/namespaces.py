@@ -20,7 +20,7 @@ from api.http.answer_models import (
     NamespacesAnswer,
     TokensAnswer,
 )
-from api.http.call import Call, Reply
+from api.http.call import Call, Response
 from api.http.models import ClientsBody, NamespaceBody, NoQuery, TokensBody
 from api.http.routing import ETAG, NAMESPACE, CallOf, InNamespace, created, matched, route
 from counter.config.namespace_rules import Clients, creation_warnings
@@ -63,11 +63,11 @@ class NamespaceRoutes:
     @route("GET", NAMESPACE, Scope.READ, tag="namespaces", latest=True, headers=(ETAG,))
     async def get_namespace(
         self, call: CallOf, namespace: InNamespace
-    ) -> Annotated[Reply, NamespaceAnswer]:
+    ) -> Annotated[Response, NamespaceAnswer]:
         """A namespace, with its ETag."""
         if _is_unmodified(call, namespace):
-            return Reply(304, b"", headers=(_etag_header(namespace),))
-        return _reply(namespace)
+            return Response(304, b"", headers=(_etag_header(namespace),))
+        return _response(namespace)
 
     @route(
         "PUT",
@@ -82,7 +82,7 @@ class NamespaceRoutes:
     )
     async def put_namespace(
         self, call: CallOf, body: NamespaceBody
-    ) -> Annotated[Reply, NamespacePutAnswer]:
+    ) -> Annotated[Response, NamespacePutAnswer]:
         """Create a namespace (201), or change what may change of it (200)."""
         changes = _changes(body)
         namespaces = self.service.namespaces
@@ -103,13 +103,13 @@ class NamespaceRoutes:
                 self._check_quota(call, settings.shards)
                 async with self._acts("namespace.create", call, None, settings):
                     created = await namespaces.create(call.namespace, settings)
-            return _reply(created, 201, self._warnings(created, body.clients))
+            return _response(created, 201, self._warnings(created, body.clients))
         _check_conditions(call, current)
         settings = replace(current.settings, **changes)
         if settings != current.settings:
             async with self._acts("namespace.change", call, current.settings, settings):
                 current = await namespaces.update(current, settings)
-        return _reply(current, warnings=self._warnings(current, body.clients))
+        return _response(current, warnings=self._warnings(current, body.clients))
 
     def _check_quota(self, call: Call, shards: int) -> None:
         """Raise QuotaExceededError if the caller, or all namespaces together, have too much."""
@@ -172,12 +172,12 @@ class NamespaceRoutes:
         problems=(412,),
         status=204,
     )
-    async def delete_namespace(self, call: CallOf, namespace: InNamespace) -> Reply:
+    async def delete_namespace(self, call: CallOf, namespace: InNamespace) -> Response:
         """Delete a namespace with its counters, events and tokens."""
         _check_conditions(call, namespace)
         async with self._acts("namespace.delete", call, namespace.settings, None):
             await self.service.namespaces.delete(namespace)
-        return Reply(204, b"")
+        return Response(204, b"")
 
     @route("POST", "/v1/tokens", Scope.WRITE, tag="tokens")
     async def issue_tokens(
@@ -203,10 +203,10 @@ def _answer(namespace: Namespace, **more: Any) -> NamespacePutAnswer:
     )
 
 
-def _reply(namespace: Namespace, status: int = 200, warnings: Sequence[str] = ()) -> Reply:
+def _response(namespace: Namespace, status: int = 200, warnings: Sequence[str] = ()) -> Response:
     """A namespace with its ETag, and *warnings* if there are any."""
     more = {"warnings": list(warnings)} if warnings else {}
-    return Reply.json(_answer(namespace, **more), status, (_etag_header(namespace),))
+    return Response.json(_answer(namespace, **more), status, (_etag_header(namespace),))
 
 
 def _etag(namespace: Namespace) -> bytes:

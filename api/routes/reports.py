@@ -25,7 +25,7 @@ from api.http.answer_models import (
 )
 from api.http.answers import count_text, json_text, metric_text, metrics_head
 from api.http.auth import Gate
-from api.http.call import CSV, JSON, OPENMETRICS, Call, Reply, preferred
+from api.http.call import CSV, JSON, OPENMETRICS, Call, Response, preferred
 from api.http.models import (
     CountersOrder,
     CountersQuery,
@@ -35,7 +35,7 @@ from api.http.models import (
     RecountBody,
 )
 from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetrics, route
-from api.http.streaming import StreamReply, stream_of
+from api.http.streaming import StreamResponse, stream_of
 from counter import limits
 from counter.clock import to_rfc3339
 from counter.core.admission import Turns
@@ -99,7 +99,7 @@ class ReportRoutes:
     )
     async def get_history(
         self, call: CallOf, namespace: InNamespace, query: Annotated[HistoryQuery, Query()]
-    ) -> Annotated[Reply, HistoryAnswer]:
+    ) -> Annotated[Response, HistoryAnswer]:
         """A counter's count and delta a step, for charts; CSV with Accept: text/csv."""
         window_us = namespace.settings.rollup_window_us
         to_us = self.clock.now_us() if query.to is None else query.to
@@ -114,12 +114,12 @@ class ReportRoutes:
                 is_csv=is_csv,
             ).encode()
         )
-        return Reply(200, body, CSV if is_csv else JSON, ((b"vary", b"accept"),))
+        return Response(200, body, CSV if is_csv else JSON, ((b"vary", b"accept"),))
 
     @route("POST", f"{COUNTER}/recount", Scope.ADMIN, tag="history", writes=True, status=202)
     async def recount_counter(
         self, call: CallOf, namespace: InNamespace, body: RecountBody | SkipJsonSchema[None] = None
-    ) -> Annotated[Reply, RecountAnswer]:
+    ) -> Annotated[Response, RecountAnswer]:
         """Have a counter's windows counted again from its events."""
         body = body or RecountBody()
         from_us = body.from_ or 0
@@ -137,12 +137,12 @@ class ReportRoutes:
             windows = await self.service.recount(namespace, call.counter, from_us, until_us)
             act.to["windows"] = windows
         answer = RecountAnswer(namespace=namespace.name, counter=call.counter, windows=windows)
-        return Reply.json(answer, 202)
+        return Response.json(answer, 202)
 
     @route("GET", f"{NAMESPACE}/counters", Scope.READ, tag="history", shows="a listing")
     async def list_counters(
         self, call: CallOf, namespace: InNamespace, query: Annotated[CountersQuery, Query()]
-    ) -> Annotated[Reply, CountersAnswer]:
+    ) -> Annotated[Response, CountersAnswer]:
         """Names of counters, with their counts if they are asked for."""
         by_count = query.order is CountersOrder.COUNT_DOWN
         if query.max_staleness is not None and not (query.counts or by_count):
@@ -183,7 +183,7 @@ class ReportRoutes:
     )
     async def get_counts_as_metrics(
         self, call: CallOf, namespace: InNamespace, query: Annotated[PrefixQuery, Query()]
-    ) -> Reply:
+    ) -> Response:
         """Rolled-up counts in OpenMetrics, for Prometheus."""
         _check_prefix(query.prefix)
         prefix, why = query.prefix or "", "metrics have no pages"
@@ -194,7 +194,7 @@ class ReportRoutes:
             as_of_us, parts = await self.service.reader.rolled_up(namespace, prefix)
         head = metrics_head(namespace.name, as_of_us).encode()
         pieces = partial(self._exposition, call, namespace, head, parts)
-        return StreamReply.of(OPENMETRICS, stream_of(pieces), lambda: None)
+        return StreamResponse.of(OPENMETRICS, stream_of(pieces), lambda: None)
 
     async def _charge_all(
         self, call: Call, namespace: Namespace, prefix: str, field: str, why: str, advice: str
@@ -255,13 +255,13 @@ def _check_prefix(*texts: str | None) -> None:
 
 def _listed(
     namespace: Namespace, names: Sequence[str], counts: Sequence[Count] | None, page: str | None
-) -> Reply:
+) -> Response:
     """Return a page of a list; as text, because a page has up to a thousand counts."""
     texts = "" if counts is None else ",".join(count_text(namespace.name, each) for each in counts)
     shown = "" if counts is None else f'"counts":[{texts}],'
     page_text = "null" if page is None else json_text(page)
     named = ",".join(map(json_text, names))
-    return Reply(200, f'{{"counters":[{named}],{shown}"next_page":{page_text}}}'.encode())
+    return Response(200, f'{{"counters":[{named}],{shown}"next_page":{page_text}}}'.encode())
 
 
 def _history_text(points: Sequence[tuple[int, int, int]], *, is_csv: bool) -> str:

@@ -78,7 +78,7 @@ _log = logging.getLogger("counter.api")
 
 
 class WholeReplies:
-    """A transport that sends the head of a reply together with the start of its body.
+    """A transport that sends the head of a response together with the start of its body.
 
     uvicorn writes them separately, and each write is a system call.
     """
@@ -92,7 +92,7 @@ class WholeReplies:
         self._head: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        """Hold back the head of a reply; send anything else after it."""
+        """Hold back the head of a response; send anything else after it."""
         if self._transport.is_closing():
             # uvicorn notifies only one of several pending requests that the client is gone.
             self._head = None
@@ -108,7 +108,7 @@ class WholeReplies:
             self._transport.write(data)
 
     def flush(self) -> None:
-        """Send a held-back head: the reply to a HEAD has no body."""
+        """Send a held-back head: the response to a HEAD has no body."""
         if self._head is not None:
             self.write(b"")
 

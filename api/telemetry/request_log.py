@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any, Final, Literal, NamedTuple
 
 from api.http.auth import Caller
-from api.http.call import Call, Reply
+from api.http.call import Call, Response
 from api.http.hooks import Ended
 from counter.clock import to_rfc3339
 from counter.core.results import Added, Credential
@@ -81,10 +81,10 @@ class RequestLog:
         began_s = self._now_s()
         REQUEST_ID.set(call.request_id)
 
-        def ended(reply: Reply | None) -> None:
-            if self.wants_all or (self._failures and reply is not None and _failed(reply)):
+        def ended(response: Response | None) -> None:
+            if self.wants_all or (self._failures and response is not None and _failed(response)):
                 writes = call.route is not None and call.route.writes
-                line = _of_call(call) | end_of(reply, writes, call.logged)
+                line = _of_call(call) | end_of(response, writes, call.logged)
                 line["took_ms"] = round((self._now_s() - began_s) * 1_000, 3)
                 self._write(line)
             # Not reset by token: a cancelled task may be closed from another context.
@@ -123,8 +123,8 @@ class RequestLog:
         )
 
 
-def _failed(reply: Reply) -> bool:
-    return reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+def _failed(response: Response) -> bool:
+    return response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _of_call(call: Call) -> dict[str, Any]:
@@ -138,17 +138,17 @@ def _of_call(call: Call) -> dict[str, Any]:
     }
 
 
-def end_of(reply: Reply | None, writes: bool, logged: dict[str, Any]) -> dict[str, Any]:
+def end_of(response: Response | None, writes: bool, logged: dict[str, Any]) -> dict[str, Any]:
     """Return how a request ended and the outcome of its adds."""
-    found: dict[str, Any] = {"status": None if reply is None else reply.status}
+    found: dict[str, Any] = {"status": None if response is None else response.status}
     of = logged.get("of")
     if isinstance(of, LoggedWrite):
         found |= of.fields()
-    problem = {} if reply is None else problem_in(reply)
+    problem = {} if response is None else problem_in(response)
     if problem:
         found["code"] = problem["code"]
-        if writes and reply is not None:
-            found["outcome"] = outcome_of(problem["code"], problem["applied"], reply.status)
+        if writes and response is not None:
+            found["outcome"] = outcome_of(problem["code"], problem["applied"], response.status)
     elif "results" in logged:
         found |= _results(logged["results"])
     return found
@@ -158,11 +158,11 @@ def _key(caller: Caller | None) -> dict[str, Any]:
     return {} if caller is None or caller.key is None else {"key": caller.key.id}
 
 
-def problem_in(reply: Reply) -> dict[str, Any]:
-    """Return the problem document of *reply*, or an empty dictionary."""
-    if reply.status < HTTPStatus.BAD_REQUEST:
+def problem_in(response: Response) -> dict[str, Any]:
+    """Return the problem document of *response*, or an empty dictionary."""
+    if response.status < HTTPStatus.BAD_REQUEST:
         return {}
-    problem: dict[str, Any] = json.loads(reply.body)
+    problem: dict[str, Any] = json.loads(response.body)
     return problem
 
 

@@ -9,7 +9,7 @@ from opentelemetry import context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from api.http.call import Call, Reply
+from api.http.call import Call, Response
 from api.http.hooks import Ended
 from api.telemetry.request_log import end_of
 from counter.limits import NAMESPACE_NAME_CHARS_MAX
@@ -42,17 +42,17 @@ class RequestSpans:
         )
         token = context.attach(set_span_in_context(span, parent))
 
-        def ended(reply: Reply | None) -> None:
+        def ended(response: Response | None) -> None:
             writes = call.route is not None and call.route.writes
-            for name, value in end_of(reply, writes, call.logged).items():
+            for name, value in end_of(response, writes, call.logged).items():
                 if name == "status" and value is not None:
                     span.set_attribute("http.response.status_code", value)
                 elif isinstance(value, str):
                     span.set_attribute(f"counter.{name}", value)
-            if reply is None:
+            if response is None:
                 span.set_attribute("error.type", "client_gone")
-            elif reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                span.set_attribute("error.type", str(reply.status))
+            elif response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                span.set_attribute("error.type", str(response.status))
                 span.set_status(StatusCode.ERROR)
             context.detach(token)
             span.end()

@@ -94,13 +94,13 @@ class Pair:
     def handled(self) -> Iterator[list[str]]:
         """The paths of requests that a route's handler answers for the one with the fast lane."""
         front, paths = self.fast.app.application.front, list[str]()
-        reply = front.reply
+        respond = front.respond
 
         async def noted(call: Any, *found: Any) -> Any:
             paths.append(call.scope["path"])
-            return await reply(call, *found)
+            return await respond(call, *found)
 
-        with patch.object(front, "reply", noted):
+        with patch.object(front, "respond", noted):
             yield paths
 
 

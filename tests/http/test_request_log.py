@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.call import Call, Reply
+from api.http.call import Call, Response
 from api.http.routing import Route
 from api.telemetry.request_log import RequestLog
 from counter.limits import INT64_MAX
@@ -184,7 +184,7 @@ async def test_a_flood_of_failures_is_reported_in_a_few_lines(
     log = RequestLog("failures", lambda: now_s[0])
     call = Call({"method": "POST", "headers": []}, _nothing, 0, "r")
     call.route = Route("POST", ADD, _nothing, Scope.WRITE, writes=True)
-    problem = Reply(503, b'{"code":"overloaded","applied":null}', b"application/problem+json")
+    problem = Response(503, b'{"code":"overloaded","applied":null}', b"application/problem+json")
 
     def fail(times: int) -> None:
         for _ in range(times):

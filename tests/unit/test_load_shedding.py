@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from api.http.call import Call, Message, Reply
+from api.http.call import Call, Message, Response
 from api.http.load_shedding import Door, timeout_us
 from counter.core.admission import Load
 from counter.errors import InvalidParameterError, OverloadedError
@@ -28,8 +28,8 @@ def test_rejections_are_answered_soon_and_never_more_than_some_at_a_time() -> No
     async def refuse() -> None:
         door, loop = flooded(), asyncio.get_running_loop()
 
-        def answer(number: int, reply: Reply) -> None:
-            assert reply.status == 503
+        def answer(number: int, response: Response) -> None:
+            assert response.status == 503
             told.append((number, loop.time()))
 
         for number in range(250):
@@ -48,10 +48,10 @@ def test_rejections_are_answered_soon_and_never_more_than_some_at_a_time() -> No
 def test_one_who_cannot_be_answered_delays_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[Reply] = []
+    told: list[Response] = []
 
     async def refuse() -> None:
-        def fails(_: Reply) -> None:
+        def fails(_: Response) -> None:
             raise RuntimeError("the connection is gone")
 
         door = flooded()
