@@ -12,12 +12,12 @@ from typing import Final
 
 from fastapi import FastAPI
 
-from api.http.auth import Gate
+from api.http.auth import Authorizer
 from api.http.call import AsgiScope, Receive, Send
 from api.http.connections import Connections, ReadQueue
 from api.http.hooks import Observer
-from api.http.load_shedding import Door
-from api.http.middleware import Front
+from api.http.load_shedding import LoadShedder
+from api.http.middleware import Pipeline
 from api.http.routing import routes_of
 from api.routes.add_stream import AddStreams
 from api.routes.counters import CounterRoutes
@@ -64,8 +64,8 @@ _log = logging.getLogger("counter.api")
 class Application:
     """An ASGI application and the parts that a process or a test uses."""
 
-    front: Front
-    #: FastAPI's application, behind the front.
+    pipeline: Pipeline
+    #: FastAPI's application, behind the pipeline.
     site: FastAPI
     service: CounterService
     worker: RollupWorker
@@ -87,7 +87,7 @@ class Application:
     drains_since_s: float | None = None
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        await self.front(scope, receive, send)
+        await self.pipeline(scope, receive, send)
 
     @asynccontextmanager
     async def running(self, *, rollup: bool) -> AsyncIterator[None]:
@@ -245,10 +245,11 @@ def create_app(
             yield
 
     requests = RequestMetrics()
-    gate, door, connections = _gate(keys, settings, clock), Door(service.load), Connections()
+    authorizer = _authorizer(keys, settings, clock)
+    shedder, connections = LoadShedder(service.load), Connections()
     exposition = ApiExposition(
         (
-            Metrics(service, health, gate, door.bodies, connections.unfinished),
+            Metrics(service, health, authorizer, shedder.bodies, connections.unfinished),
             requests,
             StoreMetrics(store, cache),
             ClockMetrics(guard),
@@ -256,23 +257,23 @@ def create_app(
             *([RollupMetrics(worker, clock, leases)] if rollup and settings.rollup else []),
         )
     )
-    streams, live = _streams(settings, service, gate, connections.queue)
-    handlers = _handlers(settings, service, store, clock, guard, gate, streams)
+    streams, live = _streams(settings, service, authorizer, connections.queue)
+    handlers = _handlers(settings, service, store, clock, guard, authorizer, streams)
     insight = InsightRoutes(service, store, clock, health, exposition)
     routes = routes_of(*handlers, live, insight)
     site = site_of(routes, health, exposition, lifespan)
-    front = Front(
+    pipeline = Pipeline(
         routes,
         service.namespaces,
         site,
-        gate,
-        door,
+        authorizer,
+        shedder,
         body_bytes_max=settings.body_bytes_max,
         observers=_observers(settings, tracing),
         tally=requests,
     )
     application = Application(
-        *(front, site, service, worker, store, cache, settings, clock, guard, health),
+        *(pipeline, site, service, worker, store, cache, settings, clock, guard, health),
         keys=keys,
         requests=requests,
         exposition=exposition,
@@ -284,8 +285,8 @@ def create_app(
     return application
 
 
-def _gate(keys: KeyRing, settings: Settings, clock: Clock) -> Gate:
-    return Gate(
+def _authorizer(keys: KeyRing, settings: Settings, clock: Clock) -> Authorizer:
+    return Authorizer(
         keys,
         settings.rates(),
         lambda: clock.boottime_us() / SECOND,
@@ -295,12 +296,14 @@ def _gate(keys: KeyRing, settings: Settings, clock: Clock) -> Gate:
 
 
 def _streams(
-    settings: Settings, service: CounterService, gate: Gate, queue: ReadQueue
+    settings: Settings, service: CounterService, authorizer: Authorizer, queue: ReadQueue
 ) -> tuple[AddStreams, LiveRoutes]:
     # Behind a proxy all streams come from one address.
     shares = not settings.tls_in_front
-    adds = AddStreams(service, gate, settings.batch_items_max, queue, shares_by_address=shares)
-    return adds, LiveRoutes(service, gate, shares_by_address=shares)
+    adds = AddStreams(
+        service, authorizer, settings.batch_items_max, queue, shares_by_address=shares
+    )
+    return adds, LiveRoutes(service, authorizer, shares_by_address=shares)
 
 
 def _worker(
@@ -344,7 +347,7 @@ def _handlers(
     store: Store,
     clock: Clock,
     guard: ClockGuard,
-    gate: Gate,
+    authorizer: Authorizer,
     streams: AddStreams,
 ) -> tuple[object, ...]:
     """The handlers that need nothing but these, the hottest first: routes are tried in order."""
@@ -352,7 +355,7 @@ def _handlers(
     return (
         CounterRoutes(service, settings.batch_items_max, streams, streams.queue),
         EventRoutes(service, settings.batch_items_max, streams.queue),
-        ReportRoutes(service, store, clock, admin_log, gate),
+        ReportRoutes(service, store, clock, admin_log, authorizer),
         NamespaceRoutes(service, settings, admin_log),
-        KeyRoutes(KeyAdmin(store.keys, clock, guard), gate, clock, admin_log),
+        KeyRoutes(KeyAdmin(store.keys, clock, guard), authorizer, clock, admin_log),
     )

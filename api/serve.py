@@ -114,18 +114,18 @@ async def _shared_metrics(application: Application, parent: SupervisorLink) -> A
 
 def make_server(application: Application, settings: Settings) -> Server:
     """Return the server of *application*, with its limits. Raises StartupError."""
-    front, most = application.front, connections_max(settings)
+    pipeline, most = application.pipeline, connections_max(settings)
     shared = application.connections
     kind = TimedProtocol
     if settings.fast_lane:
         # Imported late: the service also runs without that folder.
         from api.fastlane.lane import fast_lane
 
-        kind = fast_lane(front, application.service)
-    protocol = protocol_of(kind, front.ids, settings.request_timeout, shared)
+        kind = fast_lane(pipeline, application.service)
+    protocol = protocol_of(kind, pipeline.ids, settings.request_timeout, shared)
     protocol.connections_max = most
     config = uvicorn.Config(
-        Cors(front, settings.cors_origins) if settings.cors_origins else front,
+        Cors(pipeline, settings.cors_origins) if settings.cors_origins else pipeline,
         http=protocol,
         ws="none",
         lifespan="off",

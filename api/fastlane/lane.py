@@ -27,8 +27,8 @@ from api.http.auth import Caller
 from api.http.call import JSON, AsgiScope, Call, Message, Response
 from api.http.fast_json import read_add, read_change
 from api.http.load_shedding import TIMEOUT_HEADER
-from api.http.middleware import Front, known_error
-from api.http.response_headers import LABEL
+from api.http.middleware import Pipeline, known_error
+from api.http.response_headers import COMMON_HEADERS
 from api.http.routing import COUNTER, Route
 from api.server.protocol import TimedProtocol, is_host
 from counter.core.results import REPLAYED, Added
@@ -53,7 +53,7 @@ _PATH: Final = re.compile(
 _PATH_BYTES_MAX: Final = 512
 _OK: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s"
-    + LABEL
+    + COMMON_HEADERS
     + b"\r\n%s"
 )
 _STATUS_LINES: Final[Mapping[int, bytes]] = {
@@ -122,15 +122,15 @@ class FastCycle:
         timeout: bytes | None,
         quick: bool,
     ) -> None:
-        front = protocol.front
+        pipeline = protocol.request_pipeline
         self.began_s = protocol.waiting_since_s or 0.0
         self.authorization = authorization
-        self.request_id = front.ids.new() if request_id is None else front.ids.of(request_id)
+        self.request_id = pipeline.ids.new() if request_id is None else pipeline.ids.of(request_id)
         self.timeout = timeout
         self.admitted = False
         self.protocol = protocol
         self.target = target
-        self.route = front.routes[target.route]
+        self.route = pipeline.routes[target.route]
         self.headers = protocol.headers
         #: Whether the headers need no further processing.
         self.quick = quick
@@ -143,11 +143,12 @@ class FastCycle:
     def run(self) -> None:
         """Answer the request, at once if possible.
 
-        The checks are those of :class:`Front`, by the same objects and in the same order.
+        The checks are those of :class:`Pipeline`, by the same objects and in the same order.
         """
         self.more_body = False
         protocol, route, name = self.protocol, self.route, self.target.namespace
-        front, service = protocol.front, protocol.service
+        pipeline, service = protocol.request_pipeline, protocol.service
+        shedder = pipeline.shedder
         # Authorize before any lookup: response times must not reveal what exists.
         caller = protocol.caller(self.authorization, route, name) if self.quick else None
         namespace = None
@@ -158,14 +159,14 @@ class FastCycle:
             return
         self.namespace = namespace
         try:
-            front.gate.admit(caller, namespace, route.adds)
+            pipeline.authorizer.admit(caller, namespace, route.adds)
         except RateLimitedError as error:
             self._fail(error)
             return
         self.admitted = True
         if not route.writes:
             self._get(service)
-        elif not front.door.refuses(self.timeout, self._answer_add) and not self._add(service):
+        elif not shedder.refuses(self.timeout, self._answer_add) and not self._add(service):
             protocol.start(self._handle())
 
     def _get(self, service: CounterService) -> None:
@@ -175,7 +176,7 @@ class FastCycle:
             self.protocol.start(self._finish(self._read(service)))
             return
         response = count_response(self.namespace.name, count)
-        if self.protocol.front.door.keeps_waiting():
+        if self.protocol.request_pipeline.shedder.keeps_waiting():
             self.protocol.loop.call_soon(self.answer, response)
         else:
             self.answer(response)
@@ -223,7 +224,9 @@ class FastCycle:
         """Answer with *error*; observers see it if it is a server error."""
         response = problem_response(error)
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.protocol.front.show_failure(self._call(), self.route, self._names, response)
+            self.protocol.request_pipeline.show_failure(
+                self._call(), self.route, self._names, response
+            )
         if self.route.writes:
             self._answer_add(response)
         else:
@@ -235,7 +238,9 @@ class FastCycle:
 
     async def _handle(self) -> None:
         """Answer with the route's handler."""
-        response = await self.protocol.front.respond(self._call(), self.route, self._names)
+        response = await self.protocol.request_pipeline.respond(
+            self._call(), self.route, self._names
+        )
         if response is not None:
             self.answer(response)
 
@@ -247,7 +252,7 @@ class FastCycle:
             "query_string": b"",
             "headers": self.headers,
         }
-        body_bytes_max = self.protocol.front.body_bytes_max
+        body_bytes_max = self.protocol.request_pipeline.body_bytes_max
         call = Call(scope, self._receive, body_bytes_max, self.request_id.decode())
         call.admitted = self.admitted
         return call
@@ -269,7 +274,7 @@ class FastCycle:
             self.protocol.send(self, status, _OK % (len(body), more, self.request_id, body))
             return
         head = _STATUS_LINES[status] + b"".join(b"%s: %s\r\n" % each for each in response.head)
-        head += more + LABEL % self.request_id
+        head += more + COMMON_HEADERS % self.request_id
         if not self.keep_alive:
             head += b"connection: close\r\n"
         self.protocol.send(self, status, b"%s\r\n%s" % (head, body))
@@ -278,7 +283,7 @@ class FastCycle:
 class FastLane(TimedProtocol):
     """An HTTP connection that answers the hottest routes without ASGI."""
 
-    front: ClassVar[Front]
+    request_pipeline: ClassVar[Pipeline]
     service: ClassVar[CounterService]
     #: The caller of the last request, None if not allowed; its header; and the route, the namespace
     #: and the version of the keys that this holds for.
@@ -348,7 +353,7 @@ class FastLane(TimedProtocol):
             if name == b"content-type":
                 is_json = value == JSON and is_json is None
             elif name == b"content-length":
-                if int(value) > min(_BODY_BYTES_MAX, self.front.body_bytes_max):
+                if int(value) > min(_BODY_BYTES_MAX, self.request_pipeline.body_bytes_max):
                     return None
             elif name == b"host":
                 if has_host or (value != self._host and not self._is_answered(value)):
@@ -368,24 +373,24 @@ class FastLane(TimedProtocol):
         if not has_host:
             return None
         quick = not target.adds or (is_json is True and not has_key)
-        quick = quick and not self.front.sees_all
+        quick = quick and not self.request_pipeline.sees_all
         return FastCycle(self, target, authorization, request_id, timeout, quick)
 
     def _is_answered(self, host: bytes) -> bool:
-        return is_host(host) is not None and self.front.gate.answers(host)
+        return is_host(host) is not None and self.request_pipeline.authorizer.answers(host)
 
     def caller(self, authorization: bytes | None, route: Route, namespace: str) -> Caller | None:
         """Return the caller if *route* is allowed; None if the handler must report why not.
 
         The result is kept while the next requests have the same key, route and namespace.
         """
-        gate = self.front.gate
+        authorizer = self.request_pipeline.authorizer
         header = authorization or b""
-        asked = route, namespace, gate.ring.version
+        asked = route, namespace, authorizer.ring.version
         if asked != self._asked or not compare_digest(header, self._authorization):
             self._asked, self._authorization = asked, header
             try:
-                caller = gate.known(header)
+                caller = authorizer.known(header)
             except CounterError:
                 caller = None
             allowed = caller is not None and caller.may(route.scope, namespace)
@@ -410,7 +415,7 @@ class FastLane(TimedProtocol):
         """Send the response of *cycle*; then close, or continue with the next request."""
         self.socket.write(response)
         now_s = time.monotonic()
-        self.front.tally.answered(cycle.target.route, status, now_s - cycle.began_s)
+        self.request_pipeline.tally.answered(cycle.target.route, status, now_s - cycle.began_s)
         self.server_state.total_requests += 1
         if not cycle.keep_alive or (self.is_deaf and not self.pipeline):
             self.transport.close()
@@ -423,6 +428,6 @@ class FastLane(TimedProtocol):
             self.idle_since_s = now_s
 
 
-def fast_lane(front: Front, service: CounterService) -> type[FastLane]:
+def fast_lane(pipeline: Pipeline, service: CounterService) -> type[FastLane]:
     """Return the protocol class that answers the hottest routes of one application."""
-    return type("FastLane", (FastLane,), {"front": front, "service": service})
+    return type("FastLane", (FastLane,), {"request_pipeline": pipeline, "service": service})

@@ -60,15 +60,15 @@ def _meters(version: int, *holders: Mapping[str, TokenBucket]) -> Meters:
 class Caller:
     """A key, or every client if no keys exist, with its remaining rates in this process."""
 
-    __slots__ = ("_allowed", "_buckets", "_gate", "_meters", "_own", "key")
+    __slots__ = ("_allowed", "_authorizer", "_buckets", "_meters", "_own", "key")
 
-    def __init__(self, gate: Gate, key: ApiKey | None) -> None:
-        self._gate = gate
+    def __init__(self, authorizer: Authorizer, key: ApiKey | None) -> None:
+        self._authorizer = authorizer
         self.key = key
         #: Its scope in each namespace that it used.
         self._allowed: dict[str, int] = {}
         self._meters: dict[int, Meters] = {}
-        rates = {name: gate.rates.get(name) for name in LIMITED}
+        rates = {name: authorizer.rates.get(name) for name in LIMITED}
         if key is not None:
             own = {name: getattr(key, f"{name}_per_s") for name in LIMITED}
             rates |= {name: rate for name, rate in own.items() if rate is not None}
@@ -97,7 +97,7 @@ class Caller:
             return Scope.ADMIN
         if len(self._allowed) >= _REMEMBERED_MAX:
             self._allowed.clear()
-        allowed = key.scope if self._gate.ring.allows(key, namespace) else _NOTHING
+        allowed = key.scope if self._authorizer.ring.allows(key, namespace) else _NOTHING
         self._allowed[namespace] = allowed
         return allowed
 
@@ -108,7 +108,7 @@ class Caller:
         if key is None:
             return
         if namespace and not self.sees(namespace):
-            self._gate.turned_away["namespace"] += 1
+            self._authorizer.turned_away["namespace"] += 1
             raise unknown(namespace)
         if key.scope < scope:
             self._refuse(f"has the scope {key.scope.name.lower()}, and this takes", scope)
@@ -123,7 +123,7 @@ class Caller:
             )
 
     def _refuse(self, why: str, scope: Scope) -> None:
-        self._gate.turned_away["scope"] += 1
+        self._authorizer.turned_away["scope"] += 1
         wanted = scope.name.lower()
         raise ScopeInsufficientError(f"{self.name} {why} {wanted}", scope=wanted)
 
@@ -138,7 +138,7 @@ class Caller:
     def _take(self, name: str, count: int, *, overdraws: bool = False) -> None:
         bucket = self._buckets.get(name)
         if bucket is not None:
-            self._gate.take(bucket, count, overdraws=overdraws)
+            self._authorizer.take(bucket, count, overdraws=overdraws)
 
     def forget_meters(self) -> None:
         """Look up the buckets of namespaces again."""
@@ -152,7 +152,7 @@ class Caller:
         if meters is None or meters.version != namespace.version:
             if len(self._meters) >= _REMEMBERED_MAX:
                 self._meters.clear()
-            shared = self._gate.buckets_of(namespace)
+            shared = self._authorizer.buckets_of(namespace)
             meters = _meters(namespace.version, self._buckets, shared)
             self._meters[namespace.id] = meters
         return meters
@@ -166,7 +166,7 @@ class _Shared:
     buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
 
-class Gate:
+class Authorizer:
     """Admit or reject requests. Rates apply to this process only."""
 
     def __init__(

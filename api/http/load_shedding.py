@@ -50,7 +50,7 @@ def timeout_us(value: bytes) -> int:
         ) from error
 
 
-class Door:
+class LoadShedder:
     """Reject writes before any work."""
 
     def __init__(self, load: Load) -> None:

@@ -1,8 +1,8 @@
 """Do what every request needs: request id, headers, keys, admission, deadlines, observers, tally.
 
-:class:`Front` is the ASGI application around FastAPI's. For a request to ``/v1`` FastAPI's router
-finds the route, which calls back :meth:`Front._serve`. The fast lane calls :meth:`Front.respond`
-without ASGI.
+:class:`Pipeline` is the ASGI application around FastAPI's. For a request to ``/v1`` FastAPI's
+router finds the route, which calls back :meth:`Pipeline._serve`. The fast lane calls
+:meth:`Pipeline.respond` without ASGI.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.exceptions import HTTPException
 
 from api.http.answers import problem_response, ttl_header
-from api.http.auth import Caller, Gate
+from api.http.auth import Authorizer, Caller
 from api.http.call import (
     AsgiScope,
     Call,
@@ -32,8 +32,8 @@ from api.http.call import (
     header_of,
 )
 from api.http.hooks import Ended, NoTally, Observer, RequestTally
-from api.http.load_shedding import TIMEOUT_HEADER, Door
-from api.http.response_headers import Label, RequestIds
+from api.http.load_shedding import TIMEOUT_HEADER, LoadShedder
+from api.http.response_headers import RequestIds, ResponseHeaders
 from api.http.routing import Route
 from api.http.streaming import StreamResponse
 from counter.core.namespaces import Namespaces
@@ -61,12 +61,12 @@ _GUARDED: Final = frozenset({"/metrics"})
 _log = logging.getLogger("counter.api")
 
 
-class Front:
+class Pipeline:
     """An ASGI app around *site*, which finds *routes* and answers all other requests.
 
-    A request that reaches a handler has passed the *gate* (keys and rates), and the *door* (load
-    shedding) if it writes. Every answer has a request id and is counted in *tally*. *observers* are
-    called at the start and at the end of each request.
+    A request that reaches a handler has passed the *authorizer* (keys and rates), and the *shedder*
+    (load shedding) if it writes. Every response has a request id and is counted in *tally*.
+    *observers* are called at the start and at the end of each request.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Front:
         routes: Sequence[Route],
         namespaces: Namespaces,
         site: FastAPI,
-        gate: Gate,
-        door: Door,
+        authorizer: Authorizer,
+        shedder: LoadShedder,
         *,
         body_bytes_max: int,
         observers: Sequence[Observer] = (),
@@ -88,8 +88,8 @@ class Front:
         #: FastAPI's handlers need this middleware.
         self._pages = AsyncExitStackMiddleware(site.router)
         self._observers = observers
-        self.gate = gate
-        self.door = door
+        self.authorizer = authorizer
+        self.shedder = shedder
         self.tally = tally or NoTally()
         self.ids = RequestIds()
         self.body_bytes_max = body_bytes_max
@@ -102,33 +102,35 @@ class Front:
             return
         began_s = time.monotonic()
         path: str = scope["path"]
-        label = Label(self.ids.of(header_of(scope, b"x-request-id")), NOWHERE)
+        headers = ResponseHeaders(self.ids.of(header_of(scope, b"x-request-id")), NOWHERE)
 
         def answered(route: str, status: int) -> None:
             self.tally.answered(route, status, time.monotonic() - began_s)
 
-        send = label.put_on(send, path, answered)
+        send = headers.put_on(send, path, answered)
         only_head = scope["method"] == "HEAD"
         if only_head:
             # The answer to a GET without its body (RFC 9110, 9.3.2).
             scope, send = {**scope, "method": "GET"}, _without_body(send)
         try:
-            self.gate.check_page(scope["method"], scope["headers"])
+            self.authorizer.check_page(scope["method"], scope["headers"])
             # Compare the decoded path: an encoded letter of /v1/ must not avoid these checks.
             if not path.startswith("/v1/"):
-                await self._page(scope, receive, send, label)
+                await self._page(scope, receive, send, headers)
                 return
         except CounterError as error:
             await problem_response(error).send(send)
             return
-        call = Call(scope, receive, self.body_bytes_max, label.request_id.decode())
-        await self._route(call, receive, send, partial(self._serve, call, label, only_head))
+        call = Call(scope, receive, self.body_bytes_max, headers.request_id.decode())
+        await self._route(call, receive, send, partial(self._serve, call, headers, only_head))
 
-    async def _page(self, scope: AsgiScope, receive: Receive, send: Send, label: Label) -> None:
+    async def _page(
+        self, scope: AsgiScope, receive: Receive, send: Send, headers: ResponseHeaders
+    ) -> None:
         """Have FastAPI answer a request outside of /v1. Raises CounterError."""
         path: str = scope["path"]
         if path in self._page_paths:
-            label.route = f"GET {path}"
+            headers.route = f"GET {path}"
         self._check_guarded(path, header_of(scope, b"authorization"))
         try:
             await self._pages({**scope, "app": self._site}, receive, send)
@@ -167,16 +169,16 @@ class Front:
         """Authorize a request for a page that shows all namespaces. Raises CounterError."""
         if path not in _GUARDED:
             return
-        caller = self.gate.caller(authorization)
+        caller = self.authorizer.caller(authorization)
         if caller.key is not None:
             # Without keys all callers share one rate, and a flood must not block the metrics.
-            self.gate.admit(caller, None, 0)
+            self.authorizer.admit(caller, None, 0)
         caller.require_all_namespaces()
 
     async def _serve(
         self,
         call: Call,
-        label: Label,
+        headers: ResponseHeaders,
         only_head: bool,
         route: Route,
         scope: AsgiScope,
@@ -186,7 +188,7 @@ class Front:
         """Answer a request to ``/v1`` by its route's handler."""
         response = await self.respond(call, route, scope["path_params"])
         if call.route is not None:
-            label.route = call.route.name
+            headers.route = call.route.name
         if isinstance(response, StreamResponse):
             await response.serve(send, receive, only_head=only_head)
         elif response is not None:
@@ -233,7 +235,7 @@ class Front:
         """Return the route and the caller, or why the request is rejected; set the call's names."""
         try:
             # First: a client without a key learns nothing about what exists.
-            caller = call.caller = self.gate.caller(call.header(b"authorization"))
+            caller = call.caller = self.authorizer.caller(call.header(b"authorization"))
             try:
                 if isinstance(found, CounterError):
                     raise found
@@ -245,17 +247,17 @@ class Front:
                 caller.require(found.scope, call.namespace)
             except CounterError:
                 # It counts as a request: otherwise guessing names would avoid the rate limit.
-                self.gate.admit(caller, None, 0)
+                self.authorizer.admit(caller, None, 0)
                 raise
         except CounterError as error:
             return error
         return found, caller
 
     async def _answer(self, call: Call, route: Route, caller: Caller) -> Response | None:
-        name, call.room = call.namespace, self.door.bodies
+        name, call.room = call.namespace, self.shedder.bodies
         try:
             if route.writes:
-                call.let_in = partial(self.door.let_in, call.header(TIMEOUT_HEADER))
+                call.let_in = partial(self.shedder.let_in, call.header(TIMEOUT_HEADER))
             if route.latest or (name and self._namespaces.doubts(name, writes=route.writes)):
                 await self._namespaces.look()
             call.found = self._namespaces.find(name)
@@ -263,9 +265,9 @@ class Front:
             # namespace at its limit could not get a higher one.
             namespace = None if route.latest else call.found
             if not call.admitted:
-                self.gate.admit(caller, namespace, route.adds)
-            call.charge = partial(self.gate.charge, caller, namespace)
-            call.charge_requests = partial(self.gate.charge_requests, caller, namespace)
+                self.authorizer.admit(caller, namespace, route.adds)
+            call.charge = partial(self.authorizer.charge, caller, namespace)
+            call.charge_requests = partial(self.authorizer.charge_requests, caller, namespace)
             ALLOWANCE.set(caller)
             return await route.answer(call)
         except NamespaceUnknownError as error:
@@ -279,7 +281,7 @@ class Front:
         except Exception as error:
             return problem_response(known_error(error))
         finally:
-            self.door.bodies.give_back(call.held)
+            self.shedder.bodies.give_back(call.held)
 
     async def _unknown(self, call: Call, error: NamespaceUnknownError) -> CounterError:
         """Return the error if the store, or this process, does not know the call's namespace."""

@@ -16,7 +16,7 @@ from counter.limits import REQUEST_ID_CHARS_MAX
 #: A count is true only at its instant, and browsers must not guess types.
 PLAIN: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 #: The same as bytes of a head, with a place for the request id.
-LABEL: Final = b"x-request-id: %s\r\n" + b"".join(b"%s: %s\r\n" % each for each in PLAIN)
+COMMON_HEADERS: Final = b"x-request-id: %s\r\n" + b"".join(b"%s: %s\r\n" % each for each in PLAIN)
 #: The documentation page starts with an inline script.
 _DOCS_POLICY: Final = (
     b"default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
@@ -46,8 +46,8 @@ class RequestIds:
         return self.new()
 
 
-class Label:
-    """The headers of one answer."""
+class ResponseHeaders:
+    """The headers that every response has."""
 
     __slots__ = ("request_id", "route")
 
@@ -60,7 +60,7 @@ class Label:
         """Wrap *send* to add the headers to the answer; existing ones stay. *answered* is called
         with the route and the status."""
 
-        async def send_labelled(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answered(self.route, message["status"])
                 headers = list(message["headers"])
@@ -73,4 +73,4 @@ class Label:
                 message = {**message, "headers": headers}
             await send(message)
 
-        return send_labelled
+        return send_with_headers

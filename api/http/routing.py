@@ -1,4 +1,4 @@
-"""The routes of ``/v1``: FastAPI matches and documents them, and the front answers them.
+"""The routes of ``/v1``: FastAPI matches and documents them, and the pipeline answers them.
 
 A handler declares its namespace, query and body as in FastAPI, and FastAPI makes the document from
 that. :class:`Route` reads them, because errors must come in one order (key, namespace, parameters,
@@ -107,7 +107,7 @@ class Route(PlainRoute):
         super().__init__(path, handler, name=f"{method} {path}")
         # An empty name is an invalid name, not another path.
         self.path_regex = re.compile(self.path_regex.pattern.replace("[^/]+", "[^/]*"))
-        # Starlette adds HEAD to GET; here the front answers HEAD.
+        # Starlette adds HEAD to GET; here the pipeline answers HEAD.
         self.methods = {method}
         hints = _hints_of(getattr(handler, "__func__", handler))
         self.method = method
@@ -126,7 +126,7 @@ class Route(PlainRoute):
         self._described = {"answer": _model(hints.get("return")), **described}
 
     async def handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Have the front answer the request."""
+        """Have the pipeline answer the request."""
         if scope["method"] != self.method:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
         await scope["serve"](self, scope, receive, send)

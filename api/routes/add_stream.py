@@ -12,7 +12,7 @@ from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Final
 
-from api.http.auth import Caller, Gate
+from api.http.auth import Authorizer, Caller
 from api.http.call import NDJSON, Call, Message, Receive, Send
 from api.http.connections import ReadQueue
 from api.http.middleware import known_error
@@ -54,7 +54,7 @@ class AddStreams:
     def __init__(
         self,
         service: CounterService,
-        gate: Gate,
+        authorizer: Authorizer,
         items_max: int,
         queue: ReadQueue,
         *,
@@ -63,7 +63,7 @@ class AddStreams:
         """A commit has at most *items_max* lines of a stream. *queue* shares the time to read lines
         and to make answers."""
         self._service = service
-        self._gate = gate
+        self._authorizer = authorizer
         self._items_max = items_max
         self.queue = queue
         self.silence_us = limits.ADD_STREAM_SILENCE_US
@@ -163,7 +163,7 @@ class AddStreams:
             wait_us = _LOOK_US
             if self._service.load.refuses() is None:
                 try:
-                    self._gate.charge(caller, namespace, adds)
+                    self._authorizer.charge(caller, namespace, adds)
                     return namespace
                 except RateLimitedError as error:
                     wait_us = error.retry_after_us or SECOND
@@ -192,7 +192,7 @@ class AddStreams:
     async def _check(self, call: Call) -> tuple[Caller, Namespace]:
         """Return the caller and the namespace, which may have changed since the last time. Raises
         CounterError if the stream must end."""
-        caller = self._gate.caller(call.header(b"authorization"))
+        caller = self._authorizer.caller(call.header(b"authorization"))
         caller.require(Scope.WRITE, call.namespace)
         namespaces = self._service.namespaces
         if namespaces.doubts(call.namespace, writes=True):

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 from fastapi import Query
 
 from api.http.answer_models import KeyAnswer, KeyPostAnswer, KeysAnswer
-from api.http.auth import Gate
+from api.http.auth import Authorizer
 from api.http.call import Call, Response
 from api.http.models import KeyBody, NoQuery
 from api.http.routing import CallOf, route
@@ -37,7 +37,7 @@ class KeyRoutes:
     """Handlers of ``/v1/keys``. Keys that the caller's key does not reach do not exist for it."""
 
     admin: KeyAdmin
-    gate: Gate
+    authorizer: Authorizer
     clock: Clock
     admin_log: AdminLog
 
@@ -62,7 +62,7 @@ class KeyRoutes:
             **{f"{name}_per_s": limits[f"{name}_per_s"] for name in LIMITS},
         )
         async with self.admin_log.act("key.create", call.who) as act:
-            issued = await self.admin.create(rights, holder, self.gate.rates)
+            issued = await self.admin.create(rights, holder, self.authorizer.rates)
             act.to |= {"key": issued.key.id}
             act.after |= rights_of(issued.key)
         shown = key_document(issued.key, issued.key.created_at_us)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 from fastapi import Query
 
 from api.http.answers import count_text
-from api.http.auth import Gate
+from api.http.auth import Authorizer
 from api.http.call import Call, Response
 from api.http.models import NoQuery
 from api.http.problems import problem_bytes
@@ -68,13 +68,13 @@ class LiveRoutes:
     def __init__(
         self,
         service: CounterService,
-        gate: Gate,
+        authorizer: Authorizer,
         *,
         shares_by_address: bool = True,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._service = service
-        self._gate = gate
+        self._authorizer = authorizer
         self._now_s = now_s
         self.streams = Streams(
             "live streams",
@@ -176,7 +176,7 @@ class LiveRoutes:
     def _seen(self, call: Call, watch: _Watch) -> Count | CounterError:
         """Return what the stream of *call* may send now: its key may have been revoked."""
         try:
-            caller = self._gate.caller(call.header(b"authorization"))
+            caller = self._authorizer.caller(call.header(b"authorization"))
             caller.require(Scope.READ, watch.namespace.name)
         except CounterError as error:
             return error

@@ -24,7 +24,7 @@ from api.http.answer_models import (
     RecountAnswer,
 )
 from api.http.answers import count_text, json_text, metric_text, metrics_head
-from api.http.auth import Gate
+from api.http.auth import Authorizer
 from api.http.call import CSV, JSON, OPENMETRICS, Call, Response, preferred
 from api.http.models import (
     CountersOrder,
@@ -70,7 +70,7 @@ class ReportRoutes:
     store: Store
     clock: Clock
     admin_log: AdminLog
-    gate: Gate
+    authorizer: Authorizer
     turns: Turns = field(default_factory=Turns)
 
     @route("GET", f"{COUNTER}/events", Scope.READ, tag="history", shows="the event log")
@@ -218,7 +218,7 @@ class ReportRoutes:
         async with aclosing(parts):
             while True:
                 try:
-                    caller = self.gate.caller(call.header(b"authorization"))
+                    caller = self.authorizer.caller(call.header(b"authorization"))
                     caller.require(Scope.READ, namespace.name)
                     # A client that reads slowly holds no turn.
                     async with self.turns.turn(namespace.id):

@@ -26,7 +26,7 @@ from api.telemetry.health import ApiHealth
 from counter import __version__
 from counter.errors import NotFoundError
 
-#: Pages need no key, except one that shows all namespaces: see Front.
+#: Pages need no key, except one that shows all namespaces: see Pipeline.
 _OPEN: Final[Mapping[str, Any]] = {"openapi_extra": {"security": []}}
 _HTML: Final = b"text/html"
 _OF_ALL: Final[Mapping[str, Any]] = {"security": [{"key": ["read"]}]}
@@ -41,7 +41,7 @@ def site_of(
     exposition: ApiExposition,
     lifespan: Callable[[Any], Any] | None,
 ) -> FastAPI:
-    """The application behind the front: it finds the routes of ``/v1``, and answers the others."""
+    """The application behind the pipeline: it matches ``/v1`` routes and answers all others."""
     # The documentation's page works without a way out to the network, too.
     return FastAPIOffline(
         title="Distributed counter",

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.http.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections, peer_of
 from api.http.problems import problem_bytes, retry_after_s
-from api.http.response_headers import LABEL, RequestIds
+from api.http.response_headers import COMMON_HEADERS, RequestIds
 from counter.background import every
 from counter.errors import (
     BadRequestError,
@@ -606,7 +606,7 @@ class TimedProtocol(HttpToolsProtocol):
                 % (
                     *(error.status, phrase),
                     b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s,
-                    *(len(body), LABEL % self.ids.new(), body),
+                    *(len(body), COMMON_HEADERS % self.ids.new(), body),
                 )
             )
         self.transport.close()

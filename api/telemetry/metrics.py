@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from api.http.auth import Gate
+from api.http.auth import Authorizer
 from api.telemetry.health import ApiHealth
 from counter import __version__, limits
 from counter.core.admission import Bounded
@@ -27,7 +27,7 @@ class Metrics(Collector):
 
     service: CounterService
     health: ApiHealth
-    gate: Gate
+    authorizer: Authorizer
     bodies: Bounded
     unfinished: Bounded
 
@@ -51,9 +51,9 @@ class Metrics(Collector):
         yield gauge("keys_up", text, found.keys is None)
         yield from self._load()
         text = "Requests rejected for a missing or invalid key or for its rights."
-        yield counters("key_refusals", text, "reason", self.gate.turned_away)
+        yield counters("key_refusals", text, "reason", self.authorizer.turned_away)
         text = "Requests above the rate limit of their key or namespace."
-        yield counters("rate_limited", text, "rate", self.gate.limited)
+        yield counters("rate_limited", text, "rate", self.authorizer.limited)
 
     def _load(self) -> Iterator[Metric]:
         load = self.service.load

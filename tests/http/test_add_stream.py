@@ -237,7 +237,7 @@ async def test_it_waits_for_a_rate_that_does_not_say_how_long(
     refusals = chain([RateLimitedError("wait")], repeat(None))
     async with open_stream(wire.port) as client:
         await client.status()
-        with patch.object(streams._gate, "charge", side_effect=refusals):
+        with patch.object(streams._authorizer, "charge", side_effect=refusals):
             client.send(line(1))
             assert (await client.answer() or {})["replayed"] is False
     assert waits == [1.0]

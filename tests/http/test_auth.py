@@ -300,7 +300,7 @@ async def test_a_batch_takes_more_late_tokens_than_a_second_has_or_none(door: Do
 
     assert await codes(7) == ["added", *["token_too_old"] * 7, "added"]
     assert await codes(5) == ["added", *["rate_limited"] * 5, "added"]
-    assert door.app.application.front.gate.limited["resolutions"] == 1
+    assert door.app.application.pipeline.authorizer.limited["resolutions"] == 1
     assert door.app.application.service.tally["refused"] == 5
 
 

@@ -115,7 +115,7 @@ async def test_a_line_of_very_many_fields_is_refused_at_the_first_that_is_wrong(
 
 def taking_a_body(app: App) -> list[Any]:
     """The routes whose requests have a body."""
-    routes = [each for each in app.application.front.routes.values() if each.method != "GET"]
+    routes = [each for each in app.application.pipeline.routes.values() if each.method != "GET"]
     taking = [each for each in routes if each.body or each.path.endswith(("/batch/add", "/events"))]
     assert len(taking) >= 12
     return taking

@@ -93,14 +93,14 @@ class Pair:
     @contextmanager
     def handled(self) -> Iterator[list[str]]:
         """The paths of requests that a route's handler answers for the one with the fast lane."""
-        front, paths = self.fast.app.application.front, list[str]()
-        respond = front.respond
+        pipeline, paths = self.fast.app.application.pipeline, list[str]()
+        respond = pipeline.respond
 
         async def noted(call: Any, *found: Any) -> Any:
             paths.append(call.scope["path"])
             return await respond(call, *found)
 
-        with patch.object(front, "respond", noted):
+        with patch.object(pipeline, "respond", noted):
             yield paths
 
 
@@ -311,8 +311,8 @@ def test_a_body_over_a_limit_that_was_set_low_is_refused_alike(pair: Pair) -> No
     sent = post(f"{one()}/add", body.ljust(2_049), JSON)
     with ExitStack() as stack:
         for each in pair.both:
-            front = each.app.application.front
-            stack.enter_context(patch.object(front, "body_bytes_max", 2_048))
+            pipeline = each.app.application.pipeline
+            stack.enter_context(patch.object(pipeline, "body_bytes_max", 2_048))
         assert statuses(pair.tell(sent + LAST)) == [413, 200]
 
 

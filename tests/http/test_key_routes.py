@@ -103,7 +103,7 @@ async def test_it_takes_the_scope_admin(app: App, scope: Scope) -> None:
 async def test_no_key_reaches_beyond_the_one_that_creates_it(
     app: App, wanted: dict[str, Any], says: str
 ) -> None:
-    app.application.front.gate.rates = {"reservations": 10}
+    app.application.pipeline.authorizer.rates = {"reservations": 10}
     holder = await hand_out(
         app, Scope.ADMIN, "shop-*", "eu", adds_per_s=100.0, expires_at_us=START_US + 10 * DAY
     )

@@ -75,7 +75,7 @@ async def test_a_time_that_is_none_is_refused(wire: Wire, http: httpx.AsyncClien
 async def test_bodies_that_there_is_no_room_for_are_not_read(
     wire: Wire, http: httpx.AsyncClient
 ) -> None:
-    bodies = wire.app.application.front.door.bodies
+    bodies = wire.app.application.pipeline.shedder.bodies
     bodies.take(bodies.most - 100)
     items = [item("c", 1, fresh(wire.app.clock.now_us())) for _ in range(5)]
     batch = await http.post("/v1/namespaces/default/batch/add", json={"items": items})

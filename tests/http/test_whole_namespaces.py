@@ -166,8 +166,8 @@ async def test_what_is_read_is_taken_from_the_rate_of_requests(
 ) -> None:
     """Regression: a list of 10,000 counters took as much as one of a counter."""
     await fill(rest, app)
-    gate = app.application.front.gate
-    gate._now_s = lambda: app.clock.boottime_us() / limits.SECOND
+    authorizer = app.application.pipeline.authorizer
+    authorizer._now_s = lambda: app.clock.boottime_us() / limits.SECOND
     key = await hand_out(app, Scope.READ, requests_per_s=5.0)
 
     async def ask(target: str) -> httpx.Response:

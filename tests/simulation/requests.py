@@ -158,7 +158,7 @@ class Requests:
             ],
         }
         content = b"" if body is None else json.dumps(body).encode()
-        front = member.application.front
+        pipeline = member.application.pipeline
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": content, "more_body": False}
@@ -173,7 +173,7 @@ class Requests:
                 loaded = json.loads(message["body"]) if message["body"] else {}
                 NOWHERE.run(reply, (status, loaded))
 
-        member.process.spawn(front(scope, receive, send))
+        member.process.spawn(pipeline(scope, receive, send))
 
 
 def _text(us: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from api.app import Application, create_app
-from api.http.auth import Gate
+from api.http.auth import Authorizer
 from api.telemetry.request_log import RequestLog
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
@@ -400,7 +400,7 @@ def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[s
             patch("os.urandom", source.randbytes),
             # They default to the clock of the machine.
             patch.object(RequestLog.__init__, "__defaults__", (now_s,)),
-            patch.object(Gate.__init__, "__defaults__", (None, now_s)),
+            patch.object(Authorizer.__init__, "__defaults__", (None, now_s)),
             patch("counter.storage.cassandra.connection.random", Random(f"pauses {seed}")),
             patch("counter.storage.dynamodb.driver.random", Random(f"dynamodb {seed}")),
             patch("counter.storage.cassandra.rollups.random", Random(f"stamps {seed}")),

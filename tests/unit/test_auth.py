@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from api.http.auth import Gate
+from api.http.auth import Authorizer
 from counter.config.settings import Settings
 from counter.errors import RateLimitedError
 from counter.security.keys import KeyRing
@@ -22,12 +22,12 @@ def space(number: int) -> Namespace:
     return Namespace(number, f"n{number}", SETTINGS, (), DEFAULT_DATASET, START_US, 1)
 
 
-def admitted(gate: Gate, numbers: range) -> list[int]:
+def admitted(authorizer: Authorizer, numbers: range) -> list[int]:
     """Those of the namespaces that may be added to."""
     found = []
     for number in numbers:
         try:
-            gate.admit(gate.anyone, space(number), 1)
+            authorizer.admit(authorizer.anyone, space(number), 1)
         except RateLimitedError:
             continue
         found.append(number)
@@ -40,49 +40,51 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def gate(clock: FakeClock) -> Gate:
+def authorizer(clock: FakeClock) -> Authorizer:
     ring = KeyRing(MemoryStore(clock).keys, clock)
-    return Gate(ring, now_s=lambda: clock.boottime_us() / SECOND)
+    return Authorizer(ring, now_s=lambda: clock.boottime_us() / SECOND)
 
 
-def test_each_of_many_namespaces_is_held_to_its_rate(gate: Gate, clock: FakeClock) -> None:
+def test_each_of_many_namespaces_is_held_to_its_rate(
+    authorizer: Authorizer, clock: FakeClock
+) -> None:
     """Regression: past a thousand of them all rates were forgotten, again and again."""
     everyone = range(MANY)
-    assert admitted(gate, everyone) == list(everyone)
-    assert admitted(gate, everyone) == []
+    assert admitted(authorizer, everyone) == list(everyone)
+    assert admitted(authorizer, everyone) == []
     clock.advance(SECOND)
-    assert admitted(gate, everyone) == list(everyone)
-    assert admitted(gate, everyone) == []
+    assert admitted(authorizer, everyone) == list(everyone)
+    assert admitted(authorizer, everyone) == []
 
 
-def test_what_is_full_again_is_forgotten(gate: Gate, clock: FakeClock) -> None:
+def test_what_is_full_again_is_forgotten(authorizer: Authorizer, clock: FakeClock) -> None:
     """Namespaces come and go; what there is no more is not remembered for ever."""
     for begin in range(0, 40 * MANY, MANY):
         some = range(begin, begin + MANY)
-        assert admitted(gate, some) == list(some)
-        assert admitted(gate, some) == []
+        assert admitted(authorizer, some) == list(some)
+        assert admitted(authorizer, some) == []
         clock.advance(2 * SECOND)
-    assert len(gate._shared) <= 4 * MANY
+    assert len(authorizer._shared) <= 4 * MANY
 
 
 def test_adds_that_a_namespace_refuses_take_nothing_of_their_senders_rate(clock: FakeClock) -> None:
     """Regression: a batch that was refused was paid for all the same, for minutes."""
     ring = KeyRing(MemoryStore(clock).keys, clock)
-    gate = Gate(ring, {"adds": 10}, lambda: clock.boottime_us() / SECOND)
+    authorizer = Authorizer(ring, {"adds": 10}, lambda: clock.boottime_us() / SECOND)
     narrow, wide = space(1), replace(space(2), settings=replace(SETTINGS, adds_per_s=0))
-    gate.admit(gate.anyone, narrow, 1)
+    authorizer.admit(authorizer.anyone, narrow, 1)
     with pytest.raises(RateLimitedError, match="namespace 'n1'"):
-        gate.charge(gate.anyone, narrow, 1_000)
+        authorizer.charge(authorizer.anyone, narrow, 1_000)
     with pytest.raises(RateLimitedError, match="namespace 'n1'"):
-        gate.admit(gate.anyone, narrow, 1)
-    gate.admit(gate.anyone, wide, 9)
+        authorizer.admit(authorizer.anyone, narrow, 1)
+    authorizer.admit(authorizer.anyone, wide, 9)
     with pytest.raises(RateLimitedError, match="a client without a key"):
-        gate.admit(gate.anyone, wide, 1)
+        authorizer.admit(authorizer.anyone, wide, 1)
 
 
-def test_of_namespaces_without_rates_nothing_is_shared(gate: Gate) -> None:
+def test_of_namespaces_without_rates_nothing_is_shared(authorizer: Authorizer) -> None:
     """Else every caller would be asked to look theirs up anew, whenever there are many."""
     for number in range(MANY):
         free = replace(space(number), settings=replace(SETTINGS, adds_per_s=0))
-        assert gate.anyone.meters(free).is_empty
-    assert len(gate._shared) == 0
+        assert authorizer.anyone.meters(free).is_empty
+    assert len(authorizer._shared) == 0

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from api.http.call import Call, Message, Response
-from api.http.load_shedding import Door, timeout_us
+from api.http.load_shedding import LoadShedder, timeout_us
 from counter.core.admission import Load
 from counter.errors import InvalidParameterError, OverloadedError
 from tests.support.clock import FakeClock
@@ -15,28 +15,28 @@ from tests.support.times import SECOND, START_US
 from tests.support.virtual import virtually
 
 
-def flooded() -> Door:
-    """A door where more adds are ahead than could end in time."""
+def flooded() -> LoadShedder:
+    """A shedder where more adds are ahead than could end in time."""
     load = Load(FakeClock(START_US))
     load.admit(load.room)
-    return Door(load)
+    return LoadShedder(load)
 
 
 def test_rejections_are_answered_soon_and_never_more_than_some_at_a_time() -> None:
     told: list[tuple[int, float]] = []
 
     async def refuse() -> None:
-        door, loop = flooded(), asyncio.get_running_loop()
+        shedder, loop = flooded(), asyncio.get_running_loop()
 
         def answer(number: int, response: Response) -> None:
             assert response.status == 503
             told.append((number, loop.time()))
 
         for number in range(250):
-            assert door.refuses(None, partial(answer, number))
+            assert shedder.refuses(None, partial(answer, number))
         assert told == []
         await asyncio.sleep(1)
-        assert door.refuses(None, partial(answer, 250))
+        assert shedder.refuses(None, partial(answer, 250))
         await asyncio.sleep(1)
 
     virtually(refuse())
@@ -54,9 +54,9 @@ def test_one_who_cannot_be_answered_delays_no_other(
         def fails(_: Response) -> None:
             raise RuntimeError("the connection is gone")
 
-        door = flooded()
-        assert door.refuses(None, fails)
-        assert door.refuses(None, told.append)
+        shedder = flooded()
+        assert shedder.refuses(None, fails)
+        assert shedder.refuses(None, told.append)
         await asyncio.sleep(1)
 
     virtually(refuse())
@@ -89,9 +89,9 @@ def test_no_turn_of_the_event_loop_is_made_of_answers_alone() -> None:
     """Clients that come again as soon as they are answered would make it last for ever."""
 
     async def ask() -> list[int]:
-        door, at_once = flooded(), []
+        shedder, at_once = flooded(), []
         for _ in range(2):
-            at_once.append(sum(not door.keeps_waiting() for _ in range(2_000)))
+            at_once.append(sum(not shedder.keeps_waiting() for _ in range(2_000)))
             await asyncio.sleep(0)
         return at_once
 
