@@ -239,7 +239,7 @@ def _sqlite_desk(bench: Bench) -> Desk:
 async def _real_names(bench: Bench, new_desk: Callable[[], Desk], target: int) -> Figure:
     limit = 20_000 if bench.quick else _NAMES
     with bench.console.status("reading names"):
-        names = (await read_names(limit, lambda _total: lambda _done: None)).occurrences
+        names = read_names(limit)
     check(len(names) == limit, f"{len(names)} names were found, not {limit}")
     rounds: list[Rolled] = []
     for number in range(1, bench.rounds + 1):

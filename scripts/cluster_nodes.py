@@ -19,7 +19,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from ipaddress import IPv4Address
@@ -30,7 +30,7 @@ from scripts.cluster_jars import ROOT
 from scripts.cluster_process import ClusterError, ServerProcess
 from scripts.cluster_servers import (
     STORAGE_PORT,
-    CassandraSettings,
+    CassandraShape,
     cassandra_node,
     memcached_server,
     redis_server,
@@ -38,53 +38,17 @@ from scripts.cluster_servers import (
 
 _FREE_BLOCK_TRIES: Final = 100
 
+_CacheServer = Callable[[str, Path, str, int], ServerProcess]
+
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a cluster consists of; server *n* of each kind is at *address* + n - 1.
+class Shape(CassandraShape):
+    """What a cluster consists of; server *n* of each kind is at *address* + n - 1."""
 
-    *quick* disables Java's optimizing compiler and its check of classes: a node starts with less
-    than half the work and stays slower. It also gives a node 4 token ranges instead of 16, so that
-    a repair is short, and has nodes notice sooner that another one is dead. Clients connect to a
-    node at its address + *client_offset*, and nodes to each other at *peer_offset*; a proxy can
-    listen there, at the same port. *datacenters* lists the nodes' data centers, separated by
-    commas; the last one is that of all further nodes. Without *durable_schema* a schema change is
-    not flushed to disk, which takes most of its time; a killed node loses the schema. The last
-    three are settings of Cassandra.
-    """
-
-    nodes: int = 1
     memcached: int = 1
     redis: int = 0
-    auth: bool = False
-    address: str = "127.0.0.1"
-    cassandra_port: int = 9042
     memcached_port: int = 11211
     redis_port: int = 6379
-    heap_mb: int = 512
-    quick: bool = False
-    client_offset: int = 0
-    peer_offset: int = 0
-    datacenters: str = "dc1"
-    durable_schema: bool = True
-    disk_failure_policy: str = "stop"
-    commitlog_sync: str = "periodic"
-    sstable_format: str = "big"
-
-    def datacenter_of(self, number: int) -> str:
-        names = self.datacenters.split(",")
-        return names[min(number, len(names)) - 1]
-
-    def peer_address_of(self, number: int) -> str:
-        """Return the address at which other nodes connect to node *number*."""
-        return str(IPv4Address(self.address_of(number)) + self.peer_offset)
-
-    def address_of(self, number: int) -> str:
-        return str(IPv4Address(self.address) + number - 1)
-
-    def told_address_of(self, number: int) -> str:
-        """Return the address at which clients connect to node *number*."""
-        return str(IPv4Address(self.address_of(number)) + self.client_offset)
 
 
 class Cluster:
@@ -93,39 +57,21 @@ class Cluster:
     def __init__(self, directory: Path, shape: Shape) -> None:
         self.directory = directory
         self.shape = shape
-        settings = CassandraSettings(
-            port=shape.cassandra_port,
-            seed=shape.peer_address_of(1),
-            nodes=shape.nodes,
-            auth=shape.auth,
-            heap_mb=shape.heap_mb,
-            quick=shape.quick,
-            client_offset=shape.client_offset,
-            peer_offset=shape.peer_offset,
-            durable_schema=shape.durable_schema,
-            disk_failure_policy=shape.disk_failure_policy,
-            commitlog_sync=shape.commitlog_sync,
-            sstable_format=shape.sstable_format,
-        )
         self.cassandra = tuple(
-            cassandra_node(
-                name,
-                directory / name,
-                shape.address_of(number),
-                replace(settings, datacenter=shape.datacenter_of(number)),
-            )
-            for number in range(1, shape.nodes + 1)
-            for name in [f"cassandra-{number}"]
+            cassandra_node(f"cassandra-{n}", directory / f"cassandra-{n}", n, shape)
+            for n in range(1, shape.nodes + 1)
         )
-        self.memcached = tuple(
-            memcached_server(name, directory / name, shape.address_of(number), shape.memcached_port)
-            for number in range(1, shape.memcached + 1)
-            for name in [f"memcached-{number}"]
+        self.memcached = self._caches(
+            memcached_server, "memcached", shape.memcached, shape.memcached_port
         )
-        self.redis = tuple(
-            redis_server(name, directory / name, shape.address_of(number), shape.redis_port)
-            for number in range(1, shape.redis + 1)
-            for name in [f"redis-{number}"]
+        self.redis = self._caches(redis_server, "redis", shape.redis, shape.redis_port)
+
+    def _caches(
+        self, server: _CacheServer, kind: str, number: int, port: int
+    ) -> tuple[ServerProcess, ...]:
+        return tuple(
+            server(f"{kind}-{n}", self.directory / f"{kind}-{n}", self.shape.address_of(n), port)
+            for n in range(1, number + 1)
         )
 
     @classmethod
@@ -272,8 +218,7 @@ def make_temporary(directory: Path, shape: Shape) -> Cluster:
     """A cluster like *shape* in *directory*, at addresses that are free."""
     count = max(shape.nodes, shape.memcached, shape.redis)
     ports = (shape.cassandra_port, STORAGE_PORT, shape.memcached_port, shape.redis_port)
-    values = asdict(shape) | {"address": free_address(count, *ports)}
-    return Cluster.create(directory, Shape(**values))
+    return Cluster.create(directory, replace(shape, address=free_address(count, *ports)))
 
 
 def _is_free(address: str, port: int) -> bool:

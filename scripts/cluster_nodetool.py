@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -11,8 +10,8 @@ from typing import Final
 from scripts.cluster_jars import fetch, java
 from scripts.cluster_process import ClusterError, ServerProcess
 from scripts.cluster_servers import MODULE_FLAGS, QUICK_FLAGS
+from scripts.demo_process import HOST, free_ports
 
-_HOST: Final = "127.0.0.1"
 _TIMEOUT_S: Final = 300.0
 
 
@@ -21,8 +20,8 @@ def nodetool(node: ServerProcess, *arguments: str) -> str:
 
     A node has no port for it, so one is opened meanwhile.
     """
-    port = _free_port()
-    opened = f"jmxremote.host={_HOST} jmxremote.authenticate=false jmxremote.ssl=false"
+    (port,) = free_ports(1)
+    opened = f"jmxremote.host={HOST} jmxremote.authenticate=false jmxremote.ssl=false"
     ports = f"jmxremote.port={port} jmxremote.rmi.port={port}"
     _jcmd(node, "ManagementAgent.start", *ports.split(), *opened.split())
     try:
@@ -30,7 +29,7 @@ def nodetool(node: ServerProcess, *arguments: str) -> str:
         # It writes a history to the home directory.
         home = f"-Duser.home={node.log.parent}"
         command = [java(), *QUICK_FLAGS, home, *MODULE_FLAGS, "-cp", f"{fetch()}/*", tool]
-        return _run([*command, "-h", _HOST, "-p", str(port), *arguments])
+        return _run([*command, "-h", HOST, "-p", str(port), *arguments])
     finally:
         _jcmd(node, "ManagementAgent.stop")
 
@@ -53,10 +52,3 @@ def _run(command: list[str]) -> str:
         said = f"{done.stdout}{done.stderr}".strip()[-1_000:]
         raise ClusterError(f"{' '.join(command[-4:])} ended with {done.returncode}: {said}")
     return done.stdout
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,10 +22,29 @@ from typing import Final
 STOP_TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.02
 _LOG_LINES: Final = 15
+_PROBE_TIMEOUT_S: Final = 1.0
 
 
 class ClusterError(Exception):
     """The cluster cannot do it; the message says why and what to do."""
+
+
+def accepts(address: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        socket.create_connection((address, port), timeout=_PROBE_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def run_command(app: Callable[[], object]) -> None:
+    """Run *app*, a command line; exit with 1, and the reason, if the cluster cannot do it."""
+    try:
+        app()
+    except ClusterError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
 
 
 class ServerProcess:

@@ -7,7 +7,6 @@ that only long-lived clusters need, and with delays for a cluster on one machine
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -15,12 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from scripts.cluster_jars import fetch, java
-from scripts.cluster_process import ClusterError, ServerProcess
+from scripts.cluster_process import ClusterError, ServerProcess, accepts
 
 STORAGE_PORT: Final = 7000
 CASSANDRA_START_TIMEOUT_S: Final = 180.0
-MEMCACHED_START_TIMEOUT_S: Final = 20.0
-_PROBE_TIMEOUT_S: Final = 1.0
+CACHE_START_TIMEOUT_S: Final = 20.0
 
 _EXPORTS: Final = (
     *("java.base/jdk.internal.misc", "java.base/jdk.internal.ref", "java.base/sun.nio.ch"),
@@ -69,97 +67,112 @@ _LOGBACK: Final = """\
 
 
 @dataclass(frozen=True, slots=True)
-class CassandraSettings:
-    """How a node is set up; all nodes of a cluster have the same, but for the data center."""
+class CassandraShape:
+    """The nodes of a cluster; node *n* is at *address* + n - 1.
 
-    port: int
-    seed: str
-    nodes: int
-    auth: bool
-    heap_mb: int
-    quick: bool
-    #: Added to a node's address for the address that clients are given.
+    *quick* disables Java's optimizing compiler and its check of classes: a node starts with less
+    than half the work and stays slower. It also gives a node 4 token ranges instead of 16, so that
+    a repair is short, and has nodes notice sooner that another one is dead. Clients connect to a
+    node at its address + *client_offset*, and nodes to each other at *peer_offset*; a proxy can
+    listen there, at the same port. *datacenters* lists the nodes' data centers, separated by
+    commas; the last one is that of all further nodes. Without *durable_schema* a schema change is
+    not flushed to disk, which takes most of its time; a killed node loses the schema. The last
+    three are settings of Cassandra.
+    """
+
+    nodes: int = 1
+    auth: bool = False
+    address: str = "127.0.0.1"
+    cassandra_port: int = 9042
+    heap_mb: int = 512
+    quick: bool = False
     client_offset: int = 0
-    #: Added to a node's address for the address that other nodes are given.
     peer_offset: int = 0
-    datacenter: str = "dc1"
+    datacenters: str = "dc1"
     durable_schema: bool = True
     disk_failure_policy: str = "stop"
     commitlog_sync: str = "periodic"
     sstable_format: str = "big"
 
+    def datacenter_of(self, number: int) -> str:
+        names = self.datacenters.split(",")
+        return names[min(number, len(names)) - 1]
 
-def cassandra_node(
-    name: str, folder: Path, address: str, settings: CassandraSettings
-) -> ServerProcess:
-    """Node *name* at *address*, its configuration, data and log in *folder*."""
+    def address_of(self, number: int) -> str:
+        return str(IPv4Address(self.address) + number - 1)
+
+    def peer_address_of(self, number: int) -> str:
+        """Return the address at which other nodes connect to node *number*."""
+        return str(IPv4Address(self.address_of(number)) + self.peer_offset)
+
+    def told_address_of(self, number: int) -> str:
+        """Return the address at which clients connect to node *number*."""
+        return str(IPv4Address(self.address_of(number)) + self.client_offset)
+
+
+def cassandra_node(name: str, folder: Path, number: int, shape: CassandraShape) -> ServerProcess:
+    """Node *number* of *shape*, its configuration, data and log in *folder*."""
     return ServerProcess(
         name,
         folder,
-        lambda: _cassandra_command(folder, address, settings),
-        lambda: _answers(address, settings.port),
+        lambda: _cassandra_command(folder, number, shape),
+        lambda: accepts(shape.address_of(number), shape.cassandra_port),
         CASSANDRA_START_TIMEOUT_S,
     )
 
 
 def memcached_server(name: str, folder: Path, address: str, port: int) -> ServerProcess:
     """A memcached of 64 MiB, whose content is lost when it ends."""
+    # It does not run as root without -u, and uses the name for nothing else.
+    options = ("-u", "root", "-l", address, "-p", str(port), "-U", "0", "-m", "64")
+    return _cache(name, folder, address, port, ["memcached", *options])
 
-    def command() -> Sequence[str]:
-        if problem := memcached_missing():
+
+def redis_server(name: str, folder: Path, address: str, port: int) -> ServerProcess:
+    """A Redis that keeps nothing on disk."""
+    options = ("--save", "", "--appendonly", "no", "--maxmemory", "64mb")
+    command = ["redis-server", "--bind", address, "--port", str(port), *options]
+    return _cache(name, folder, address, port, command)
+
+
+def _cache(
+    name: str, folder: Path, address: str, port: int, command: Sequence[str]
+) -> ServerProcess:
+    def checked() -> Sequence[str]:
+        if problem := _missing(command[0]):
             raise ClusterError(problem)
-        # It does not run as root without -u, and uses the name for nothing else.
-        return ["memcached", "-u", "root", "-l", address, "-p", str(port), "-U", "0", "-m", "64"]
+        return command
 
     return ServerProcess(
-        name, folder, command, lambda: _answers(address, port), MEMCACHED_START_TIMEOUT_S
+        name, folder, checked, lambda: accepts(address, port), CACHE_START_TIMEOUT_S
     )
 
 
 def memcached_missing() -> str | None:
     """Return what to install before memcached can run; None if it is installed."""
-    if shutil.which("memcached") is None:
-        return "there is no `memcached` (Debian, Ubuntu: apt-get install memcached)"
-    return None
-
-
-def redis_server(name: str, folder: Path, address: str, port: int) -> ServerProcess:
-    """A Redis that keeps nothing on disk."""
-
-    def command() -> Sequence[str]:
-        if problem := redis_missing():
-            raise ClusterError(problem)
-        return [
-            *("redis-server", "--bind", address, "--port", str(port)),
-            *("--save", "", "--appendonly", "no", "--maxmemory", "64mb"),
-        ]
-
-    return ServerProcess(
-        name, folder, command, lambda: _answers(address, port), MEMCACHED_START_TIMEOUT_S
-    )
+    return _missing("memcached")
 
 
 def redis_missing() -> str | None:
     """Return what to install before Redis can run; None if it is installed."""
-    if shutil.which("redis-server") is None:
-        return "there is no `redis-server` (Debian, Ubuntu: apt-get install redis-server)"
+    return _missing("redis-server")
+
+
+def _missing(program: str) -> str | None:
+    if shutil.which(program) is None:
+        return f"there is no `{program}` (Debian, Ubuntu: apt-get install {program})"
     return None
 
 
-def _answers(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=_PROBE_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) -> Sequence[str]:
+def _cassandra_command(folder: Path, number: int, shape: CassandraShape) -> Sequence[str]:
     jars = fetch()
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (
-        ("cassandra.yaml", _yaml(folder, address, settings)),
-        ("cassandra-rackdc.properties", f"dc={settings.datacenter}\nrack=r1\nprefer_local=true\n"),
+        ("cassandra.yaml", _yaml(folder, number, shape)),
+        (
+            "cassandra-rackdc.properties",
+            f"dc={shape.datacenter_of(number)}\nrack=r1\nprefer_local=true\n",
+        ),
         ("logback.xml", _LOGBACK),
     ):
         (folder / name).write_text(text, encoding="utf-8")
@@ -180,16 +193,16 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
         "cassandra.ring_delay_ms": 5000,
         # Retried while other nodes are down: with 0 without a pause.
         "cassandra.superuser_setup_delay_ms": 200,
-        "cassandra.test.flush_local_schema_changes": str(settings.durable_schema).lower(),
+        "cassandra.test.flush_local_schema_changes": str(shape.durable_schema).lower(),
         # Credentials are replicated to every node, so that logins work with a node down.
-        "cassandra.system_auth.default_rf": settings.nodes,
+        "cassandra.system_auth.default_rf": shape.nodes,
     }
     return [
         java(),
-        *(f"-Xms{settings.heap_mb}M", f"-Xmx{settings.heap_mb}M", "-Xss256k"),
+        *(f"-Xms{shape.heap_mb}M", f"-Xmx{shape.heap_mb}M", "-Xss256k"),
         *("-XX:+UseG1GC", "-XX:MaxDirectMemorySize=128M", "-XX:+ExitOnOutOfMemoryError"),
         "-XX:+PerfDisableSharedMem",
-        *(QUICK_FLAGS if settings.quick else []),
+        *(QUICK_FLAGS if shape.quick else []),
         f"-javaagent:{next(jars.glob('jamm-*.jar'))}",
         *(f"-D{name}={value}" for name, value in properties.items()),
         *MODULE_FLAGS,
@@ -197,40 +210,40 @@ def _cassandra_command(folder: Path, address: str, settings: CassandraSettings) 
     ]
 
 
-def _yaml(folder: Path, address: str, settings: CassandraSettings) -> str:
+def _yaml(folder: Path, number: int, shape: CassandraShape) -> str:
     authenticator, authorizer = "AllowAllAuthenticator", "AllowAllAuthorizer"
-    if settings.auth:
+    if shape.auth:
         authenticator, authorizer = "PasswordAuthenticator", "CassandraAuthorizer"
     return f"""\
 cluster_name: counter
-num_tokens: {4 if settings.quick else 16}
+num_tokens: {4 if shape.quick else 16}
 partitioner: org.apache.cassandra.dht.Murmur3Partitioner
 data_file_directories: ["{folder}/data"]
 commitlog_directory: "{folder}/commitlog"
 saved_caches_directory: "{folder}/saved_caches"
 hints_directory: "{folder}/hints"
 cdc_raw_directory: "{folder}/cdc_raw"
-commitlog_sync: {settings.commitlog_sync}
-{_SYNC_PERIODS[settings.commitlog_sync]}
-listen_address: {address}
-broadcast_address: {IPv4Address(address) + settings.peer_offset}
-rpc_address: {address}
-broadcast_rpc_address: {IPv4Address(address) + settings.client_offset}
-native_transport_port: {settings.port}
+commitlog_sync: {shape.commitlog_sync}
+{_SYNC_PERIODS[shape.commitlog_sync]}
+listen_address: {shape.address_of(number)}
+broadcast_address: {shape.peer_address_of(number)}
+rpc_address: {shape.address_of(number)}
+broadcast_rpc_address: {shape.told_address_of(number)}
+native_transport_port: {shape.cassandra_port}
 storage_port: {STORAGE_PORT}
 endpoint_snitch: GossipingPropertyFileSnitch
 seed_provider:
   - class_name: org.apache.cassandra.locator.SimpleSeedProvider
     parameters:
-      - seeds: "{settings.seed}:{STORAGE_PORT}"
+      - seeds: "{shape.peer_address_of(1)}:{STORAGE_PORT}"
 authenticator: {authenticator}
 authorizer: {authorizer}
 role_manager: CassandraRoleManager
-disk_failure_policy: {settings.disk_failure_policy}
+disk_failure_policy: {shape.disk_failure_policy}
 memtable_heap_space: 64MiB
 memtable_offheap_space: 64MiB
 auto_snapshot: false
 auto_bootstrap: false
-phi_convict_threshold: {5 if settings.quick else 8}
-{_SSTABLE_FORMATS[settings.sstable_format]}
+phi_convict_threshold: {5 if shape.quick else 8}
+{_SSTABLE_FORMATS[shape.sstable_format]}
 """

@@ -1,245 +1,333 @@
-"""The demo's clients: they send, time out, hedge and retry, and follow the answers."""
+"""The demo's clients: they send batches late, twice and out of order, and follow the responses."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import count, cycle
 from typing import Any, Final
 
 import httpx
 
-from scripts.demo_batches import ACCEPT_LIMIT_S, Batch, Feed, Known, Outbox, Plan
+from counter.clock import to_rfc3339
+from counter.tokens import TokenGenerator
 
 ADD_PATH: Final = "/v1/namespaces/default/batch/add"
 REQUEST_TIMEOUT_S: Final = 10.0
-RETRY_AFTER_S: Final = 1.0
-SERVER_ERROR: Final = 500
+#: The minimum number of batches, so that faults happen even with few names.
+BATCHES_MIN: Final = 200
+#: Bound of waiting batches; while so many wait, no new ones are made.
+WAITING_MAX: Final = 64
+ACCEPT_LIMIT_S: Final = 5.0
+HEDGE_S_MAX: Final = 0.02
+LATE_S: Final = ACCEPT_LIMIT_S + 1.0
+#: One of so many batches in the first part of the run is late on purpose: a client that follows the
+#: protocol has to wait until it is resolved.
+LATE_EVERY: Final = 250
+LATE_UNTIL: Final = 0.6
+_RETRY_AFTER_S: Final = 1.0
+_JSON: Final = {"Content-Type": "application/json"}
+_POLL_S: Final = 0.02
 
-#: The state of one add: unknown; counted by an earlier send; counted by this one; void.
-UNKNOWN, REPLAYED, FRESH, VOID = 0, 1, 2, 3
-AT_FIRST: Final = {Known.NOTHING: UNKNOWN, Known.APPLIED: FRESH, Known.VOID: VOID}
-
-Answer = dict[str, Any]
-#: An answer per item, or how long to wait after a send whose outcome is unknown.
-Reply = list[Answer] | float
+Result = dict[str, Any]
+#: A result per item, or how long the client waits after a send whose outcome is unknown.
+Reply = list[Result] | float
 
 
 class DemoError(Exception):
-    """The service's answer contradicts the protocol."""
+    """The service's response contradicts the protocol."""
+
+
+class State(IntEnum):
+    """What a client knows of one add."""
+
+    UNKNOWN = 0
+    #: It counts by an earlier send.
+    REPLAYED = 1
+    #: It counts by this send, or is known to count from an earlier response.
+    COUNTED = 2
+    VOID = 3
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults of one batch; None for no fault."""
+
+    #: The network delays it: later batches arrive earlier.
+    delay_s: float | None = None
+    #: The client disconnects this long after sending, without the reply, and waits to retry.
+    give_up_s: float | None = None
+    retry_s: float = 0.0
+    #: The same batch is sent on a second connection, this long after the first.
+    hedge_s: float | None = None
+    #: The same batch is sent again, this long after its response.
+    duplicate_s: float | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Adds that are sent together: each one's name and JSON, the same in every attempt."""
+
+    names: Sequence[str]
+    items: Sequence[str]
+    faults: Faults
+    #: What is known of all its adds before it is sent.
+    known: State = State.UNKNOWN
+
+    def pick(self, positions: Sequence[int], faults: Faults, known: State = State.UNKNOWN) -> Batch:
+        """Return a batch of some of these adds, their tokens unchanged."""
+        names = [self.names[position] for position in positions]
+        items = [self.items[position] for position in positions]
+        return Batch(names, items, faults, known)
+
+
+def draw_faults(number: int, batches: int, *, hedge: bool) -> Faults:
+    """Draw the faults of batch *number*: at least every fourth is hedged or duplicated, and all are
+    hedged with *hedge*."""
+    faults = Faults(retry_s=random.uniform(0.0, 0.5))
+    if number % 4 == 0 or random.random() < 0.05:
+        if random.random() < 0.5:
+            faults.hedge_s = random.uniform(0.0, HEDGE_S_MAX)
+        else:
+            faults.duplicate_s = random.uniform(0.0, 3.0)
+    if hedge:
+        faults.hedge_s = random.uniform(0.0, HEDGE_S_MAX)
+    if random.random() < 0.15:
+        faults.delay_s = random.uniform(0.05, 3.0)
+    if random.random() < 0.08:
+        faults.give_up_s = random.uniform(0.0, 0.1)
+    if number % LATE_EVERY == LATE_EVERY // 3 and number < LATE_UNTIL * batches:
+        if random.random() < 0.5:
+            # Never arrived in time: to be voided.
+            faults.delay_s, faults.give_up_s = LATE_S, None
+        else:
+            # Arrived, but the response is lost: to be found.
+            faults.give_up_s, faults.retry_s = 0.5, LATE_S
+    return faults
+
+
+class Outbox:
+    """Gives the clients what to send next: what is due to be sent again, else a new batch.
+
+    A token is made for each occurrence when its batch is made. While WAITING_MAX batches wait, or a
+    tenth of all, nothing new is made.
+    """
+
+    def __init__(self, occurrences: Sequence[str], batch_items: int, *, hedge_all: bool) -> None:
+        self._occurrences = occurrences
+        self._hedge_all = hedge_all
+        self._size = max(1, min(batch_items, len(occurrences) // BATCHES_MIN))
+        self._starts = list(range(0, len(occurrences), self._size))
+        random.shuffle(self._starts)
+        self._next_token = TokenGenerator().next
+        self._new = self._batches()
+        self._waiting: list[tuple[float, int, Batch]] = []
+        self._ticket = count()
+        self._in_hand = 0
+        self.batches = len(self._starts)
+        self.adds = len(occurrences)
+        #: The time of the newest token.
+        self.latest_us = 0
+
+    def make(self, names: Sequence[str], faults: Faults) -> Batch:
+        """Make a batch of adds with new tokens."""
+        return Batch(names, [self._item(name) for name in names], faults)
+
+    def push(self, batch: Batch, delay_s: float) -> None:
+        """Hand the batch out, but not before *delay_s* have passed."""
+        due_s = time.monotonic() + delay_s
+        heapq.heappush(self._waiting, (due_s, next(self._ticket), batch))
+
+    async def take(self) -> Batch | None:
+        """The next batch; None when all are done. Each one taken must be released."""
+        while True:
+            due_in_s = self._waiting[0][0] - time.monotonic() if self._waiting else _POLL_S
+            if self._waiting and due_in_s <= 0:
+                self._in_hand += 1
+                return heapq.heappop(self._waiting)[2]
+            has_room = len(self._waiting) < max(1, min(WAITING_MAX, self.batches // 10))
+            if has_room and (batch := next(self._new, None)) is not None:
+                self.push(batch, batch.faults.delay_s or 0.0)
+            elif not self._waiting and not self._in_hand:
+                return None
+            else:
+                await asyncio.sleep(min(due_in_s, _POLL_S))
+
+    def release(self) -> None:
+        """Finish a batch; a rest of it must have been pushed again."""
+        self._in_hand -= 1
+
+    def _batches(self) -> Iterator[Batch]:
+        for number, start in enumerate(self._starts):
+            names = self._occurrences[start : start + self._size]
+            yield self.make(names, draw_faults(number, self.batches, hedge=self._hedge_all))
+
+    def _item(self, name: str) -> str:
+        nonce, self.latest_us = self._next_token()
+        token = {"token": nonce.hex(), "generation_time": to_rfc3339(self.latest_us)}
+        return json.dumps({"counter": name, "delta": 1, "idempotency_token": token})
 
 
 @dataclass(slots=True)
 class Tally:
-    """Totals of requests and adds, and how often each name's adds were sent."""
+    """What happened, by its name in the report, and how often each name's adds were sent."""
 
-    requests: int = 0
-    duplicates: int = 0
-    hedges: int = 0
-    timeouts: int = 0
-    lost: int = 0
-    refused: int = 0
-    unavailable: int = 0
+    events: Counter[str] = field(default_factory=Counter)
     adds_done: int = 0
-    adds_pending: int = 0
-    adds_untold: int = 0
-    adds_late: int = 0
-    adds_voided: int = 0
-    contradictions: int = 0
-    first_contradiction: str = ""
+    contradictions: list[str] = field(default_factory=list)
     sent: Counter[str] = field(default_factory=Counter)
     collapsed: Counter[str] = field(default_factory=Counter)
-
-    def contradict(self, text: str) -> None:
-        """Record an answer that contradicts an earlier one."""
-        self.contradictions += 1
-        self.first_contradiction = self.first_contradiction or text
 
 
 class Client:
     """One of several clients that empty the outbox, each with its own connections."""
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        feed: Feed,
-        outbox: Outbox,
-        tally: Tally,
-        progress: Callable[[int], None],
+        self, urls: Sequence[str], outbox: Outbox, tally: Tally, progress: Callable[[], None]
     ) -> None:
-        self._urls = [url + ADD_PATH for url in urls]
+        # A hedge goes to another process than what it hedges.
+        self._urls = cycle(url + ADD_PATH for url in random.sample(urls, len(urls)))
         self._http = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False)
-        self._feed = feed
         self._outbox = outbox
         self._tally = tally
+        self._events = tally.events
         self._progress = progress
-        self._jitter = random.Random()
 
     async def run(self) -> None:
-        """Send until nothing is left. Raises DemoError at an answer that cannot be followed."""
+        """Send until nothing is left. Raises DemoError at a response that cannot be followed."""
         async with self._http:
             while (batch := await self._outbox.take()) is not None:
                 await self._deal_with(batch)
                 self._outbox.release()
 
     async def _deal_with(self, batch: Batch) -> None:
-        plan = batch.plan
-        if plan.give_up_s is not None:
-            await self._give_up(batch, plan.give_up_s)
-            batch.plan = replace(plan, give_up_s=None)
-            self._outbox.push(batch, plan.retry_s)
+        faults = batch.faults
+        if faults.give_up_s is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(faults.give_up_s):
+                    await self._send(batch)
+            self._events["client time-outs injected"] += 1
+            faults.give_up_s = None
+            self._outbox.push(batch, faults.retry_s)
             return
-        replies = [self._send(batch)]
-        if plan.hedge_s is not None:
-            self._tally.hedges += 1
-            batch.plan = replace(plan, hedge_s=None)
-            replies.append(self._send(batch, plan.hedge_s))
-        age_s = time.monotonic() - batch.made_s
-        busy_s = self._settle(batch, await asyncio.gather(*replies), age_s)
-        # A client that has to wait starts nothing else meanwhile.
+        sends = [self._send(batch)]
+        if faults.hedge_s is not None:
+            self._events["hedges sent"] += 1
+            sends.append(self._send(batch, faults.hedge_s))
+            faults.hedge_s = None
+        replies = await asyncio.gather(*sends)
+        busy_s = max((reply for reply in replies if isinstance(reply, float)), default=0.0)
+        self._settle(batch, [reply for reply in replies if isinstance(reply, list)], busy_s)
+        # A client whose service is busy starts nothing else.
         await asyncio.sleep(busy_s)
-
-    async def _give_up(self, batch: Batch, after_s: float) -> None:
-        """Send, and disconnect after a time without reading the reply."""
-        try:
-            async with (
-                asyncio.timeout(after_s),
-                self._http.stream("POST", self._url(batch), **_body(batch)),
-            ):
-                pass
-        except TimeoutError:
-            pass
-        except httpx.TransportError as error:
-            self._note_failure(batch, error)
-            return
-        self._note_sent(batch)
-        self._tally.timeouts += 1
-
-    def _url(self, batch: Batch) -> str:
-        """Where the next send of *batch* goes: never twice in a row to the same of several."""
-        return self._urls[batch.take_turn() % len(self._urls)]
 
     async def _send(self, batch: Batch, delay_s: float = 0.0) -> Reply:
         await asyncio.sleep(delay_s)
+        self._events["batch requests sent"] += 1
+        self._tally.sent.update(batch.names)
+        body = '{"items":[' + ",".join(batch.items) + "]}"
         try:
-            response = await self._http.post(self._url(batch), **_body(batch))
-        except httpx.TransportError as error:
-            self._note_failure(batch, error)
-            # Here, so that a client starts nothing new while the service is down.
-            await asyncio.sleep(self._jitter.uniform(0.1, 0.3))
-            return 0.0
-        self._note_sent(batch)
+            response = await self._http.post(next(self._urls), content=body, headers=_JSON)
+        except httpx.ConnectError:
+            self._events["connections refused"] += 1
+            self._events["batch requests sent"] -= 1
+            self._tally.sent.subtract(batch.names)
+            return random.uniform(0.1, 0.3)
+        except httpx.TransportError:
+            self._events["replies lost to a kill"] += 1
+            return random.uniform(0.1, 0.3)
         if response.status_code != httpx.codes.OK:
-            self._tally.unavailable += 1
+            self._events["batches refused for a while (503)"] += 1
             return retry_after(read_problem(response))
-        results: list[Answer] = response.json()["results"]
+        results: list[Result] = response.json()["results"]
         if len(results) != len(batch.names):
             raise DemoError(f"{len(results)} results for {len(batch.names)} items")
         return results
 
-    def _note_sent(self, batch: Batch) -> None:
-        self._tally.requests += 1
-        self._tally.sent.update(batch.names)
-
-    def _note_failure(self, batch: Batch, error: httpx.TransportError) -> None:
-        if isinstance(error, httpx.ConnectError):
-            self._tally.refused += 1
-        else:
-            self._note_sent(batch)
-            self._tally.lost += 1
-
-    def _settle(self, batch: Batch, replies: Sequence[Reply], age_s: float) -> float:
-        """Process the answers, push what is left, and return how long the service is busy."""
-        states = bytearray([AT_FIRST[batch.known]]) * len(batch.names)
-        busy_s = max((reply for reply in replies if isinstance(reply, float)), default=0.0)
-        pending_s = 0.0
-        answered = [reply for reply in replies if isinstance(reply, list)]
-        for reply in answered:
-            for position, answer in enumerate(reply):
-                wait_s = self._take_in(batch, position, answer, states)
-                if answer.get("code") == "token_pending":
-                    pending_s = max(pending_s, wait_s)
-                else:
-                    busy_s = max(busy_s, wait_s)
-        wait_s = max(busy_s, pending_s)
-        if answered and age_s > ACCEPT_LIMIT_S:
-            self._tally.adds_late += len(states) - states.count(UNKNOWN)
-        if batch.known is Known.NOTHING:
+    def _settle(self, batch: Batch, responses: Sequence[list[Result]], wait_s: float) -> None:
+        """Process the results of each response, and push what is left."""
+        states = [batch.known] * len(batch.names)
+        for results in responses:
+            for position, result in enumerate(results):
+                wait_s = max(wait_s, self._judge(batch, position, result, states))
+        if batch.known is State.UNKNOWN:
             self._follow_up(batch, states, wait_s)
-        elif not answered:
+        elif not responses:
             self._outbox.push(batch, wait_s)
-        return busy_s if UNKNOWN in states else 0.0
 
-    def _take_in(self, batch: Batch, position: int, answer: Answer, states: bytearray) -> float:
-        """Record one answer in *states*, and return how long it asks to wait."""
+    def _judge(self, batch: Batch, position: int, result: Result, states: list[State]) -> float:
+        """Record one result in *states*, and return how long it asks to wait."""
         state = states[position]
-        if "code" not in answer:
-            # None if the service does not report it: then it is the first, unless known otherwise.
-            replayed = answer["replayed"]
-            if replayed or (replayed is None and state == FRESH):
-                self._tally.collapsed[answer["counter"]] += 1
-            states[position] = (state or REPLAYED) if replayed else FRESH
-            is_wrong = state == VOID or (replayed is False and state == FRESH)
-            is_wrong = is_wrong or answer["counter"] != batch.names[position]
-        elif answer["applied"] is None and answer["retry"] == "same_token":
-            is_pending = answer["code"] == "token_pending"
-            self._tally.adds_pending += is_pending
-            self._tally.adds_untold += not is_pending
-            return retry_after(answer)
-        elif answer["applied"] is False and answer["retry"] == "new_token":
-            states[position] = VOID
-            is_wrong = state in (REPLAYED, FRESH)
+        if "code" not in result:
+            # None if the service cannot know: then it is the first, unless known otherwise.
+            replayed = result["replayed"]
+            if replayed or (replayed is None and state is State.COUNTED):
+                self._tally.collapsed[result["counter"]] += 1
+            states[position] = (state or State.REPLAYED) if replayed else State.COUNTED
+            is_wrong = state is State.VOID or (replayed is False and state is State.COUNTED)
+            is_wrong = is_wrong or result["counter"] != batch.names[position]
+        elif result["applied"] is None and result["retry"] == "same_token":
+            is_pending = result["code"] == "token_pending"
+            what = "had to wait (token_pending)" if is_pending else "with an unknown outcome"
+            self._events[f"adds {what}"] += 1
+            return retry_after(result)
+        elif result["applied"] is False and result["retry"] == "new_token":
+            states[position] = State.VOID
+            is_wrong = state in (State.REPLAYED, State.COUNTED)
         else:
-            raise DemoError(f"{batch.items[position]} was answered with {answer}")
+            raise DemoError(f"{batch.items[position]} was answered with {result}")
         if is_wrong:
-            self._tally.contradict(f"{batch.items[position]} ({batch.known.value}): {answer}")
+            self._tally.contradictions.append(
+                f"{batch.items[position]}, known as {batch.known.name}: {result}"
+            )
         return 0.0
 
-    def _follow_up(self, batch: Batch, states: bytearray, wait_s: float) -> None:
-        """Retry adds without a definite answer, and voided ones under a new token."""
-        applied = [position for position, state in enumerate(states) if state in (REPLAYED, FRESH)]
-        self._tally.adds_done += len(applied)
-        self._progress(len(applied))
-        left = Plan(duplicate_s=batch.plan.duplicate_s)
-        if applied and left.duplicate_s is not None:
-            self._tally.duplicates += 1
-            self._outbox.push(batch.pick(applied, Plan(), Known.APPLIED), left.duplicate_s)
-            left = Plan()
-        if len(applied) == len(states):
-            return
-        if unknown := [position for position, state in enumerate(states) if state == UNKNOWN]:
+    def _follow_up(self, batch: Batch, states: Sequence[State], wait_s: float) -> None:
+        """Retry adds without a definite result, and voided ones under a new token."""
+        unknown, void, counted = (
+            [position for position, state in enumerate(states) if state in wanted]
+            for wanted in ((State.UNKNOWN,), (State.VOID,), (State.REPLAYED, State.COUNTED))
+        )
+        self._tally.adds_done += len(counted)
+        self._progress()
+        left = Faults(duplicate_s=batch.faults.duplicate_s)
+        if counted and left.duplicate_s is not None:
+            self._events["duplicates sent"] += 1
+            self._outbox.push(batch.pick(counted, Faults(), State.COUNTED), left.duplicate_s)
+            left = Faults()
+        if unknown:
             self._outbox.push(batch.pick(unknown, left), wait_s)
-        if void := [position for position, state in enumerate(states) if state == VOID]:
-            self._tally.adds_voided += len(void)
+        if void:
+            self._events["new tokens after a void"] += len(void)
             names = [batch.names[position] for position in void]
-            self._outbox.push(self._feed.make(names, Plan() if unknown else left, batch.turn), 0.0)
-            # A definite answer must stay true: the voided tokens are sent again.
-            self._outbox.push(batch.pick(void, Plan(), Known.VOID), RETRY_AFTER_S)
+            self._outbox.push(self._outbox.make(names, Faults() if unknown else left), 0.0)
+            # A definite result must stay true: the voided tokens are sent again.
+            self._outbox.push(batch.pick(void, Faults(), State.VOID), _RETRY_AFTER_S)
 
 
-def _body(batch: Batch) -> dict[str, Any]:
-    body = '{"items":[' + ",".join(batch.items) + "]}"
-    return {"content": body.encode(), "headers": {"Content-Type": "application/json"}}
-
-
-def retry_after(problem: Answer) -> float:
+def retry_after(problem: Result) -> float:
     """The seconds that a problem asks to wait before the same token is sent again."""
-    return float(problem.get("retry_after", RETRY_AFTER_S))
+    return float(problem.get("retry_after", _RETRY_AFTER_S))
 
 
-def read_problem(response: httpx.Response) -> Answer:
+def read_problem(response: httpx.Response) -> Result:
     """Return the problem of a rejected request if it can be retried.
 
     Raises DemoError otherwise.
     """
     try:
-        problem: Answer = response.json()
+        problem: Result = response.json()
     except ValueError:
         problem = {}
-    if response.status_code < SERVER_ERROR and problem.get("retry") != "same_token":
+    if not response.is_server_error and problem.get("retry") != "same_token":
         raise DemoError(f"HTTP {response.status_code}: {response.text[:1_000]}")
     if "Retry-After" in response.headers:
         problem["retry_after"] = response.headers["Retry-After"]

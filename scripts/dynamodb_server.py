@@ -7,13 +7,12 @@ server.stop()
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from scripts.cluster_jars import DYNAMODB, java
-from scripts.cluster_process import ServerProcess
+from scripts.cluster_process import ServerProcess, accepts
 from scripts.demo_process import HOST, free_ports
 
 START_TIMEOUT_S: Final = 60.0
@@ -24,8 +23,10 @@ class DynamodbServer(ServerProcess):
     """One engine, whose tables are in memory: they are gone when it ends."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("DynamoDB", folder, self._server, self._accepts, START_TIMEOUT_S)
         (self.port,) = free_ports(1)
+        super().__init__(
+            *("DynamoDB", folder, self._server, lambda: accepts(HOST, self.port)), START_TIMEOUT_S
+        )
 
     @property
     def endpoint(self) -> str:
@@ -39,10 +40,3 @@ class DynamodbServer(ServerProcess):
             *(str(_PROGRAM), HOST, "-inMemory", "-sharedDb", "-disableTelemetry"),
             *("-port", str(self.port)),
         )
-
-    def _accepts(self) -> bool:
-        try:
-            socket.create_connection((HOST, self.port), timeout=1).close()
-        except OSError:
-            return False
-        return True

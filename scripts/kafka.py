@@ -6,16 +6,15 @@ are in ``.cluster/kafka``.
 
 from __future__ import annotations
 
-import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from scripts.cluster_jars import ROOT, Jars, java
-from scripts.cluster_process import ClusterError, ServerProcess
+from scripts.cluster_process import ServerProcess, accepts, run_command
+from scripts.demo_process import HOST
 
 KAFKA: Final = "4.1.1"
 JARS: Final = Jars(
@@ -31,12 +30,10 @@ JARS: Final = Jars(
     kept_in=f"kafka-jars-{KAFKA}",
 )
 DIRECTORY: Final = ROOT / ".cluster" / "kafka"
-_HOST: Final = "127.0.0.1"
 _START_TIMEOUT_S: Final = 60.0
 #: What names the (one-broker) cluster and its disk; any 16 bytes in base64 do.
 _CLUSTER_ID: Final = "Y291bnRlci10dXRvcmlhbA"
 
-Directory = Annotated[Path, Parameter(help="Where the broker keeps everything.")]
 app = App(
     name="scripts/kafka",
     help="Runs one real Kafka broker on loopback. It outlives the command.",
@@ -48,12 +45,13 @@ app = App(
 def broker(folder: Path, port: int) -> ServerProcess:
     """A broker at *port* that is its own controller, at the port after it."""
     return ServerProcess(
-        "kafka", folder, lambda: _command(folder, port), lambda: _answers(port), _START_TIMEOUT_S
+        *("kafka", folder, lambda: _command(folder, port), lambda: accepts(HOST, port)),
+        _START_TIMEOUT_S,
     )
 
 
 @app.command
-def start(*, port: int = 9092, directory: Directory = DIRECTORY) -> None:
+def start(*, port: int = 9092) -> None:
     """Start the broker; a stopped one keeps its data.
 
     Parameters
@@ -61,22 +59,14 @@ def start(*, port: int = 9092, directory: Directory = DIRECTORY) -> None:
     port
         Where it listens; the port after it is its controller's.
     """
-    started = broker(directory, port).start()
-    print(f"Kafka {KAFKA} {'listens' if started else 'was running already'} on {_HOST}:{port}")
+    started = broker(DIRECTORY, port).start()
+    print(f"Kafka {KAFKA} {'listens' if started else 'was running already'} on {HOST}:{port}")
 
 
 @app.command
-def stop(*, directory: Directory = DIRECTORY) -> None:
+def stop() -> None:
     """Stop the broker and keep its data."""
-    print("stopped" if broker(directory, 0).stop() else "it was not running")
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection((_HOST, port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
+    print("stopped" if broker(DIRECTORY, 0).stop() else "it was not running")
 
 
 def _command(folder: Path, port: int) -> Sequence[str]:
@@ -102,9 +92,9 @@ def _properties(data: Path, port: int) -> str:
     return f"""\
 process.roles=broker,controller
 node.id=1
-controller.quorum.voters=1@{_HOST}:{port + 1}
-listeners=PLAINTEXT://{_HOST}:{port},CONTROLLER://{_HOST}:{port + 1}
-advertised.listeners=PLAINTEXT://{_HOST}:{port}
+controller.quorum.voters=1@{HOST}:{port + 1}
+listeners=PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{port + 1}
+advertised.listeners=PLAINTEXT://{HOST}:{port}
 controller.listener.names=CONTROLLER
 log.dirs={data}
 offsets.topic.num.partitions=1
@@ -120,8 +110,4 @@ group.min.session.timeout.ms=1000
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except ClusterError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+    run_command(app)
