@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from counter import limits
+from counter.clock import SystemClock
 from counter.errors import StartupError
 
 if TYPE_CHECKING:
@@ -41,30 +42,31 @@ class StoreDefaults:
 
 
 class StoreKind(Protocol[_S_contra]):
-    """What the program needs to know about one kind of store."""
+    """What the program needs to know about one kind of store. A kind may inherit from it, and then
+    changes what differs."""
 
     name: str
     #: One process opens the store, so it serves, rolls up and audits alone.
-    serves_alone: bool
+    serves_alone: bool = False
     #: A comparison costs several round trips, and guards of tokens are in the cache alone.
-    compares_slowly: bool
+    compares_slowly: bool = False
     #: The setting that names the server, which only this kind has; "" if there is none.
-    address: str
+    address: str = ""
     #: What backs it up; "" if it is ``counter backup``.
-    backed_up_by: str
-    defaults: StoreDefaults
+    backed_up_by: str = ""
+    defaults: StoreDefaults = StoreDefaults()
 
     def problems(self, settings: _S_contra) -> Iterator[str]:
         """Return what is wrong with the settings that only this kind uses."""
-        ...
+        yield from ()
 
     def warnings(self, settings: _S_contra) -> Iterator[str]:
         """Return warnings about such settings that are allowed and often a mistake."""
-        ...
+        yield from ()
 
     def clock(self) -> Clock:
         """Return the clock of a process: the machine's, or one that follows the store's."""
-        ...
+        return SystemClock()
 
     def open(self, settings: _S_contra, clock: Clock, *, to_audit: bool = False) -> Store:
         """Return the store, not yet open. Raises StartupError if its driver is missing.
@@ -96,7 +98,7 @@ class StoreKind(Protocol[_S_contra]):
     async def describe(self, settings: _S_contra) -> tuple[str, Sequence[str]]:
         """Return the server's settings that the promise depends on, "" if there are none, and
         warnings about them. Raises StartupError if the promise cannot be kept there."""
-        ...
+        return "", ()
 
     def check(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Finding]:
         """Check the store and its clock for ``counter doctor``, without changing anything."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from counter.clock import StoreClock, SystemClock
 from counter.config.findings import Finding, ok, wrong
-from counter.config.store_kinds import StoreDefaults
+from counter.config.store_kinds import StoreKind
 from counter.core.clock_guard import ClockGuard, checked_now_us, guard_of
 from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
@@ -22,34 +21,19 @@ if TYPE_CHECKING:
     from counter.ports import Clock, KeyStore, Store
 
 
-class ServerKind(ABC):
-    """The base of such a :class:`counter.config.store_kinds.StoreKind`."""
+class ServerKind(StoreKind["Settings"]):
+    """The base of such a kind."""
 
-    name: str
     #: What people call the server, and the module of its driver, which has an extra of *name*.
     title: str
     driver: str
     #: What to do if it cannot be opened, and where to look if it fails.
     start: str
     look: str
-    backed_up_by: str
-    defaults: StoreDefaults
-    address = ""
-    serves_alone = False
-    compares_slowly = False
     #: Processes follow the server's clock, and do not compare theirs with it.
-    leads_clocks = False
-
-    def problems(self, settings: Settings) -> Iterator[str]:
-        """See :meth:`StoreKind.problems`."""
-        yield from ()
-
-    def warnings(self, settings: Settings) -> Iterator[str]:
-        """See :meth:`StoreKind.warnings`."""
-        yield from ()
+    leads_clocks: bool = False
 
     def clock(self) -> Clock:
-        """See :meth:`StoreKind.clock`."""
         return StoreClock() if self.leads_clocks else SystemClock()
 
     def require_driver(self) -> None:
@@ -62,15 +46,10 @@ class ServerKind(ABC):
                 f" install it with pip install '.[{self.name}]' in its checkout"
             ) from error
 
-    @abstractmethod
-    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
-        """See :meth:`StoreKind.open`."""
-
     @asynccontextmanager
     async def opened_keys(
         self, settings: Settings, clock: Clock
     ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
-        """See :meth:`StoreKind.opened_keys`."""
         store = self.open(settings, clock)
         await StartupRetry(settings.start_timeout).run(store.open)
         try:
@@ -78,14 +57,9 @@ class ServerKind(ABC):
         finally:
             await store.close()
 
-    @abstractmethod
-    async def apply_schema(self, settings: Settings) -> Sequence[str]:
-        """See :meth:`StoreKind.apply_schema`."""
-
     async def begin_new_life(
         self, settings: Settings, act: AbstractAsyncContextManager[Any]
     ) -> str:
-        """See :meth:`StoreKind.begin_new_life`."""
         clock = self.clock()
         store: Any = self.open(settings, clock)
         await StartupRetry(settings.start_timeout).run(store.open)
@@ -99,12 +73,7 @@ class ServerKind(ABC):
             await store.close()
         return "start a worker, and run counter audit --all --repair"
 
-    async def describe(self, settings: Settings) -> tuple[str, Sequence[str]]:
-        """See :meth:`StoreKind.describe`."""
-        return "", ()
-
     async def check(self, settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
-        """See :meth:`StoreKind.check`."""
         try:
             store = self.open(settings, clock)
             await StartupRetry(settings.start_timeout).run(store.open)

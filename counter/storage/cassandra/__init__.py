@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CassandraKind(ServerKind):
-    """:class:`counter.config.store_kinds.StoreKind` of Cassandra."""
+    """The kind of store of Cassandra."""
 
     name, title, driver = "cassandra", "Cassandra", "cassandra.cluster"
     start = "set --contact-points right, start Cassandra"
@@ -40,7 +40,6 @@ class CassandraKind(ServerKind):
     )
 
     def problems(self, settings: Settings) -> Iterator[str]:
-        """See :meth:`StoreKind.problems`."""
         if not settings.contact_points:
             yield (
                 "store is cassandra and contact_points is empty:"
@@ -53,7 +52,6 @@ class CassandraKind(ServerKind):
                 yield gap
 
     def warnings(self, settings: Settings) -> Iterator[str]:
-        """See :meth:`StoreKind.warnings`."""
         for name, placement in settings.placements().items():
             if max(copies for _, copies in placement.replication) == 1:
                 yield (
@@ -62,7 +60,6 @@ class CassandraKind(ServerKind):
                 )
 
     def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
-        """See :meth:`StoreKind.open`."""
         self.require_driver()
         from counter.storage.cassandra.options import options_of
         from counter.storage.cassandra.store import CassandraStore
@@ -73,7 +70,6 @@ class CassandraKind(ServerKind):
     async def opened_keys(
         self, settings: Settings, clock: Clock
     ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
-        """See :meth:`StoreKind.opened_keys`."""
         self.require_driver()
         from counter.storage.cassandra.options import options_of
         from counter.storage.cassandra.store import KeysAlone
@@ -86,7 +82,6 @@ class CassandraKind(ServerKind):
             await alone.close()
 
     async def apply_schema(self, settings: Settings) -> Sequence[str]:
-        """See :meth:`StoreKind.apply_schema`."""
         self.require_driver()
         from counter.storage.cassandra.schema import apply_schema
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DynamodbKind(ServerKind):
-    """:class:`counter.config.store_kinds.StoreKind` of DynamoDB."""
+    """The kind of store of DynamoDB."""
 
     name, title, driver = "dynamodb", "DynamoDB", "aiobotocore"
     start = "set the region and the credentials right"
@@ -36,7 +36,6 @@ class DynamodbKind(ServerKind):
     )
 
     def problems(self, settings: Settings) -> Iterator[str]:
-        """See :meth:`StoreKind.problems`."""
         for each in settings.datasets():
             if each.clock_skew_max_us < SECOND:
                 yield (
@@ -46,7 +45,6 @@ class DynamodbKind(ServerKind):
                 )
 
     def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
-        """See :meth:`StoreKind.open`."""
         self.require_driver()
         from counter.storage.dynamodb.schema import dynamodb_options
         from counter.storage.dynamodb.store import DynamodbStore
@@ -54,7 +52,6 @@ class DynamodbKind(ServerKind):
         return DynamodbStore(dynamodb_options(settings), clock)
 
     async def apply_schema(self, settings: Settings) -> Sequence[str]:
-        """See :meth:`StoreKind.apply_schema`."""
         self.require_driver()
         from counter.storage.dynamodb.schema import apply_for
 

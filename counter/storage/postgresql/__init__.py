@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from counter.config.store_kinds import StoreDefaults
 from counter.storage.server_kind import ServerKind
 
 if TYPE_CHECKING:
@@ -19,15 +18,13 @@ if TYPE_CHECKING:
 
 
 class PostgresqlKind(ServerKind):
-    """:class:`counter.config.store_kinds.StoreKind` of PostgreSQL."""
+    """The kind of store of PostgreSQL."""
 
     name, title, driver = "postgresql", "PostgreSQL", "asyncpg"
     start, look = "set dsn right, start PostgreSQL", "look at PostgreSQL's log"
     address, backed_up_by, leads_clocks = "dsn", "pg_dump", True
-    defaults = StoreDefaults()
 
     def problems(self, settings: Settings) -> Iterator[str]:
-        """See :meth:`StoreKind.problems`."""
         if settings.dsn is None:
             yield (
                 "store is postgresql and dsn is missing: set COUNTER_DSN to"
@@ -35,7 +32,6 @@ class PostgresqlKind(ServerKind):
             )
 
     def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
-        """See :meth:`StoreKind.open`."""
         self.require_driver()
         from counter.storage.postgresql.database import postgresql_options
         from counter.storage.postgresql.store import PostgresqlStore
@@ -43,7 +39,6 @@ class PostgresqlKind(ServerKind):
         return PostgresqlStore(postgresql_options(settings), clock)
 
     async def apply_schema(self, settings: Settings) -> Sequence[str]:
-        """See :meth:`StoreKind.apply_schema`."""
         self.require_driver()
         from counter.storage.postgresql.schema import apply_for
 
@@ -52,7 +47,6 @@ class PostgresqlKind(ServerKind):
     async def begin_new_life(
         self, settings: Settings, act: AbstractAsyncContextManager[Any]
     ) -> str:
-        """See :meth:`StoreKind.begin_new_life`."""
         self.require_driver()
         from counter.storage.postgresql.schema import begin_new_life
 
@@ -62,7 +56,6 @@ class PostgresqlKind(ServerKind):
         return "and run counter audit --all"
 
     async def describe(self, settings: Settings) -> tuple[str, Sequence[str]]:
-        """See :meth:`StoreKind.describe`."""
         self.require_driver()
         from counter.storage.postgresql.server import ask
 

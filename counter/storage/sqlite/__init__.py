@@ -11,8 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counter.clock import SystemClock
-from counter.config.store_kinds import StoreDefaults
+from counter.config.store_kinds import StoreKind
 from counter.errors import StartupError
 from counter.limits import WAL_BYTES_MAX
 from counter.ports import Capabilities, Clock
@@ -64,34 +63,20 @@ class SqliteStore:
         await self.database.open(self.control.load)
 
 
-class SqliteKind:
-    """:class:`counter.config.store_kinds.StoreKind` of SQLite."""
+class SqliteKind(StoreKind["Settings"]):
+    """The kind of store of SQLite."""
 
     name = "sqlite"
     serves_alone = True
-    compares_slowly = False
-    address = ""
-    backed_up_by = ""
-    defaults = StoreDefaults()
 
     def problems(self, settings: Settings) -> Iterator[str]:
-        """See :meth:`StoreKind.problems`."""
         if settings.workers > 1:
             yield (
                 f"workers is {settings.workers} and store is sqlite, whose data directory only one"
                 " process can use: use --workers 1, or --store cassandra, postgresql or dynamodb"
             )
 
-    def warnings(self, settings: Settings) -> Iterator[str]:
-        """See :meth:`StoreKind.warnings`."""
-        yield from ()
-
-    def clock(self) -> Clock:
-        """See :meth:`StoreKind.clock`."""
-        return SystemClock()
-
     def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> SqliteStore:
-        """See :meth:`StoreKind.open`."""
         if to_audit and not (settings.data / DATABASE).exists():
             raise StartupError(
                 f"{settings.data} holds no counters: give the data directory of `counter serve`"
@@ -108,25 +93,17 @@ class SqliteKind:
     async def opened_keys(
         self, settings: Settings, clock: Clock
     ) -> AsyncIterator[tuple[SqliteKeys, None]]:
-        """See :meth:`StoreKind.opened_keys`."""
         yield SqliteKeys(settings.data), None
 
     async def apply_schema(self, settings: Settings) -> Sequence[str]:
-        """See :meth:`StoreKind.apply_schema`."""
         return [f"SQLite needs no schema to be applied: {settings.data} is made at the start"]
 
     async def begin_new_life(
         self, settings: Settings, act: AbstractAsyncContextManager[Any]
     ) -> str:
-        """See :meth:`StoreKind.begin_new_life`."""
         raise StartupError("store is sqlite: `counter restore` does all that is needed there")
 
-    async def describe(self, settings: Settings) -> tuple[str, Sequence[str]]:
-        """See :meth:`StoreKind.describe`."""
-        return "", ()
-
     async def check(self, settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
-        """See :meth:`StoreKind.check`."""
         from counter.storage.sqlite.check import check_directory, check_disk
 
         for each in (*check_directory(settings, clock), *check_disk(settings.data)):
