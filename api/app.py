@@ -32,10 +32,12 @@ from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
 from api.telemetry.metrics import Metrics, RequestMetrics
 from api.telemetry.request_log import RequestLog
+from counter.config.namespace_rules import check_settings, fitted
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, guard_of
 from counter.core.event_rules import check_rules
 from counter.core.service import CounterService
+from counter.core.upkeep import keep_comparing, keep_reading
 from counter.durations import format_duration
 from counter.errors import InvalidBodyError, PreconditionFailedError
 from counter.limits import SECOND
@@ -107,10 +109,10 @@ class Application:
             stop = asyncio.Event()
             tasks = [
                 asyncio.create_task(self.keys.run(stop)),
-                asyncio.create_task(self.guard.run(stop)),
+                asyncio.create_task(keep_comparing(self.guard, stop)),
             ]
             if not self.store.capabilities.embedded:
-                tasks.append(asyncio.create_task(self.service.namespaces.run(stop)))
+                tasks.append(asyncio.create_task(keep_reading(self.service.namespaces, stop)))
             if rollup:
                 tasks.append(
                     asyncio.create_task(self.worker.run(self.ending, self.settings.drain_timeout))
@@ -187,7 +189,9 @@ class Application:
         namespaces = self.service.namespaces
         missing = all(each.name != "default" for each in namespaces.all())
         if missing and (first or not self.settings.kind.serves_alone):
-            settings = await namespaces.fitted(self.settings.default_namespace())
+            dataset = await namespaces.dataset(dataset.name)
+            settings = fitted(self.settings.default_namespace(), dataset)
+            check_settings(settings, dataset)
             try:
                 await namespaces.create("default", settings)
             except PreconditionFailedError:

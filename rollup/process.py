@@ -28,6 +28,7 @@ from counter.background import tune_interpreter
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, guard_of
 from counter.core.namespaces import Namespaces
+from counter.core.upkeep import keep_comparing, keep_reading
 from counter.durations import format_duration
 from counter.errors import OriginRefusedError, StartupError, UnavailableError
 from counter.limits import SECOND
@@ -261,8 +262,8 @@ async def _run(settings: Settings) -> int:
         # Runs until the worker has ended, which needs it while it finishes.
         enough = asyncio.Event()
         beside = [
-            asyncio.create_task(guard.run(enough)),
-            asyncio.create_task(namespaces.run(enough)),
+            asyncio.create_task(keep_comparing(guard, enough)),
+            asyncio.create_task(keep_reading(namespaces, enough)),
         ]
         code = await _work(worker.run(stop, settings.drain_timeout), stop, beside)
         enough.set()

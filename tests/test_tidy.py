@@ -103,6 +103,17 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *("counter/storage/memory", "counter/cli", "rollup", "api"),
     ),
 }
+#: The modules that carry the promise, in the order in which docs/architecture.md has them read;
+#: what they may import besides each other; and how long they are together at most.
+PROMISE = (
+    *("counter/types.py", "counter/ports.py", "counter/windows.py", "counter/folds.py"),
+    *("counter/partitions.py", "counter/tokens.py", "counter/core/service.py"),
+    *("counter/core/write.py", "counter/core/read.py", "counter/core/resolve.py"),
+    *("counter/core/results.py", "counter/core/namespaces.py", "counter/core/clock_guard.py"),
+    *("counter/core/admission.py", "counter/core/rate_limits.py", "counter/storage/memory/"),
+)
+PROMISE_IMPORTS = ("counter.errors", "counter.limits", "counter.clock", "counter.metrics")
+PROMISE_LINES_MAX = 5_200
 #: ``python -m`` begins with the command line.
 ENTRIES = ("counter/__main__.py", "rollup/__main__.py")
 
@@ -230,6 +241,21 @@ def imports_the_wrong_room(source: Source) -> Iterator[str]:
         if other == room or other in allowed or module in allowed or source.path in ENTRIES:
             continue
         yield source.at(line, f"imports {name}; ROOMS lets {room} import {', '.join(allowed)}")
+
+
+def carries_the_promise(path: str) -> bool:
+    return path.startswith(PROMISE)
+
+
+def imports_beyond_the_promise(source: Source) -> Iterator[str]:
+    for line, name, _ in imports(source):
+        if not carries_the_promise(source.path) or not is_in(name, PACKAGES):
+            continue
+        module = module_of(name)
+        path = f"{module.replace('.', '/')}{'/' if path_of(module).is_dir() else '.py'}"
+        if module not in PROMISE_IMPORTS and not carries_the_promise(path):
+            allowed = ", ".join(PROMISE_IMPORTS)
+            yield source.at(line, f"imports {name}; what carries the promise imports {allowed}")
 
 
 def imports_a_framework(source: Source) -> Iterator[str]:
@@ -417,6 +443,25 @@ def test_imports_go_down_only() -> None:
     must_hold(imports_the_wrong_room, shipped())
 
 
+def test_the_promise_is_read_in_an_afternoon() -> None:
+    """What carries it is short, and needs hardly anything else."""
+    must_hold(imports_beyond_the_promise, shipped())
+    lines = {
+        each.path: len(each.text.splitlines())
+        for each in shipped()
+        if carries_the_promise(each.path)
+    }
+    assert all(any(path.startswith(each) for path in lines) for each in PROMISE)
+    assert sum(lines.values()) <= PROMISE_LINES_MAX, lines
+
+
+def test_the_architecture_names_what_carries_the_promise() -> None:
+    """It begins with these modules, in reading order."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    first = text.partition("\n## ")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"`(counter/[\w/.]+)`", first)) == PROMISE
+
+
 def test_rooms_form_no_circle() -> None:
     """ROOMS itself has an order from the bottom to the top."""
     below = {room: {each for each in allowed if each in ROOMS} for room, allowed in ROOMS.items()}
@@ -517,6 +562,10 @@ PLANTED: Cases = [
         "def f():\n    from api.app import create_app",
     ),
     (imports_the_wrong_room, "counter/nowhere/made.py", "import json"),
+    (imports_beyond_the_promise, "counter/core/read.py", "from counter.durations import a"),
+    (imports_beyond_the_promise, "counter/types.py", "def f():\n    from counter import names"),
+    (imports_beyond_the_promise, "counter/core/service.py", "import counter.core.upkeep"),
+    (imports_beyond_the_promise, "counter/storage/memory/x.py", "from counter.storage import y"),
     (imports_a_framework, "counter/errors.py", "def f():\n    from starlette import status"),
     (imports_a_framework, "rollup/worker.py", "import fastapi"),
     (imports_a_driver, "api/app.py", "import sqlite3"),
@@ -578,6 +627,8 @@ def test_a_circle_is_caught() -> None:
 ALLOWED: Cases = [
     (imports_the_wrong_room, "counter/cli/commands/serve.py", "from api.app import create_app"),
     (imports_the_wrong_room, SPOOL, "from counter_client.tokens import Token"),
+    (imports_beyond_the_promise, "counter/core/read.py", "from counter.errors import invariant"),
+    (imports_beyond_the_promise, "counter/core/write.py", "from counter.core.read import Count"),
     (imports_a_framework, "api/app.py", "import fastapi"),
     (imports_a_driver, "counter/storage/sqlite.py", "import sqlite3"),
     (imports_a_driver, SPOOL, "import sqlite3"),

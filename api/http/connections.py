@@ -11,7 +11,7 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric
 
-from counter.core.admission import Bounded, Shares
+from counter.core.admission import Bounded
 from counter.limits import CONNECTIONS_MAX, UNFINISHED_BYTES_MAX
 from counter.telemetry.families import counters, gauge
 
@@ -98,6 +98,31 @@ class _Work(Generic[_T]):
         except Exception as error:
             self.result.set_exception(error)
         return not self.result.done()
+
+
+class Shares:
+    """Limits how much each of many holders may have of something at once."""
+
+    def __init__(self, most: int) -> None:
+        """Allow each holder *most*; 0 means no limit."""
+        self.most = most
+        self._held: dict[str, int] = {}
+
+    def take(self, holder: str) -> bool:
+        """Count one more for *holder*; return False, counting nothing, if it has its share."""
+        held = self._held.get(holder, 0)
+        if self.most and held >= self.most:
+            return False
+        self._held[holder] = held + 1
+        return True
+
+    def give_back(self, holder: str) -> None:
+        """Count one less for *holder*."""
+        held = self._held.get(holder, 0)
+        if held > 1:
+            self._held[holder] = held - 1
+        else:
+            self._held.pop(holder, None)
 
 
 class Connections:

@@ -8,8 +8,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from api.http.call import Call, Receive, Response, Send
-from api.http.connections import peer_of
-from counter.core.admission import Shares
+from api.http.connections import Shares, peer_of
 from counter.errors import OverloadedError
 from counter.limits import SECOND
 

@@ -23,7 +23,14 @@ from api.http.answer_models import (
 from api.http.call import Call, Response
 from api.http.models import ClientsBody, NamespaceBody, NoQuery, TokensBody
 from api.http.routing import ETAG, NAMESPACE, CallOf, InNamespace, created, matched, route
-from counter.config.namespace_rules import Clients, creation_warnings
+from counter.config.namespace_rules import (
+    Clients,
+    check_change,
+    check_name,
+    check_settings,
+    creation_warnings,
+    fitted,
+)
 from counter.config.settings import Settings
 from counter.core.service import CounterService
 from counter.errors import (
@@ -97,17 +104,21 @@ class NamespaceRoutes:
                     field="counter_type",
                 ) from None
             settings = replace(self.settings.default_namespace(), **changes)
+            dataset = await namespaces.dataset(settings.dataset)
             if "key_ttl_us" not in changes:
-                settings = await namespaces.fitted(settings)
+                settings = fitted(settings, dataset)
             async with self.creating:
                 self._check_quota(call, settings.shards)
                 async with self._acts("namespace.create", call, None, settings):
+                    check_name(call.namespace)
+                    check_settings(settings, dataset)
                     created = await namespaces.create(call.namespace, settings)
             return _response(created, 201, self._warnings(created, body.clients))
         _check_conditions(call, current)
         settings = replace(current.settings, **changes)
         if settings != current.settings:
             async with self._acts("namespace.change", call, current.settings, settings):
+                check_change(current, settings)
                 current = await namespaces.update(current, settings)
         return _response(current, warnings=self._warnings(current, body.clients))
 

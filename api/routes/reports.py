@@ -7,11 +7,12 @@ import base64
 import binascii
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from fastapi import Query
 from pydantic.json_schema import SkipJsonSchema
@@ -38,7 +39,6 @@ from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetric
 from api.http.streaming import StreamResponse, stream_of
 from counter import limits
 from counter.clock import to_rfc3339
-from counter.core.admission import Turns
 from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.durations import format_duration
@@ -62,6 +62,22 @@ _METRICS: Final[Mapping[str, Any]] = {
 }
 
 
+class LongReads:
+    """Lets long reads take turns: one at a time of each namespace, and a few of all together, so
+    that many reads of one namespace do not delay those of another."""
+
+    def __init__(self, at_once: int = limits.LONG_READS_AT_ONCE) -> None:
+        self._few = asyncio.Semaphore(at_once)
+        self._of_namespaces: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def reading(self, namespace_id: int) -> AsyncIterator[None]:
+        """Wait for the turn of a namespace, and hold it within the block."""
+        lock = self._of_namespaces.setdefault(namespace_id, asyncio.Lock())
+        async with lock, self._few:
+            yield
+
+
 @dataclass(frozen=True, slots=True)
 class ReportRoutes:
     """Handlers of ``events``, ``history``, ``recount``, ``metrics`` and the listing."""
@@ -71,7 +87,7 @@ class ReportRoutes:
     clock: Clock
     admin_log: AdminLog
     authorizer: Authorizer
-    turns: Turns = field(default_factory=Turns)
+    long_reads: LongReads = field(default_factory=LongReads)
 
     @route("GET", f"{COUNTER}/events", Scope.READ, tag="history", shows="the event log")
     async def list_events(
@@ -154,7 +170,7 @@ class ReportRoutes:
         place = (None, None) if query.page is None else _place_of_list(query.page, by_count)
         _check_prefix(prefix, place[1])
         if by_count:
-            async with self.turns.turn(namespace.id):
+            async with self.long_reads.reading(namespace.id):
                 await self._charge_all(
                     call, namespace, prefix, "order", "order is -count", "order=name"
                 )
@@ -187,7 +203,7 @@ class ReportRoutes:
         """Rolled-up counts in OpenMetrics, for Prometheus."""
         _check_prefix(query.prefix)
         prefix, why = query.prefix or "", "metrics have no pages"
-        async with self.turns.turn(namespace.id):
+        async with self.long_reads.reading(namespace.id):
             await self._charge_all(
                 call, namespace, prefix, "prefix", why, "a prefix to each scrape"
             )
@@ -221,7 +237,7 @@ class ReportRoutes:
                     caller = self.authorizer.caller(call.header(b"authorization"))
                     caller.require(Scope.READ, namespace.name)
                     # A client that reads slowly holds no turn.
-                    async with self.turns.turn(namespace.id):
+                    async with self.long_reads.reading(namespace.id):
                         part = await anext(parts, None)
                 except CounterError as error:
                     _log.warning("an exposition of namespace %s ends: %s", namespace.name, error)

@@ -1,4 +1,4 @@
-"""Find contradictions among a namespace's settings, or between them and its clients.
+"""Check a namespace's settings, and find contradictions among them or with its clients.
 
 Pure functions, used when a namespace is created or changed, and by ``counter config check``.
 """
@@ -6,18 +6,25 @@ Pure functions, used when a namespace is created or changed, and by ``counter co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import Final
 
 from counter import limits
-from counter.core.namespaces import check_settings
-from counter.durations import spell_duration
-from counter.errors import CounterError
+from counter.core.event_rules import check_rules
+from counter.core.namespaces import FIXED
+from counter.durations import format_duration, spell_duration
+from counter.errors import (
+    CounterError,
+    InvalidBodyError,
+    InvalidParameterError,
+    NamespaceConflictError,
+)
 from counter.limits import PARTITION_BYTES_MAX
+from counter.names import is_namespace_name
 from counter.quantities import format_bytes, format_number
-from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
+from counter.types import CounterType, Dataset, Namespace, NamespaceSettings, PayloadCheck
 from counter.windows import closing_lag, deciding_time
 
 EVENT_BUCKETS_MAX: Final = 256
@@ -45,6 +52,93 @@ class Clients:
 SDK_CLIENTS: Final = Clients(retry_us=30 * limits.SECOND)
 #: If more than this many calls are wasted for each useful one, a warning is given.
 _TIMES_MAX: Final = 10
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidParameterError unless *name* is one of a namespace."""
+    if not is_namespace_name(name):
+        raise InvalidParameterError(
+            f"namespace {name[:80]!r} does not match [a-z][a-z0-9_-]{{0,62}}", field="namespace"
+        )
+
+
+def fitted(settings: NamespaceSettings, dataset: Dataset) -> NamespaceSettings:
+    """Return *settings* with a default ``key_ttl`` that the dataset's retention allows."""
+    return replace(settings, key_ttl_us=min(settings.key_ttl_us, dataset.retention_us // 2))
+
+
+def check_change(namespace: Namespace, settings: NamespaceSettings) -> None:
+    """Raise NamespaceConflictError if a fixed setting would change, or InvalidBodyError if a rule
+    would be broken."""
+    for field in FIXED:
+        old, new = getattr(namespace.settings, field), getattr(settings, field)
+        if old != new:
+            if field.endswith("_us"):
+                old, new = format_duration(old), format_duration(new)
+            raise NamespaceConflictError(
+                f"{field.removesuffix('_us')} is {old} for the life of namespace"
+                f" {namespace.name!r}; it cannot become {new}",
+                field=field.removesuffix("_us"),
+            )
+    if settings.event_rules == namespace.settings.event_rules:
+        # Rules that an older version accepted do not keep other settings from being changed.
+        settings = replace(settings, event_rules=())
+    check_settings(settings, namespace.dataset)
+
+
+def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
+    """Raise InvalidBodyError, naming field, value and bound, if a rule is broken."""
+    check_rules(settings.event_rules)
+    bounds: dict[str, tuple[int, int]] = {
+        "accept_limit": (
+            limits.MILLISECOND,
+            min(limits.ACCEPT_LIMIT_MAX_US, dataset.slice_us, dataset.retention_us // 10),
+        ),
+        "future_limit": (
+            max(limits.MILLISECOND, 2 * dataset.clock_skew_max_us),
+            # A token must not reach past the slices made ahead, nor past the end of a read's live
+            # tail.
+            min(limits.FUTURE_LIMIT_MAX_US, dataset.slice_us),
+        ),
+        "rollup_window": (limits.ROLLUP_WINDOW_MIN_US, limits.ROLLUP_WINDOW_MAX_US),
+        "key_ttl": (limits.KEY_TTL_MIN_US, dataset.retention_us // 2),
+        "cache_ttl": (0, limits.DAY),
+    }
+    for field, (low_us, high_us) in bounds.items():
+        value_us = getattr(settings, f"{field}_us")
+        if not low_us <= value_us <= high_us:
+            raise InvalidBodyError(
+                f"{field} is {format_duration(value_us)}; it must be from"
+                f" {format_duration(low_us)} to {format_duration(high_us)}",
+                field=field,
+            )
+    if dataset.slice_us > dataset.retention_us:
+        raise InvalidBodyError(
+            f"slice is {format_duration(dataset.slice_us)}; it must not be longer than the"
+            f" retention of {format_duration(dataset.retention_us)}",
+            field="slice",
+        )
+    if not 1 <= settings.shards <= limits.SHARDS_MAX:
+        raise InvalidBodyError(
+            f"shards is {settings.shards}; it must be from 1 to {limits.SHARDS_MAX}",
+            field="shards",
+        )
+    window_us = settings.rollup_window_us
+    if dataset.slice_us % window_us:
+        raise InvalidBodyError(
+            f"rollup_window {format_duration(window_us)} does not divide the dataset's slice of"
+            f" {format_duration(dataset.slice_us)}",
+            field="rollup_window",
+        )
+    windows = dataset.retention_us // window_us
+    if windows > limits.WINDOWS_PER_RETENTION_MAX:
+        least_us = dataset.retention_us / limits.WINDOWS_PER_RETENTION_MAX / limits.SECOND
+        raise InvalidBodyError(
+            f"rollup_window {format_duration(window_us)} makes {windows} windows in the dataset's"
+            f" retention of {format_duration(dataset.retention_us)}; at most"
+            f" {limits.WINDOWS_PER_RETENTION_MAX} are allowed, so at least {least_us:g}s",
+            field="rollup_window",
+        )
 
 
 def lag_of(settings: NamespaceSettings, dataset: Dataset) -> int:

@@ -43,7 +43,6 @@ from counter.config.values import (
     read_secret,
     redis_server,
 )
-from counter.core.namespaces import check_settings
 from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck, Placement
@@ -502,6 +501,9 @@ def problems_of(settings: Settings) -> Iterator[str]:
         yield from _name_problems(settings, name)
     for dataset in settings.datasets():
         yield from _dataset_problems(dataset)
+    # Imported late so that commands that read no settings start faster.
+    from counter.config.namespace_rules import check_settings
+
     try:
         check_settings(settings.default_namespace(), settings.dataset())
     except CounterError as error:

@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
-from weakref import WeakValueDictionary
 
 from counter import limits
 from counter.errors import OverloadedError
@@ -224,47 +223,6 @@ class Load:
             " Nothing was done: send the same again later, or to another process",
             retry_after_us=max(limits.SECOND, self.wait_us),
         )
-
-
-class Shares:
-    """Limits how much each of many holders may have of something at once."""
-
-    def __init__(self, most: int) -> None:
-        """Allow each holder *most*; 0 means no limit."""
-        self.most = most
-        self._held: dict[str, int] = {}
-
-    def take(self, holder: str) -> bool:
-        """Count one more for *holder*; return False, counting nothing, if it has its share."""
-        held = self._held.get(holder, 0)
-        if self.most and held >= self.most:
-            return False
-        self._held[holder] = held + 1
-        return True
-
-    def give_back(self, holder: str) -> None:
-        """Count one less for *holder*."""
-        held = self._held.get(holder, 0)
-        if held > 1:
-            self._held[holder] = held - 1
-        else:
-            self._held.pop(holder, None)
-
-
-class Turns:
-    """Lets long reads take turns: one at a time of each namespace, and a few of all together, so
-    that many reads of one namespace do not delay those of another."""
-
-    def __init__(self, at_once: int = limits.LONG_READS_AT_ONCE) -> None:
-        self._few = asyncio.Semaphore(at_once)
-        self._of_namespaces: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def turn(self, namespace_id: int) -> AsyncIterator[None]:
-        """Wait for a turn of a namespace, and hold it."""
-        lock = self._of_namespaces.setdefault(namespace_id, asyncio.Lock())
-        async with lock, self._few:
-            yield
 
 
 class Bounded:

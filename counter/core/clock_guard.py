@@ -13,9 +13,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from counter.background import every
 from counter.clock import StoreClock
-from counter.durations import format_duration
 from counter.errors import ClockSkewError, CounterError, StoreUnavailableError
 from counter.limits import (
     CLOCK_DRIFT_PER_S_US,
@@ -30,7 +28,6 @@ from counter.types import ClockReading, Dataset
 
 _log = logging.getLogger("counter.clock")
 _READINGS: Final = 3
-_EVERY_S: Final = 2.0
 _TIMEOUT_S: Final = 5.0
 #: After this many failed measurements in a row the last good one is considered too old.
 _FAILURES_MAX: Final = 15
@@ -168,10 +165,6 @@ class ClockGuard:
                 error_us += abs(_walked(before, after)) + before.width_us + after.width_us
             self._take(_Measured(best.offset_us, error_us, after, best.behind_us))
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Measure every few seconds until *stop* is set."""
-        await every(_EVERY_S, self.measure, stop, _log, "comparing the clocks")
-
     def _pair(self) -> _Pair:
         """Read both clocks now."""
         before_us = self._clock.boottime_us()
@@ -219,13 +212,13 @@ class ClockGuard:
         if abs(offset_us) <= doubt_us:
             return (
                 f"the store's clock is only known to within {_text(doubt_us)}, and"
-                f" clock_skew_max is {format_duration(bound_us)}: the network, or the store, is too"
+                f" clock_skew_max is {_text(bound_us)}: the network, or the store, is too"
                 " slow for that bound"
             )
         return (
             f"this server's clock is {_text(abs(offset_us))}"
             f" {'behind' if offset_us > 0 else 'ahead of'} the store's, give or take"
-            f" {_text(doubt_us)}, and clock_skew_max is {format_duration(bound_us)}:"
+            f" {_text(doubt_us)}, and clock_skew_max is {_text(bound_us)}:"
             " set it right (NTP), and restart the process if it was ahead"
         )
 
@@ -345,7 +338,7 @@ class StepGuard(ClockGuard):
             _log.warning(
                 "%s was set %s ahead and stayed so for %s: it is followed. Until"
                 " a restart, slices are kept for as much longer than retention",
-                *(self._whose, _text(ahead_us), format_duration(CLOCK_HOLD_US)),
+                *(self._whose, _text(ahead_us), _text(CLOCK_HOLD_US)),
             )
 
     def _trouble(self, bound_us: int | None) -> str | None:

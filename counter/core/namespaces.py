@@ -8,36 +8,28 @@ that begins only when every copy that may still be used contains the announcemen
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from counter import limits
-from counter.background import every, retrieve
 from counter.core.clock_guard import ClockGuard, checked_now_us
-from counter.core.event_rules import check_rules
-from counter.durations import format_duration
 from counter.errors import (
     InvalidBodyError,
-    InvalidParameterError,
-    NamespaceConflictError,
     NamespaceUnknownError,
     PreconditionFailedError,
     UnavailableError,
+    invariant,
 )
-from counter.names import is_namespace_name
 from counter.partitions import slice_start
 from counter.ports import Clock, Store
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 from counter.windows import settling_time
 
-_READ_EVERY_S: Final = limits.DIRECTORY_READ_US / limits.SECOND
 #: The shortest time between two reads that requests cause: unknown names share one read.
 _LOOK_EVERY_US: Final = 100 * limits.MILLISECOND
 
-_log = logging.getLogger("counter.namespaces")
-_FIXED: Final = ("counter_type", "dataset", "rollup_window_us", "shards")
+#: Settings that a namespace keeps for life.
+FIXED: Final = ("counter_type", "dataset", "rollup_window_us", "shards")
 
 
 class Namespaces:
@@ -68,10 +60,6 @@ class Namespaces:
                 self._by_name, self._read_at_us = found, began_us
                 return
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Read the directory again every second until *stop* is set."""
-        await every(_READ_EVERY_S, self.refresh, stop, _log, "reading the namespaces")
-
     @property
     def is_fresh(self) -> bool:
         """Return whether this copy is young enough to admit an add or to close a window."""
@@ -101,7 +89,8 @@ class Namespaces:
             return
         if self._look is None:
             self._look = asyncio.create_task(self._look_soon())
-            self._look.add_done_callback(retrieve)
+            # Otherwise asyncio logs a failure of which all callers were cancelled.
+            self._look.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._look)
 
     async def _look_soon(self) -> None:
@@ -138,8 +127,8 @@ class Namespaces:
             return namespace
         if not self._is_fresh_at(boottime_us):
             raise UnavailableError(
-                f"this server has not read namespaces for over"
-                f" {format_duration(limits.DIRECTORY_AGE_MAX_US)}, and {namespace.name!r} may have"
+                "this server has not read namespaces for over"
+                f" {limits.DIRECTORY_AGE_MAX_US // limits.SECOND}s, and {namespace.name!r} may have"
                 " been deleted since; nothing was written: send the request again",
                 retry_after_us=limits.SECOND,
             )
@@ -153,19 +142,14 @@ class Namespaces:
         return sorted(self._by_name.values(), key=lambda each: each.name)
 
     async def create(self, name: str, settings: NamespaceSettings) -> Namespace:
-        """Create *name*.
+        """Create *name*, which is checked like *settings* by counter.config.namespace_rules.
 
         Raises PreconditionFailedError if it exists, UnavailableError if a namespace of that name
         was deleted so recently that adds to it may still be counted, and ClockSkewError: if the
         clock were ahead, the first watermark would pass adds that other processes acknowledge
         later.
         """
-        if not is_namespace_name(name):
-            raise InvalidParameterError(
-                f"namespace {name[:80]!r} does not match [a-z][a-z0-9_-]{{0,62}}", field="namespace"
-            )
-        dataset = await self._dataset(settings.dataset)
-        check_settings(settings, dataset)
+        dataset = await self.dataset(settings.dataset)
         now_us = checked_now_us(self._clock, self._guard, dataset)
         created = await self._store.control.create_namespace(name, settings, now_us)
         if created is None:
@@ -174,33 +158,16 @@ class Namespaces:
         self._put(created)
         return created
 
-    async def fitted(self, settings: NamespaceSettings) -> NamespaceSettings:
-        """Return *settings* with a default ``key_ttl`` that the dataset's retention allows."""
-        dataset = await self._dataset(settings.dataset)
-        return replace(settings, key_ttl_us=min(settings.key_ttl_us, dataset.retention_us // 2))
-
     async def update(self, namespace: Namespace, settings: NamespaceSettings) -> Namespace:
-        """Change the changeable settings; a new accept limit holds from the next slice to be made.
+        """Change all but the FIXED settings; a new accept limit holds from the next slice to be
+        made. The settings are checked by counter.config.namespace_rules.
 
-        Raises NamespaceConflictError for a fixed setting, PreconditionFailedError if the namespace
-        has changed meanwhile, ClockSkewError, and UnavailableError if the change is to be sent
-        again.
+        Raises PreconditionFailedError if the namespace has changed meanwhile, ClockSkewError, and
+        UnavailableError if the change is to be sent again.
         """
-        for field in _FIXED:
-            old, new = getattr(namespace.settings, field), getattr(settings, field)
-            if old != new:
-                if field.endswith("_us"):
-                    old, new = format_duration(old), format_duration(new)
-                raise NamespaceConflictError(
-                    f"{field.removesuffix('_us')} is {old} for the life of namespace"
-                    f" {namespace.name!r}; it cannot become {new}",
-                    field=field.removesuffix("_us"),
-                )
-        checked = settings
-        if settings.event_rules == namespace.settings.event_rules:
-            # Rules that an older version accepted do not keep other settings from being changed.
-            checked = replace(settings, event_rules=())
-        check_settings(checked, namespace.dataset)
+        for field in FIXED:
+            kept = getattr(settings, field) == getattr(namespace.settings, field)
+            invariant(kept, f"{field} of namespace {namespace.name!r} would change")
         era_from_us = 0
         if not namespace.accepts_by(settings.accept_limit_us):
             era_from_us = await self._era_start(namespace.dataset)
@@ -270,7 +237,8 @@ class Namespaces:
         self._changes += 1
         self._by_name.pop(namespace.name, None)
 
-    async def _dataset(self, name: str) -> Dataset:
+    async def dataset(self, name: str) -> Dataset:
+        """Return the dataset *name*. Raises InvalidBodyError."""
         datasets = await self._store.control.datasets()
         for each in datasets:
             if each.name == name:
@@ -287,58 +255,3 @@ def unknown(name: str) -> NamespaceUnknownError:
         f"there is no namespace {name[: limits.NAMESPACE_NAME_CHARS_MAX]!r};"
         " create it with PUT /v1/namespaces/{name}"
     )
-
-
-def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
-    """Raise InvalidBodyError, naming field, value and bound, if a rule is broken."""
-    check_rules(settings.event_rules)
-    bounds: dict[str, tuple[int, int]] = {
-        "accept_limit": (
-            limits.MILLISECOND,
-            min(limits.ACCEPT_LIMIT_MAX_US, dataset.slice_us, dataset.retention_us // 10),
-        ),
-        "future_limit": (
-            max(limits.MILLISECOND, 2 * dataset.clock_skew_max_us),
-            # A token must not reach past the slices made ahead, nor past the end of a read's live
-            # tail.
-            min(limits.FUTURE_LIMIT_MAX_US, dataset.slice_us),
-        ),
-        "rollup_window": (limits.ROLLUP_WINDOW_MIN_US, limits.ROLLUP_WINDOW_MAX_US),
-        "key_ttl": (limits.KEY_TTL_MIN_US, dataset.retention_us // 2),
-        "cache_ttl": (0, limits.DAY),
-    }
-    for field, (low_us, high_us) in bounds.items():
-        value_us = getattr(settings, f"{field}_us")
-        if not low_us <= value_us <= high_us:
-            raise InvalidBodyError(
-                f"{field} is {format_duration(value_us)}; it must be from"
-                f" {format_duration(low_us)} to {format_duration(high_us)}",
-                field=field,
-            )
-    if dataset.slice_us > dataset.retention_us:
-        raise InvalidBodyError(
-            f"slice is {format_duration(dataset.slice_us)}; it must not be longer than the"
-            f" retention of {format_duration(dataset.retention_us)}",
-            field="slice",
-        )
-    if not 1 <= settings.shards <= limits.SHARDS_MAX:
-        raise InvalidBodyError(
-            f"shards is {settings.shards}; it must be from 1 to {limits.SHARDS_MAX}",
-            field="shards",
-        )
-    window_us = settings.rollup_window_us
-    if dataset.slice_us % window_us:
-        raise InvalidBodyError(
-            f"rollup_window {format_duration(window_us)} does not divide the dataset's slice of"
-            f" {format_duration(dataset.slice_us)}",
-            field="rollup_window",
-        )
-    windows = dataset.retention_us // window_us
-    if windows > limits.WINDOWS_PER_RETENTION_MAX:
-        least_us = dataset.retention_us / limits.WINDOWS_PER_RETENTION_MAX / limits.SECOND
-        raise InvalidBodyError(
-            f"rollup_window {format_duration(window_us)} makes {windows} windows in the dataset's"
-            f" retention of {format_duration(dataset.retention_us)}; at most"
-            f" {limits.WINDOWS_PER_RETENTION_MAX} are allowed, so at least {least_us:g}s",
-            field="rollup_window",
-        )

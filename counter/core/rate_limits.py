@@ -10,7 +10,6 @@ from typing import Final, Protocol
 
 from counter.errors import RateLimitedError
 from counter.limits import SECOND
-from counter.quantities import format_number
 
 #: The burst that is allowed after a pause: the rate times this many seconds, and at least one.
 BURST_S: Final = 1.0
@@ -67,7 +66,7 @@ class TokenBucket:
         wait_s = self.wait_s(now_s)
         return RateLimitedError(
             f"{self._whose} may have {self.rate:g} {self.name} a second of this process;"
-            f" send the same again in {format_number(math.ceil(wait_s * 1_000) / 1_000)} s",
+            f" send the same again in {math.ceil(wait_s * 1_000) / 1_000:,g} s",
             retry_after_us=max(1, int(wait_s * SECOND)),
             limit=self.name,
             rate=self.rate,

@@ -29,6 +29,7 @@ AREAS: Final[Mapping[str, tuple[str, ...]]] = {
         *(f"counter/{name}.py" for name in (
             "clock", "folds", "partitions", "tokens", "types", "windows",
         )),
+        "counter/config/namespace_rules.py",
     ),
     "sqlite": tuple(f"{_STORAGE}/sqlite/{name}.py" for name in (
         "control", "database", "decisions", "events", "live", "page_sums", "rollups", "schema",

@@ -12,6 +12,7 @@ from counter.clock import StoreClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
+from counter.core.upkeep import keep_comparing, keep_reading
 from counter.limits import MILLISECOND, MINUTE, SECOND, TIME_MAX_US
 from counter.storage.memory import MemoryCache
 from counter.storage.postgresql import store
@@ -292,7 +293,8 @@ class Member:
                 world.note(f"{self.process.name} cannot start: {error!r}")
                 await asyncio.sleep(0.5)
         stop = asyncio.Event()
-        await asyncio.gather(guard.run(stop), namespaces.run(stop), worker.run(stop))
+        upkeep = (keep_comparing(guard, stop), keep_reading(namespaces, stop))
+        await asyncio.gather(*upkeep, worker.run(stop))
 
 
 class OrderWorld(Requests):

@@ -17,6 +17,7 @@ from api.telemetry.request_log import RequestLog
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
+from counter.core.upkeep import keep_comparing, keep_reading
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Cache, Clock
 from counter.storage.cassandra import event_reads
@@ -219,7 +220,8 @@ class Member:
         worker._pause_us = world.pause_us
         await guard.measure()
         stop = asyncio.Event()
-        await asyncio.gather(guard.run(stop), namespaces.run(stop), worker.run(stop))
+        upkeep = (keep_comparing(guard, stop), keep_reading(namespaces, stop))
+        await asyncio.gather(*upkeep, worker.run(stop))
 
 
 class World(Requests):
@@ -409,9 +411,9 @@ def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[s
             patch("counter.storage.cassandra.events.random", Random(f"strict {seed}")),
             # What is done every second by every process would be most of the run.
             patch("counter.storage.cassandra.rollups._LEFT_BEHIND", 3),
-            patch("counter.core.namespaces._READ_EVERY_S", 3.0),
+            patch("counter.core.upkeep._READ_EVERY_S", 3.0),
             patch("counter.security.keys._READ_EVERY_S", 10.0),
-            patch("counter.core.clock_guard._EVERY_S", 4.0),
+            patch("counter.core.upkeep._COMPARE_EVERY_S", 4.0),
             patch("counter.core.clock_guard._READINGS", 1),
             patch("rollup.worker._MAINTENANCE_EVERY_US", 3 * SECOND),
             patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),

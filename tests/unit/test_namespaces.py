@@ -12,6 +12,7 @@ import pytest
 from counter.config.settings import Settings
 from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
+from counter.core.upkeep import keep_reading
 from counter.errors import (
     NamespaceUnknownError,
     PreconditionFailedError,
@@ -143,7 +144,7 @@ async def test_a_look_that_fails_when_its_caller_has_gone_logs_no_trace(pair: Pa
 async def test_changes_and_deletions_are_learnt_in_the_background(pair: Pair) -> None:
     stop = asyncio.Event()
     namespace = await pair.one.create("each", SETTINGS)
-    running = asyncio.create_task(pair.other.run(stop))
+    running = asyncio.create_task(keep_reading(pair.other, stop))
 
     def cache_ttl_seen() -> int:
         return next((each.settings.cache_ttl_us for each in pair.other.all()), -1)
@@ -184,8 +185,8 @@ async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:
 
     await pair.one.create("each", SETTINGS)
     pair.control.meanwhile = fails
-    with patch("counter.core.namespaces._READ_EVERY_S", 0.001):
-        running = asyncio.create_task(pair.other.run(stop))
+    with patch("counter.core.upkeep._READ_EVERY_S", 0.001):
+        running = asyncio.create_task(keep_reading(pair.other, stop))
         await eventually(seen, "the namespace is seen")
         stop.set()
         await running
