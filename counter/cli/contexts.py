@@ -12,11 +12,10 @@ import os
 import re
 import shlex
 import stat
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from cyclopts import App, ArgumentCollection, Token
@@ -28,7 +27,8 @@ from counter.errors import StartupError
 #: The environment variable that names a context.
 CONTEXT_VARIABLE: Final = "COUNTER_CONTEXT"
 _FLAG: Final = "--context"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+#: A name that a context may have.
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _FROM_WORDS: Final = "cli"
 _FILE: Final = "contexts.json"
 
@@ -65,26 +65,15 @@ class Contexts:
         raise StartupError(f"there is no context {name[:64]!r}; those of {_path()}: {known}")
 
 
-def checked_context(name: str) -> str:
-    """Return *name* if a context may have it. Raises StartupError."""
-    if _NAME.fullmatch(name):
-        return name
-    raise StartupError(
-        f"NAME: {name[:80]!r} cannot name a context: write 1 to 64 letters, digits, dots,"
-        " underscores and dashes, the first a letter or a digit"
-    )
-
-
 def load_contexts() -> Contexts:
     """Return the stored contexts. Raises StartupError if others could read them or write them."""
     path = _path()
     if path is None:
         return Contexts()
     try:
-        folder = path.parent.stat()
         with path.open(encoding="utf-8-sig") as file:
             _refuse_open(path, os.fstat(file.fileno()), 0o077, "600")
-            _refuse_open(path.parent, folder, 0o022, "700")
+            _refuse_open(path.parent, path.parent.stat(), 0o022, "700")
             document = json.load(file)
         by_name = {name: Context(**values) for name, values in document["contexts"].items()}
         values = [document["current"], *(each for of in by_name.values() for each in astuple(of))]
@@ -112,24 +101,14 @@ def save_contexts(contexts: Contexts) -> None:
     }
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # mkstemp gives the mode 0600.
-        handle, unfinished = tempfile.mkstemp(prefix=f".{_FILE}-", dir=path.parent)
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
+        with TemporaryDirectory(prefix=f".{_FILE}-", dir=path.parent) as folder:
+            unfinished = Path(folder, _FILE)
+            unfinished.touch(mode=0o600)
+            with unfinished.open("w", encoding="utf-8") as file:
                 json.dump(document, file, indent=2)
-                file.write("\n")
                 file.flush()
-                os.fsync(handle)
+                os.fsync(file.fileno())
             os.replace(unfinished, path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(unfinished)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
     except OSError as error:
         raise StartupError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -165,12 +144,22 @@ def fill_from_context(_: App, __: tuple[str, ...], arguments: ArgumentCollection
         return
     with exit_on_error():
         chosen = by_flag[_FLAG]
-        is_flag = _source(chosen) == _FROM_WORDS
-        name = _name_of(chosen, by_flag["--url"])
+        source, url_source = _source(chosen), _source(by_flag["--url"])
+        is_flag = source == _FROM_WORDS
+        name = chosen.tokens[0].value if chosen.tokens else ""
+        if name and source == url_source:
+            pair = f"{_FLAG} and --url" if is_flag else f"{CONTEXT_VARIABLE} and COUNTER_URL"
+            raise StartupError(f"{pair} both name a service: give one of them")
+        if url_source is not None and not is_flag:
+            chosen.tokens.clear()
+            return
+        if source is not None and not name:
+            return
+        contexts = load_contexts()
+        name = name or contexts.current or ""
         if not name:
             return
-        context = load_contexts().named(name)
-        for flag_name, value in {**context.flags(), _FLAG: name}.items():
+        for flag_name, value in {**contexts.named(name).flags(), _FLAG: name}.items():
             argument = by_flag.get(flag_name)
             # A namespace command has its namespace as an argument.
             if argument is None:
@@ -178,26 +167,6 @@ def fill_from_context(_: App, __: tuple[str, ...], arguments: ArgumentCollection
             if not argument.tokens or (is_flag and _source(argument) != _FROM_WORDS):
                 argument.tokens.clear()
                 argument.append(Token(keyword=flag_name, value=value, source="context"))
-
-
-def _name_of(chosen: Argument, url: Argument) -> str:
-    """Return the name of the context to use, and an empty one for none. Raises StartupError if a
-    context and a URL are chosen in the same way."""
-    by_context, by_url = _source(chosen), _source(url)
-    name = chosen.tokens[0].value if chosen.tokens else ""
-    if name and by_context == by_url:
-        pair = (
-            f"{_FLAG} and --url"
-            if by_url == _FROM_WORDS
-            else f"{CONTEXT_VARIABLE} and COUNTER_URL of the environment"
-        )
-        raise StartupError(f"{pair} both name a service: give one of them")
-    if by_context == _FROM_WORDS:
-        return name
-    if by_url is not None:
-        chosen.tokens.clear()
-        return ""
-    return name if by_context else load_contexts().current or ""
 
 
 def _source(argument: Argument) -> str | None:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
@@ -235,6 +235,15 @@ def second(moment: datetime) -> str:
 def signed(number: int) -> str:
     """Format *number* with its sign, so that a change does not look like a count."""
     return f"{number:+}"
+
+
+def listing(fields: Mapping[str, object]) -> str:
+    """Format *fields* with one line each; None is a dash."""
+    width = max(map(len, fields))
+    return "\n".join(
+        f"{printable(name):<{width}}  {printable('-' if value is None else str(value))}"
+        for name, value in fields.items()
+    )
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -267,6 +267,7 @@ def test_what_no_client_can_have_is_not_kept(shell: Shell, home: Path) -> None:
         ("a b", ["--url", "http://a"]),
         ("x", ["--url", "ftp://a"]),
         ("x", ["--url", "http://a", "--namespace", "A B"]),
+        ("x", ["--url", "http://a", "--namespace", ""]),
         ("x", ["--url", "http://a", "--api-key-file", str(home / "bad.key")]),
         ("x", ["--url", "http://a", "--api-key-file", str(home / "gone.key")]),
         ("x", ["--url", "https://a", "--tls-ca", str(home / "gone.pem")]),

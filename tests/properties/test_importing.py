@@ -244,7 +244,9 @@ def test_an_import_that_began_before_half_of_the_life_of_a_key_says_how_to_count
     for _ in range(3):
         service.now_us += KEY_TTL_US // 2 + SECOND
         importer = Importer(Client(service, lambda: None, service.send), "x", LEDGER, KEY_TTL_US)  # type: ignore[arg-type]
-        with pytest.raises(ImportRefusedError, match=r"\(1d\).*99 lines are counted, from the first"):
+        with pytest.raises(
+            ImportRefusedError, match=r"\(1d\).*99 lines are counted, from the first"
+        ):
             importer.run(cut(LINES), len(LINES), importer.counted(), lambda _: None)
     assert service.counts[LEDGER] == 99
 

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from counter.cli.client import EXIT_NO, ServiceFlags, ended, fail, key_in, opened
 from counter.cli.contexts import (
     CONTEXT_VARIABLE,
+    NAME,
     Context,
     Contexts,
-    checked_context,
     load_contexts,
     save_contexts,
 )
-from counter.cli.terminal import JsonLines, flag, json_line, print_out, printable, remark, table
+from counter.cli.terminal import (
+    JsonLines,
+    flag,
+    json_line,
+    listing,
+    print_answer,
+    print_out,
+    remark,
+    table,
+)
 from counter.errors import StartupError
 from counter.security.keys import id_in
 
 _Which = Annotated[str, flag("The context")]
-_SET = "set"
+_CELLS: Final[Mapping[object, str]] = {True: "*", False: "", None: "-"}
 
 
 @Parameter(name="*", group="Service")
@@ -60,7 +69,12 @@ def add(
     """Add a context."""
     with ended():
         contexts = load_contexts()
-        if checked_context(name) in contexts.by_name and not override:
+        if not NAME.fullmatch(name):
+            raise StartupError(
+                f"NAME: {name[:80]!r} cannot name a context: write 1 to 64 letters, digits, dots,"
+                " underscores and dashes, the first a letter or a digit"
+            )
+        if name in contexts.by_name and not override:
             fail(f"there is a context {name!r} already: --replace replaces it", EXIT_NO)
         made = Context(
             what.url,
@@ -68,20 +82,16 @@ def add(
             None if what.api_key_file is None else key_in(what.api_key_file).strip(),
             *(_absolute(each) for each in (what.tls_ca, what.tls_cert, what.tls_key)),
         )
-        _check(made)
+        given = {k: v for k, v in asdict(made).items() if k != "api_key" and v is not None}
+        # Opening a client checks the values.
+        with opened(ServiceFlags(**given), api_key=made.api_key):
+            pass
         save_contexts(replace(contexts, by_name={**contexts.by_name, name: made}))
         remark(f"context {name!r} is added: counter context use {name} makes it the current one")
 
 
 def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
-
-
-def _check(context: Context) -> None:
-    """Raise InvalidParameterError or StartupError for values that no client accepts."""
-    given = {k: v for k, v in asdict(context).items() if k != "api_key" and v is not None}
-    with opened(ServiceFlags(**given), api_key=context.api_key):
-        pass
 
 
 def list_(*, json: JsonLines = False) -> None:
@@ -96,14 +106,9 @@ def list_(*, json: JsonLines = False) -> None:
             for each in shown:
                 print_out(json_line(each))
             return
-        rows = [
-            (
-                *("*" if each["current"] else "", each["name"], each["url"]),
-                *(each["namespace"] or "-", each["api_key"] or "-"),
-            )
-            for each in shown
-        ]
-        print_out(table(("CURRENT", "NAME", "URL", "NAMESPACE", "API KEY"), rows))
+        columns = ("current", "name", "url", "namespace", "api_key")
+        rows = [[_CELLS.get(each[name], each[name]) for name in columns] for each in shown]
+        print_out(table([name.upper().replace("_", " ") for name in columns], rows))
 
 
 def use(name: _Which, /) -> None:
@@ -130,15 +135,7 @@ def show(
             fail("no context is the current one: counter context use makes one so", EXIT_NO)
         with _of_one(chosen):
             shown = _shown(contexts, chosen)
-            if json:
-                print_out(json_line(shown))
-                return
-            width = max(map(len, shown))
-            lines = (
-                f"{key:<{width}}  {printable('-' if value is None else str(value))}"
-                for key, value in shown.items()
-            )
-            print_out("\n".join(lines))
+            print_answer(listing(shown), shown, json=json)
 
 
 def remove(name: _Which, /) -> None:
@@ -167,11 +164,8 @@ def _of_one(name: str) -> Iterator[Contexts]:
 def _shown(contexts: Contexts, name: str) -> dict[str, Any]:
     """Return a context for people; of its key only the id, which is public."""
     context = contexts.by_name[name]
-    key = context.api_key
-    known = None if key is None else id_in(key)
-    return {
-        "name": name,
-        "current": name == contexts.current,
-        **asdict(context),
-        "api_key": None if key is None else f"{_SET}, id {known}" if known else _SET,
-    }
+    shown = {"name": name, "current": name == contexts.current, **asdict(context)}
+    if context.api_key is not None:
+        known = id_in(context.api_key)
+        shown["api_key"] = f"set, id {known}" if known else "set"
+    return shown

@@ -25,10 +25,10 @@ from counter.cli.terminal import (
     JsonLines,
     flag,
     json_line,
+    listing,
     print_answer,
     print_error,
     print_out,
-    printable,
     remark,
     table,
 )
@@ -204,13 +204,6 @@ def _show(settings: dict[str, Any], *, json: bool) -> None:
     if json:
         print_out(json_line(settings))
     else:
-        width = max(map(len, settings))
-        shown = {k: v for k, v in settings.items() if k != "warnings"}
-        print_out(
-            "\n".join(
-                f"{printable(name):<{width}}  {printable(str(value))}"
-                for name, value in shown.items()
-            )
-        )
+        print_out(listing({k: v for k, v in settings.items() if k != "warnings"}))
     for each in warnings:
         remark(f"warning: {in_words(each)}")
