@@ -366,7 +366,7 @@ def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
 def test_an_import_whose_keys_may_be_forgotten_counts_nothing_more(
     service: Service, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ledger has lines, and the import has no beginning, as if a version without it had run; and
+    """The ledger has lines, and the import has no beginning, as if a version without it had run;
     then it has a beginning whose key was forgotten."""
     Path("in.csv").write_text("a,1\nb,2\n")
     ledger = examine(Path("in.csv"), lambda *_: None).ledger
