@@ -1,13 +1,16 @@
 """Kinds of stores are found by name, through the entry points that packages install."""
 
+import json
 import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
+from counter.cli.commands.backup import _begin_new_life
 from counter.clock import SystemClock
 from counter.config import store_kinds
 from counter.config.report import load
@@ -16,7 +19,10 @@ from counter.config.store_kinds import GROUP, StoreKind, store_kind, store_names
 from counter.errors import StartupError
 from counter.storage.cassandra import CassandraKind
 from counter.storage.dynamodb import DynamodbKind
+from counter.storage.memory import MemoryStore
+from counter.storage.memory.control import MemoryControl
 from counter.storage.postgresql import PostgresqlKind
+from counter.storage.server_kind import ServerKind
 from counter.storage.sqlite import SqliteKind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,3 +97,47 @@ def test_a_kind_is_found_without_its_driver(
         monkeypatch.setitem(sys.modules, driver, None)
     with pytest.raises(StartupError, match=rf"pip install '\.\[{kind.name}\]' in its checkout"):
         kind.open(Settings(), SystemClock())
+
+
+class RestoredControl(MemoryControl):
+    """Keeps the time at which a new life began."""
+
+    began_us = 0
+
+    async def begin_new_life(self, now_us: int) -> None:
+        self.began_us = now_us
+
+
+@pytest.mark.parametrize("kind", [CassandraKind, DynamodbKind])
+async def test_a_restored_store_begins_a_new_life_as_one_act(
+    kind: type[ServerKind], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a store without transactions, which needs a repair afterwards."""
+    store = MemoryStore(SystemClock())
+    store.control = control = RestoredControl(store.tables)
+    monkeypatch.setattr(kind, "open", lambda *_: store)
+    log = tmp_path / "audit.jsonl"
+    before_us = SystemClock().now_us()
+    assert "counter audit --all --repair" in await _begin_new_life(_restored(kind, log))
+    assert before_us <= control.began_us <= SystemClock().now_us()
+    act = json.loads(log.read_text(encoding="utf-8"))
+    assert (act["act"], act["end"]) == ("schema.restored", "done")
+
+
+@pytest.mark.parametrize("kind", [CassandraKind, DynamodbKind])
+async def test_a_restored_store_that_cannot_be_opened_was_not_changed(
+    kind: type[ServerKind], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So there is no act to record."""
+    store = MemoryStore(SystemClock())
+    monkeypatch.setattr(store, "open", AsyncMock(side_effect=StartupError("no schema")))
+    monkeypatch.setattr(kind, "open", lambda *_: store)
+    log = tmp_path / "audit.jsonl"
+    with pytest.raises(StartupError, match="no schema"):
+        await _begin_new_life(_restored(kind, log))
+    assert log.read_bytes() == b""
+
+
+def _restored(kind: type[ServerKind], log: Path) -> Settings:
+    points = ("one",) if kind.address else ()
+    return Settings(store=kind.name, contact_points=points, audit_log=log)
