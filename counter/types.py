@@ -47,7 +47,8 @@ class Event(NamedTuple):
     counter.
 
     A tuple and not a dataclass: one is built per add, and a tuple is the cheapest immutable record.
-    ``atom`` is the fingerprint of the whole item list if the event is part of an atomic add.
+    ``atom`` is the fingerprint of the whole item list if the event is part of an atomic add; its
+    items have keys from 1, a single add has 0.
     """
 
     counter: str
@@ -57,6 +58,12 @@ class Event(NamedTuple):
     delta: int
     clear: bool = False
     atom: bytes | None = None
+
+    @property
+    def scope(self) -> str:
+        """The scope of the token besides its time and id: the counter, or "", the whole namespace,
+        for an atomic add."""
+        return "" if self.item_key else self.counter
 
     def same_payload(self, other: Event) -> bool:
         """Return whether both events have the same payload; the delta of a clear is ignored."""

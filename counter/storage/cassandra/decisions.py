@@ -136,10 +136,8 @@ class CassandraDecisions:
 
 
 def _token_of(namespace: Namespace, events: Sequence[Event]) -> tuple[Any, ...]:
-    """Return a token's scope: its counter, or empty for an atomic add's, the whole namespace."""
     first = events[0]
-    scope = first.counter if first.atom is None else ""
-    return (namespace.id, scope, first.event_time_us, first.event_id)
+    return namespace.id, first.scope, first.event_time_us, first.event_id
 
 
 def _decision_of(row: Sequence[Any]) -> Decision:

@@ -73,11 +73,9 @@ class DynamodbDecisions:
 
 
 def decision_key(namespace: Namespace, events: Sequence[Event]) -> Key:
-    """Return the key of the decision about the token of *events*: of its counter, or of the whole
-    namespace for an atomic add's."""
+    """Return the key of the decision about the token of *events*."""
     first = events[0]
-    scope = first.counter.encode() if first.atom is None else b""
-    token = number(first.event_time_us) + first.event_id + scope
+    token = number(first.event_time_us) + first.event_id + first.scope.encode()
     return partition(namespace, DECISION, token), ALONE
 
 

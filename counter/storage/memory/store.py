@@ -63,10 +63,8 @@ class MemoryDecisions:
 
 
 def _token_of(events: Sequence[Event]) -> TokenKey:
-    """Return a token's scope: its counter, or the whole namespace for an atomic add."""
     first = events[0]
-    scope = first.counter if first.atom is None else None
-    return (scope, first.event_time_us, first.event_id)
+    return first.scope, first.event_time_us, first.event_id
 
 
 class MemoryPartitionSizes:

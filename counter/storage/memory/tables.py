@@ -33,7 +33,7 @@ Identity = tuple[int, bytes, int]
 #: (counter, time bucket, event bucket): a partition of one namespace in one slice.
 PartitionKey = tuple[str, int, int]
 #: (counter or None for an atomic add, event time, event id).
-TokenKey = tuple[str | None, int, bytes]
+TokenKey = tuple[str, int, bytes]
 
 _T = TypeVar("_T", str, Mark, Identity)
 

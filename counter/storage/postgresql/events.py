@@ -366,11 +366,6 @@ def _dropped(time_us: int) -> SliceMissingError:
     )
 
 
-def scope_of(event: Event) -> str:
-    """Return a token's scope besides time and nonce: the counter, or "" for an atomic add."""
-    return event.counter if event.item_key == 0 else ""
-
-
 def token_of(namespace: Namespace, event: Event) -> tuple[Any, ...]:
     """Return the key of *event*'s token in ``resolutions``."""
-    return namespace.id, event.event_time_us, event.event_id, scope_of(event)
+    return namespace.id, event.event_time_us, event.event_id, event.scope

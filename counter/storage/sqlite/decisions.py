@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from counter.storage.sqlite.database import Database
-from counter.storage.sqlite.events import find_events, has_atomic, scope_of
+from counter.storage.sqlite.events import find_events, has_atomic
 from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome
 
 
@@ -39,7 +39,7 @@ class SqliteDecisions:
                     namespace.id,
                     event.event_time_us,
                     event.event_id,
-                    scope_of(event),
+                    event.scope,
                     outcome,
                     fingerprint,
                 ),
@@ -101,6 +101,6 @@ def _select(
     row = connection.execute(
         "SELECT outcome, fingerprint FROM resolutions WHERE namespace = ? AND event_time = ?"
         " AND event_id = ? AND scope = ?",
-        (namespace.id, events[0].event_time_us, events[0].event_id, scope_of(events[0])),
+        (namespace.id, events[0].event_time_us, events[0].event_id, events[0].scope),
     ).fetchone()
     return None if row is None else Decision(Outcome(row[0]), row[1])

@@ -417,14 +417,9 @@ def _is_void(connection: sqlite3.Connection, namespace: Namespace, event: Event)
     outcome = connection.execute(
         "SELECT outcome FROM resolutions WHERE namespace = ? AND event_time = ?"
         " AND event_id = ? AND scope = ?",
-        (namespace.id, event.event_time_us, event.event_id, scope_of(event)),
+        (namespace.id, event.event_time_us, event.event_id, event.scope),
     ).fetchone()
     return outcome is not None and outcome[0] == Outcome.VOID
-
-
-def scope_of(event: Event) -> str:
-    """Return a token's scope besides time and nonce: the counter, or "" for an atomic add."""
-    return event.counter if event.item_key == 0 else ""
 
 
 def counter_ids(
