@@ -58,14 +58,10 @@ class Chunk:
     """Lines that one atomic add counts: all of them, or none."""
 
     number: int
-    #: The number of lines before it, and the number of its lines.
-    first: int
+    #: The number of its lines, and of all lines up to its end.
     lines: int
+    end: int
     items: tuple[tuple[str, int], ...]
-
-    @property
-    def end(self) -> int:
-        return self.first + self.lines
 
     def token(self, import_id: str, time_us: int) -> Token:
         """Return its token for the instant *time_us*: the same wherever the same file is
@@ -139,16 +135,16 @@ def cut(counts: Iterable[tuple[str, int]]) -> Iterator[Chunk]:
     """Yield chunks of at most ITEMS_MAX items; a count past 64 bits is several items of one
     chunk."""
     items: list[tuple[str, int]] = []
-    number = first = lines = 0
+    number = lines = end = 0
     for counter, count in counts:
         parts = _parts(count)
         if len(items) + len(parts) > ITEMS_MAX:
-            yield Chunk(number, first, lines, tuple(items))
-            number, first, lines, items = number + 1, first + lines, 0, []
+            yield Chunk(number, lines, end, tuple(items))
+            number, lines, items = number + 1, 0, []
         items += [(counter, part) for part in parts]
-        lines += 1
+        lines, end = lines + 1, end + 1
     if items:
-        yield Chunk(number, first, lines, tuple(items))
+        yield Chunk(number, lines, end, tuple(items))
 
 
 def _parts(count: int) -> list[int]:

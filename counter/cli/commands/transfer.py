@@ -275,8 +275,8 @@ class _Import:
             "ledger": self.file.ledger,
             "lines": self.file.lines,
             "sum": self.file.sum,
-            "counted_before": min(self.before, self.file.lines),
-            "counted_now": self.done - min(self.before, self.file.lines),
+            "counted_before": self.before,
+            "counted_now": self.done - self.before,
             **(compared if self.what.verify else {}),
         }
 
