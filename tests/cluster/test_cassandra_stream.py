@@ -12,7 +12,7 @@ from counter.errors import WriteTimeoutError
 from counter.limits import MILLISECOND, SECOND
 from counter.metrics import Calls
 from counter.storage.cassandra import connection as driver_connection
-from counter.storage.cassandra.connection import Connection, Stream
+from counter.storage.cassandra.connection import CassandraConnection, Stream
 from counter.storage.cassandra.options import CassandraOptions
 
 
@@ -117,7 +117,7 @@ class Closing:
     def __init__(self, read_timeout_us: int) -> None:
         self.driver, self.ends = Driver(), list[BaseException | None]()
         options = CassandraOptions([("nobody", 1)], read_timeout_us=read_timeout_us)
-        self.connection = connection = Connection(options)
+        self.connection = connection = CassandraConnection(options)
         connection._cluster = SimpleNamespace(shutdown=lambda: self.ends.append(EOFError()))
         connection._execute = self.driver.send  # type: ignore[assignment,method-assign]
         connection.stream.send("a", None, self.ends.append)

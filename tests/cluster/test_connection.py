@@ -17,7 +17,7 @@ from counter.errors import (
     WriteTimeoutError,
 )
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.cassandra.connection import IN_FLIGHT_MAX, Connection
+from counter.storage.cassandra.connection import IN_FLIGHT_MAX, CassandraConnection
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import at, connected, options_for
 from tests.support.relay import Relay
@@ -28,13 +28,13 @@ KEYSPACE = "connections"
 
 
 @pytest.fixture
-async def connection(cassandra: Cluster) -> AsyncIterator[Connection]:
+async def connection(cassandra: Cluster) -> AsyncIterator[CassandraConnection]:
     async with connected(options_for(cassandra)) as connection:
         yield connection
 
 
 @pytest.fixture
-async def table(connection: Connection) -> str:
+async def table(connection: CassandraConnection) -> str:
     """A table of its own: rows of a key, one cell each."""
     await connection.ddl(
         f"CREATE KEYSPACE IF NOT EXISTS {KEYSPACE} WITH replication ="
@@ -45,13 +45,13 @@ async def table(connection: Connection) -> str:
     return table
 
 
-async def filled(connection: Connection, table: str, rows: int) -> None:
+async def filled(connection: CassandraConnection, table: str, rows: int) -> None:
     insert = await connection.prepare(f"INSERT INTO {table} (k, n, v) VALUES (?, ?, ?)", QUORUM)
     await connection.rows([insert.bind((0, n, str(n).encode())) for n in range(rows)])
 
 
 async def test_thousands_of_statements_come_back_in_order(
-    connection: Connection, table: str
+    connection: CassandraConnection, table: str
 ) -> None:
     """Never more than the bound of them on their way, whoever sends them."""
     await filled(connection, table, 3_000)
@@ -70,7 +70,7 @@ async def test_thousands_of_statements_come_back_in_order(
 
 
 async def test_where_too_many_wait_the_next_are_refused_and_nobody_else(
-    connection: Connection, table: str
+    connection: CassandraConnection, table: str
 ) -> None:
     select = await connection.prepare(f"SELECT n FROM {table} WHERE k = ?", QUORUM)
     statements = [select.bind((n,)) for n in range(IN_FLIGHT_MAX // 5)]
@@ -81,7 +81,9 @@ async def test_where_too_many_wait_the_next_are_refused_and_nobody_else(
     assert await connection.run(statements[:1]) == [None]
 
 
-async def test_who_gives_up_leaves_no_hole_in_the_bound(connection: Connection, table: str) -> None:
+async def test_who_gives_up_leaves_no_hole_in_the_bound(
+    connection: CassandraConnection, table: str
+) -> None:
     """What was sent counts until it is back; what waited is not sent."""
     select = await connection.prepare(f"SELECT n FROM {table} WHERE k = ?", QUORUM)
     statements = [select.bind((n,)) for n in range(600)]
@@ -96,7 +98,7 @@ async def test_who_gives_up_leaves_no_hole_in_the_bound(connection: Connection, 
     assert connection._in_flight == 0
 
 
-async def test_all_pages_come(connection: Connection, table: str) -> None:
+async def test_all_pages_come(connection: CassandraConnection, table: str) -> None:
     """In one list, each row once, beside other statements."""
     await filled(connection, table, 1_000)
     select = await connection.prepare(f"SELECT n FROM {table} WHERE k = ?", QUORUM)
@@ -106,7 +108,7 @@ async def test_all_pages_come(connection: Connection, table: str) -> None:
     assert not nothing
 
 
-async def test_an_error_stands_in_its_place(connection: Connection, table: str) -> None:
+async def test_an_error_stands_in_its_place(connection: CassandraConnection, table: str) -> None:
     """The others are answered."""
     await filled(connection, table, 1)
     gone = f"{table}_gone"
@@ -124,7 +126,7 @@ async def test_an_error_stands_in_its_place(connection: Connection, table: str) 
 
 
 async def test_many_who_prepare_a_statement_at_once_get_one(
-    connection: Connection, table: str
+    connection: CassandraConnection, table: str
 ) -> None:
     """Also where the first of them gives up."""
     cql = f"SELECT n FROM {table} WHERE k = ?"
@@ -135,7 +137,7 @@ async def test_many_who_prepare_a_statement_at_once_get_one(
     assert len({id(each) for each in made}) == 1
 
 
-async def test_a_node_tells_the_time(connection: Connection) -> None:
+async def test_a_node_tells_the_time(connection: CassandraConnection) -> None:
     """It lies between before and after, a millisecond more or less: it is the same machine's."""
     (node,) = connection.near_nodes()
     before_us, node_us, after_us = await connection.clock_of(node, now_us)
@@ -155,7 +157,7 @@ async def relay(cassandra: Cluster) -> AsyncIterator[Relay]:
 
 
 @pytest.fixture
-async def far(cassandra: Cluster, relay: Relay) -> AsyncIterator[Connection]:
+async def far(cassandra: Cluster, relay: Relay) -> AsyncIterator[CassandraConnection]:
     """A connection through the bad network, which waits for no answer long."""
     # Long enough for a busy node: what is not answered in time is settled once more.
     options = replace(at(options_for(cassandra), relay.address), read_timeout_us=SECOND)
@@ -166,7 +168,7 @@ async def far(cassandra: Cluster, relay: Relay) -> AsyncIterator[Connection]:
 class Register:
     """One row that is set by compare-and-set."""
 
-    def __init__(self, connection: Connection, table: str) -> None:
+    def __init__(self, connection: CassandraConnection, table: str) -> None:
         self._connection = connection
         self._table = table
         self.settled = 0
@@ -202,7 +204,7 @@ class Register:
 
 
 @pytest.fixture
-async def register(far: Connection, table: str) -> Register:
+async def register(far: CassandraConnection, table: str) -> Register:
     register = Register(far, table)
     await register.prepare()
     assert await register.set(None, b"first")
@@ -236,7 +238,7 @@ async def test_one_that_was_lost_on_its_way_is_run_again(register: Register, rel
 
 
 async def test_one_that_finds_another_there_when_it_is_run_again_was_not_applied(
-    register: Register, relay: Relay, connection: Connection, table: str
+    register: Register, relay: Relay, connection: CassandraConnection, table: str
 ) -> None:
     """Who came in between did not see it."""
     other = Register(connection, table)
@@ -258,7 +260,7 @@ async def test_one_that_nobody_answers_is_an_error(register: Register, relay: Re
 
 
 async def test_a_write_that_is_not_answered_may_have_been_made(
-    far: Connection, relay: Relay, table: str
+    far: CassandraConnection, relay: Relay, table: str
 ) -> None:
     """A read that is not answered is just not answered."""
     insert = await far.prepare(f"INSERT INTO {table} (k, n, v) VALUES (?, ?, ?)", QUORUM)

@@ -25,7 +25,7 @@ from counter.errors import (
 )
 from counter.limits import SECOND
 from counter.storage.cassandra import driver as driver_setup
-from counter.storage.cassandra.connection import Connection, gathered, let_go
+from counter.storage.cassandra.connection import CassandraConnection, gathered, let_go
 from counter.storage.cassandra.driver import (
     SparingSpeculation,
     is_outcome_unknown,
@@ -293,7 +293,7 @@ def test_a_bug_is_nobodys_failure() -> None:
     assert translated(error) is error
 
 
-class Contended(Connection):
+class Contended(CassandraConnection):
     """Others set the same row again and again until some time; no compare-and-set of ours is told
     how it went before."""
 

@@ -12,7 +12,7 @@ from cassandra.pool import Host
 from counter.clock import SystemClock
 from counter.config.report import load
 from counter.ops.doctor import examine
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.node_settings import node_warnings
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.cluster_nodes import Cluster
@@ -74,7 +74,7 @@ async def test_a_user_needs_one_permission_to_read_the_settings(
             session.execute("DROP ROLE reader")
 
 
-class Reporting(Connection):
+class Reporting(CassandraConnection):
     """A connection to nodes that report the settings that a test gives them."""
 
     def __init__(self, *settings: Sequence[tuple[str, str | None]]) -> None:

@@ -10,7 +10,7 @@ from counter.clock import SystemClock
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import DAY, MINUTE, SECOND
 from counter.security.keys import digest_of, new_id
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore, KeysAlone
 from counter.storage.cassandra.tables import (
@@ -199,7 +199,7 @@ async def test_replicas_that_the_cluster_cannot_have(
 
 async def test_nodes_that_join_at_this_moment_are_waited_for(options: CassandraOptions) -> None:
     seen = [{"dc1": 0}, {"dc1": 1}]
-    with patch.object(Connection, "nodes_by_datacenter", side_effect=seen):
+    with patch.object(CassandraConnection, "nodes_by_datacenter", side_effect=seen):
         told = await have_schema(options)
     assert f"created keyspace {options.keyspace}, replicas dc1:1" in told
 

@@ -10,7 +10,7 @@ from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BoundStatement, SimpleStatement
 
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.shared.bridge import Bridge
 from tests.simulation.cluster import Cluster
@@ -110,7 +110,7 @@ class _Direct(Bridge):
         function(argument)
 
 
-class SimulatedConnection(Connection):
+class SimulatedConnection(CassandraConnection):
     """Statements go to the simulated cluster, their results come back by the bridge."""
 
     def __init__(self, options: CassandraOptions, cluster: Cluster) -> None:

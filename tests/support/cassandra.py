@@ -10,7 +10,7 @@ from counter.clock import SystemClock
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.partitions import slice_start
 from counter.ports import Clock
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.control_keyspace import slice_text
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.schema import apply
@@ -54,9 +54,9 @@ def at(options: CassandraOptions, *addresses: tuple[str, int]) -> CassandraOptio
 
 
 @asynccontextmanager
-async def connected(options: CassandraOptions) -> AsyncIterator[Connection]:
+async def connected(options: CassandraOptions) -> AsyncIterator[CassandraConnection]:
     """An open connection."""
-    connection = Connection(options)
+    connection = CassandraConnection(options)
     # As a process does: on a busy machine the driver may find no node in its time.
     await StartupRetry(20 * SECOND).run(connection.open)
     try:
@@ -149,7 +149,7 @@ def with_dataset(
     return replace(options, datasets=[(dataset, placement or options.datasets[0][1])])
 
 
-async def tables(connection: Connection, keyspace: str) -> Mapping[str, object]:
+async def tables(connection: CassandraConnection, keyspace: str) -> Mapping[str, object]:
     """The id of each table."""
     cql = f"SELECT table_name, id FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
     return dict(await connection.simple(cql))

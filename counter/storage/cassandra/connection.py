@@ -172,7 +172,7 @@ _UUID_EPOCH: Final = 0x01B21DD213814000
 _Row = tuple[Any, ...]
 
 
-class Connection:
+class CassandraConnection:
     """Runs statements; every exception of the driver leaves as the service's own."""
 
     def __init__(self, options: CassandraOptions) -> None:
@@ -499,7 +499,7 @@ def _writes(statement: Any) -> bool:
 
 async def count_nodes(options: CassandraOptions) -> int:
     """The nodes of all data centers, up or not. Raises StartupError and UnavailableError."""
-    connection = Connection(options)
+    connection = CassandraConnection(options)
     await connection.open()
     try:
         return sum(connection.nodes_by_datacenter().values())

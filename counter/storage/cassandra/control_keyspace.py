@@ -14,7 +14,7 @@ from cassandra import ConsistencyLevel
 
 from counter.errors import OverloadedError, StoreUnavailableError
 from counter.limits import SECOND
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.connection import CassandraConnection
 from counter.types import (
     Dataset,
     Era,
@@ -37,7 +37,7 @@ class ControlKeyspace:
     Quorums span all data centers, so every process sees the writes of every other one.
     """
 
-    def __init__(self, connection: Connection, keyspace: str) -> None:
+    def __init__(self, connection: CassandraConnection, keyspace: str) -> None:
         self.keyspace = keyspace
         self._connection = connection
         self._statements: dict[tuple[str, int], Any] = {}
@@ -66,7 +66,7 @@ class ControlKeyspace:
         seen_by: tuple[str, Sequence[Any]],
         mine: Any = None,
     ) -> tuple[bool, Row | None]:
-        """Run a compare-and-set as :meth:`Connection.compare_and_set` does. *seen_by* is the SERIAL
+        """Run a compare-and-set as :meth:`CassandraConnection.compare_and_set` does. *seen_by* is the SERIAL
         read that settles it, and its values: its last column has the ``op``, or else *mine*."""
         op = os.urandom(16)
         values = [op if each is OP else each for each in values]

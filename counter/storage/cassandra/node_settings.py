@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from counter.errors import CounterError
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.connection import CassandraConnection
 
 _GRANT: Final = "GRANT SELECT ON system_views.settings"
 #: Answered by each node for itself. Until 4.0 the name of the period ended with its unit.
@@ -19,7 +19,7 @@ _SETTINGS: Final = (
 )
 
 
-async def node_warnings(connection: Connection) -> Sequence[str]:
+async def node_warnings(connection: CassandraConnection) -> Sequence[str]:
     """Return what the operator should know about the settings of the nodes that are up in the
     local data center. A node that does not answer is one of the warnings."""
     nodes = connection.near_nodes()

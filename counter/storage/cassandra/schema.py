@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from counter.consistency import gap_of, stray_of
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError, UnavailableError
 from counter.limits import START_TIMEOUT_US
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.control_keyspace import (
     DATASETS,
     NAMESPACES,
@@ -69,7 +69,7 @@ _DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices
 async def apply_schema(settings: Settings) -> list[str]:
     """Apply the schema of *settings*; return a line for each change. Raises StartupError."""
     options = options_of(settings)
-    connection = Connection(options)
+    connection = CassandraConnection(options)
     retry = StartupRetry(settings.start_timeout)
     await retry.run(connection.open)
     try:
@@ -79,7 +79,7 @@ async def apply_schema(settings: Settings) -> list[str]:
 
 
 async def apply(
-    connection: Connection, options: CassandraOptions, retry: StartupRetry | None = None
+    connection: CassandraConnection, options: CassandraOptions, retry: StartupRetry | None = None
 ) -> list[str]:
     """Do the same over an open connection.
 
@@ -94,7 +94,7 @@ async def apply(
         raise StartupError(f"the schema cannot be applied: {error.detail}") from error
 
 
-async def check_version(connection: Connection, control: ControlKeyspace) -> None:
+async def check_version(connection: CassandraConnection, control: ControlKeyspace) -> None:
     """Raise StartupError with the fix unless the schema has this program's version."""
     version = await _version(connection, control)
     if version is None:
@@ -109,7 +109,7 @@ async def check_version(connection: Connection, control: ControlKeyspace) -> Non
         )
 
 
-async def _version(connection: Connection, control: ControlKeyspace) -> int | None:
+async def _version(connection: CassandraConnection, control: ControlKeyspace) -> int | None:
     """Return the schema's version, None if there is none. Raises StartupError if it is newer than
     this program's."""
     cql = (
@@ -137,7 +137,7 @@ async def _version(connection: Connection, control: ControlKeyspace) -> int | No
 class _Applying:
     """One run, with a line for each change, and for each setting that cannot be changed."""
 
-    def __init__(self, connection: Connection, options: CassandraOptions) -> None:
+    def __init__(self, connection: CassandraConnection, options: CassandraOptions) -> None:
         self._connection = connection
         self._options = options
         self._control = ControlKeyspace(connection, options.keyspace)

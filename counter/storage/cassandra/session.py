@@ -16,7 +16,7 @@ from cassandra.query import BatchStatement, BatchType
 from counter.errors import SliceMissingError, StoreUnavailableError, UnavailableError
 from counter.limits import MILLISECOND, PENDING_WRITES_MAX, TIME_MAX_US
 from counter.ports import Clock
-from counter.storage.cassandra.connection import Connection
+from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.control_keyspace import ControlKeyspace, dataset_of, slice_from
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.schema import check_version
@@ -68,7 +68,7 @@ class Session(Directory[KeyspaceState]):
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
         super().__init__(clock)
         self.options = options
-        self.connection = Connection(options)
+        self.connection = CassandraConnection(options)
         self.tally = self.connection.tally
         self.control = ControlKeyspace(self.connection, options.keyspace)
         self.statements: dict[tuple[int, str, int, int], Any] = {}
