@@ -6,7 +6,7 @@ import pytest
 
 from counter.storage.memcached import commands
 from counter.storage.memcached.commands import ContentionError, pack_value, unpack_value
-from counter.storage.memcached.connection import Connection
+from counter.storage.memcached.connection import MemcachedConnection
 from counter.storage.shared.cache_entries import Change, Entry, Note, unpack_count
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster
@@ -16,7 +16,7 @@ KEY = b"a-key-of-the-races"
 TTL_S = 100
 
 
-class Overtaken(Connection):
+class Overtaken(MemcachedConnection):
     """After its first answer, and before its owner sees it, somebody else does something."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -49,19 +49,19 @@ def ours(memcached: Cluster) -> Iterator[Overtaken]:
 
 
 @pytest.fixture
-def theirs(memcached: Cluster) -> Iterator[Connection]:
+def theirs(memcached: Cluster) -> Iterator[MemcachedConnection]:
     """The process that overtakes."""
     host, _, port = memcached.memcached_addresses[0].partition(":")
-    connection = Connection(host, int(port), 10.0)
+    connection = MemcachedConnection(host, int(port), 10.0)
     yield connection
     connection.close()
 
 
-def put(connection: Connection, time_us: int) -> None:
+def put(connection: MemcachedConnection, time_us: int) -> None:
     commands.put(connection, [Entry(KEY, TTL_S, Checkpoint(time_us, time_us))])
 
 
-def standing(connection: Connection) -> int | None:
+def standing(connection: MemcachedConnection) -> int | None:
     """The time of the count that stands."""
     [found] = commands.read(connection, [KEY])
     checkpoint = None if found is None else unpack_count(found)
@@ -71,7 +71,7 @@ def standing(connection: Connection) -> int | None:
 @pytest.mark.parametrize("before", [None, NOW])
 @pytest.mark.parametrize(("own", "other"), [(NOW + 1, NOW + 2), (NOW + 2, NOW + 1)])
 def test_the_newer_count_stands_whoever_was_first(
-    ours: Overtaken, theirs: Connection, before: int | None, own: int, other: int
+    ours: Overtaken, theirs: MemcachedConnection, before: int | None, own: int, other: int
 ) -> None:
     """Where a count stood before, and where none did."""
     if before is not None:
@@ -82,7 +82,7 @@ def test_the_newer_count_stands_whoever_was_first(
 
 
 def test_a_count_that_vanishes_meanwhile_is_put_all_the_same(
-    ours: Overtaken, theirs: Connection
+    ours: Overtaken, theirs: MemcachedConnection
 ) -> None:
     put(theirs, NOW)
     ours.meanwhile = [lambda: theirs.pipeline([b"delete %b\r\n" % KEY])]
@@ -90,7 +90,7 @@ def test_a_count_that_vanishes_meanwhile_is_put_all_the_same(
     assert standing(theirs) == NOW + 1
 
 
-def test_two_who_find_no_counter_both_count(ours: Overtaken, theirs: Connection) -> None:
+def test_two_who_find_no_counter_both_count(ours: Overtaken, theirs: MemcachedConnection) -> None:
     """One of them makes it, the other adds to it."""
     ours.meanwhile = [lambda: commands.change(theirs, [Change(KEY, 5)])]
     assert list(commands.change(ours, [Change(KEY, -7)])) == [-2]
@@ -100,7 +100,7 @@ def test_two_who_find_no_counter_both_count(ours: Overtaken, theirs: Connection)
 
 
 def test_a_counter_that_is_cleared_again_and_again_is_given_up(
-    ours: Overtaken, theirs: Connection
+    ours: Overtaken, theirs: MemcachedConnection
 ) -> None:
     """Not for ever tried: each time it was there when it was to be made, and not when it was to be
     changed."""
@@ -118,7 +118,7 @@ def test_a_counter_that_is_cleared_again_and_again_is_given_up(
 
 
 def test_a_token_that_is_forgotten_meanwhile_counts_as_new(
-    ours: Overtaken, theirs: Connection
+    ours: Overtaken, theirs: MemcachedConnection
 ) -> None:
     """The guard may forget: it never says more than it knows."""
     note = Note(KEY, TTL_S, b"p" * 16)

@@ -14,7 +14,7 @@ import pytest
 from counter.errors import CacheUnavailableError, InvalidBodyError, StartupError
 from counter.limits import INT64_MAX, INT64_MIN, SECOND, TIME_MAX_US
 from counter.ports import Cache
-from counter.storage.memcached.connection import Connection
+from counter.storage.memcached.connection import MemcachedConnection
 from counter.storage.shared.cache_entries import count_key, token_key, value_key
 from counter.storage.shared.remote_cache import RemoteCache
 from counter.types import Checkpoint, Era, Guarded, Namespace
@@ -63,7 +63,7 @@ class TestTwoServers(OnMemcached):
         await cache.put_many(namespace, entries)
         for address in self._cluster.memcached_addresses:
             host, _, port = address.partition(":")
-            connection = Connection(host, int(port), 1.0)
+            connection = MemcachedConnection(host, int(port), 1.0)
             prefix = cache._prefix  # type: ignore[attr-defined]
             found = connection.get_many(count_key(prefix, namespace.id, n) for n, _ in entries)
             connection.close()
@@ -186,7 +186,7 @@ async def test_what_memory_held_before_disturbs_no_counter(memcached: Cluster, s
     names = [f"c{n}" for n in range(50)]
     keys = [value_key(prefix, namespace.id, name) for name in names]
     host, _, port = memcached.memcached_addresses[0].partition(":")
-    connection = Connection(host, int(port), 10.0)
+    connection = MemcachedConnection(host, int(port), 10.0)
     connection.pipeline([b"set %b 0 0 25\r\n%b\r\n" % (key, b"-" * 25) for key in keys])
     connection.pipeline([b"delete %b\r\n" % key for key in keys])
     connection.close()

@@ -9,7 +9,7 @@ from redis import Redis
 from counter.config.values import redis_server
 from counter.ports import Clock
 from counter.storage.memcached import MemcachedCache
-from counter.storage.memcached.connection import Connection
+from counter.storage.memcached.connection import MemcachedConnection
 from counter.storage.redis import RedisCache
 from counter.storage.shared.remote_cache import RemoteCache
 from scripts.cluster_nodes import Cluster
@@ -64,7 +64,7 @@ def cache_address(cluster: Cluster) -> str:
 def _commands(cluster: Cluster, *commands: bytes) -> bytes:
     """What the first memcached answers to the last of *commands*."""
     host, _, port = cache_address(cluster).partition(":")
-    connection = Connection(host, int(port), 2.0)
+    connection = MemcachedConnection(host, int(port), 2.0)
     answers = connection.pipeline(commands)
     connection.close()
     return answers[-1]

@@ -11,7 +11,7 @@ from pymemcache.exceptions import (
     MemcacheUnknownError,
 )
 
-from counter.storage.memcached.connection import NO_NUMBER, Connection
+from counter.storage.memcached.connection import NO_NUMBER, MemcachedConnection
 
 COMMANDS = [b"incr a 1\r\n", b"incr b 1\r\n", b"incr c 1\r\n"]
 
@@ -19,7 +19,7 @@ COMMANDS = [b"incr a 1\r\n", b"incr b 1\r\n", b"incr c 1\r\n"]
 def answered(*parts: bytes) -> Sequence[bytes]:
     """What COMMANDS come to where memcached answers in *parts*, and then ends the connection."""
     ours, theirs = socket.socketpair()
-    connection = Connection("127.0.0.1", 1, 10.0)
+    connection = MemcachedConnection("127.0.0.1", 1, 10.0)
     connection._client.sock = ours
 
     def serve() -> None:

@@ -16,11 +16,11 @@ from xxhash import xxh64_intdigest
 from counter import limits
 from counter.ports import Clock
 from counter.storage.memcached import commands
-from counter.storage.memcached.connection import Connection
+from counter.storage.memcached.connection import MemcachedConnection
 from counter.storage.shared.remote_cache import Operations, RemoteCache
 
 
-class MemcachedCache(RemoteCache[Connection]):
+class MemcachedCache(RemoteCache[MemcachedConnection]):
     """:class:`counter.ports.Cache` over one or more memcached servers.
 
     *timeout_us* bounds a connect and each wait for an answer. A best-effort counter has 64 bits:
@@ -41,7 +41,7 @@ class MemcachedCache(RemoteCache[Connection]):
         timeout_s = timeout_us / limits.SECOND
         super().__init__(
             {
-                f"memcached at {host}:{port}": partial(Connection, host, port, timeout_s)
+                f"memcached at {host}:{port}": partial(MemcachedConnection, host, port, timeout_s)
                 for host, port in servers
             },
             Operations(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from counter.errors import CounterError
-from counter.storage.memcached.connection import NO_NUMBER, Connection
+from counter.storage.memcached.connection import NO_NUMBER, MemcachedConnection
 from counter.storage.shared.cache_entries import Change, Entry, Note, pack_count, unpack_count
 from counter.types import Guarded
 
@@ -27,13 +27,13 @@ class ContentionError(Exception):
     """Other processes changed the same keys repeatedly; the changes were not made."""
 
 
-def read(connection: Connection, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+def read(connection: MemcachedConnection, keys: Sequence[bytes]) -> Sequence[bytes | None]:
     """Return the value of each key."""
     found = connection.get_many(dict.fromkeys(keys))
     return [found.get(key) for key in keys]
 
 
-def put(connection: Connection, entries: Sequence[Entry]) -> Sequence[None]:
+def put(connection: MemcachedConnection, entries: Sequence[Entry]) -> Sequence[None]:
     """Store each count unless a newer one is stored."""
     newest: dict[bytes, Entry] = {}
     for entry in entries:
@@ -77,7 +77,7 @@ def _replacement(key: bytes, ttl_s: int, value: bytes, version: bytes) -> bytes:
     return b"cas %b 0 %d %d %b\r\n%b\r\n" % (key, ttl_s, len(value), version, value)
 
 
-def note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
+def note(connection: MemcachedConnection, notes: Sequence[Note]) -> Sequence[Guarded]:
     """Store each fingerprint if there is none, and return what was stored before."""
     answers = connection.pipeline(
         [
@@ -94,7 +94,9 @@ def note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
     ]
 
 
-def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int | CounterError]:
+def change(
+    connection: MemcachedConnection, changes: Sequence[Change]
+) -> Sequence[int | CounterError]:
     """Make each change, and return the value after it. Raises ContentionError.
 
     memcached goes on at the other end of 64 bits. A change that did is undone and refused: in this
@@ -121,7 +123,7 @@ def change(connection: Connection, changes: Sequence[Change]) -> Sequence[int | 
     return values
 
 
-def _undo(connection: Connection, changes: Sequence[Change]) -> None:
+def _undo(connection: MemcachedConnection, changes: Sequence[Change]) -> None:
     """Make *changes* of those counters that are not gone meanwhile. Raises ContentionError."""
     for _ in range(_ROUNDS_MAX):
         if not changes:
@@ -133,7 +135,9 @@ def _undo(connection: Connection, changes: Sequence[Change]) -> None:
     raise ContentionError("changes beyond 64 bits could not be undone")
 
 
-def _changed(connection: Connection, changes: Sequence[Change]) -> Sequence[int | CounterError]:
+def _changed(
+    connection: MemcachedConnection, changes: Sequence[Change]
+) -> Sequence[int | CounterError]:
     """Make each change, and return the value after it, which has 64 bits, or why it is not made."""
     values: dict[int, int | CounterError] = {}
     waiting = list(range(len(changes)))
@@ -166,7 +170,7 @@ def _changed(connection: Connection, changes: Sequence[Change]) -> Sequence[int 
 
 
 def _add_here(
-    connection: Connection,
+    connection: MemcachedConnection,
     changes: Sequence[Change],
     unread: Sequence[int],
     values: dict[int, int | CounterError],
@@ -212,7 +216,7 @@ def _second_try(each: Change) -> bytes:
     return b"add %b 0 0 %d\r\n%b\r\n" % (each.key, len(value), value)
 
 
-def ask_version(connection: Connection, questions: Sequence[bytes]) -> Sequence[bytes]:
+def ask_version(connection: MemcachedConnection, questions: Sequence[bytes]) -> Sequence[bytes]:
     """Return whether it answers."""
     return connection.pipeline([b"version\r\n" for _ in questions])
 

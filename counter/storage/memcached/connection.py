@@ -51,7 +51,7 @@ class _TellingClient(Client):  # type: ignore[misc]
             raise
 
 
-class Connection:
+class MemcachedConnection:
     """A pymemcache client that can also send many commands at once and read all their answers.
 
     Connects where it has to. Raises NotConnectedError, OSError (``TimeoutError`` among them) and
