@@ -10,13 +10,13 @@ import pytest
 from hiredis import ProtocolError
 from redis.connection import ConnectionPool
 
-from counter.storage.redis.connection import Connection
+from counter.storage.redis.connection import RedisConnection
 
 COMMANDS = [("MGET", "a"), ("MGET", "b")]
 
 
 @contextmanager
-def served(*connections: Sequence[bytes]) -> Iterator[Connection]:
+def served(*connections: Sequence[bytes]) -> Iterator[RedisConnection]:
     """A connection to a server that answers the first request of each of its *connections* with
     these parts. It closes a connection whose last part is empty."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -41,7 +41,7 @@ def served(*connections: Sequence[bytes]) -> Iterator[Connection]:
         server.start()
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         pool = ConnectionPool.from_url(url, protocol=2, driver_info=None, socket_timeout=10)
-        connection = Connection(pool)
+        connection = RedisConnection(pool)
         try:
             yield connection
         finally:

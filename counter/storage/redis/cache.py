@@ -12,7 +12,7 @@ from redis.connection import ConnectionPool
 from counter import limits
 from counter.errors import CounterError
 from counter.ports import Clock
-from counter.storage.redis.connection import Command, Connection
+from counter.storage.redis.connection import Command, RedisConnection
 from counter.storage.shared.cache_entries import Change, Entry, Note, pack_count
 from counter.storage.shared.cache_lane import RefusedError
 from counter.storage.shared.remote_cache import Operations, RemoteCache
@@ -39,7 +39,7 @@ _OVERFLOW: Final = "ERR increment or decrement would overflow"
 _Answer = TypeVar("_Answer")
 
 
-class RedisCache(RemoteCache[Connection]):
+class RedisCache(RemoteCache[RedisConnection]):
     """:class:`counter.ports.Cache` over one Redis or Valkey server.
 
     *timeout_us* bounds a connect and each wait for an answer. A best-effort counter has 64 bits: a
@@ -65,7 +65,7 @@ class RedisCache(RemoteCache[Connection]):
             socket_connect_timeout=timeout_s,
         )
         super().__init__(
-            {f"redis at {name}": partial(Connection, pool)},
+            {f"redis at {name}": partial(RedisConnection, pool)},
             Operations(
                 read=_read, put=_put, note=_note, change=_change, ping=_ping, unpack_value=int
             ),
@@ -75,14 +75,14 @@ class RedisCache(RemoteCache[Connection]):
         )
 
 
-def _read(connection: Connection, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+def _read(connection: RedisConnection, keys: Sequence[bytes]) -> Sequence[bytes | None]:
     replies = connection.exchange([("MGET", *keys)])
     _require(replies, len(keys))
     found: Sequence[bytes | None] = replies[0]
     return found
 
 
-def _put(connection: Connection, entries: Sequence[Entry]) -> Sequence[None]:
+def _put(connection: RedisConnection, entries: Sequence[Entry]) -> Sequence[None]:
     parts = [entries[at : at + _SCRIPT_ITEMS] for at in range(0, len(entries), _SCRIPT_ITEMS)]
     _require(connection.exchange([_put_command(each) for each in parts]), len(entries))
     return [None] * len(entries)
@@ -96,7 +96,7 @@ def _put_command(entries: Sequence[Entry]) -> Command:
     return ("EVAL", _PUT, len(entries), *(each.key for each in entries), *arguments)
 
 
-def _note(connection: Connection, notes: Sequence[Note]) -> Sequence[Guarded]:
+def _note(connection: RedisConnection, notes: Sequence[Note]) -> Sequence[Guarded]:
     replies = connection.exchange(
         [("SET", key, payload, "NX", "GET", "EX", ttl_s) for key, ttl_s, payload in notes]
     )
@@ -112,7 +112,7 @@ def _compared(note: Note, reply: Any) -> Guarded | None:
     return note.compared(reply)
 
 
-def _change(connection: Connection, changes: Sequence[Change]) -> Sequence[int | CounterError]:
+def _change(connection: RedisConnection, changes: Sequence[Change]) -> Sequence[int | CounterError]:
     replies = connection.exchange(
         [("DEL", key) if delta is None else ("INCRBY", key, delta) for key, delta in changes]
     )
@@ -134,7 +134,7 @@ def _is_foreign(reply: Any) -> bool:
     return isinstance(reply, ReplyError) and str(reply).startswith(_WRONG_TYPE)
 
 
-def _ping(connection: Connection, keys: Sequence[bytes]) -> Sequence[object]:
+def _ping(connection: RedisConnection, keys: Sequence[bytes]) -> Sequence[object]:
     """Write, because a read-only replica or a server whose memory is full answers reads."""
     replies = connection.exchange([("SET", key, "", "NX", "GET", "PX", 1_000) for key in keys])
     _require([each for each in replies if not _is_foreign(each)], len(keys))

@@ -18,7 +18,7 @@ _RECEIVED_BYTES: Final = 65_536
 Command = tuple[Any, ...]
 
 
-class Connection:
+class RedisConnection:
     """redis-py's connection, which logs in, with many commands in one round trip.
 
     redis-py itself takes six times as long for each reply of a pipeline as hiredis takes.
