@@ -55,7 +55,7 @@ class Unreachable:
         self.sent = sent
 
 
-class Connection(Protocol):
+class CacheConnection(Protocol):
     """A blocking connection, which connects when it is used. It belongs to one thread at a time."""
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Connection(Protocol):
         ...
 
 
-_Connection = TypeVar("_Connection", bound=Connection)
+_Connection = TypeVar("_Connection", bound=CacheConnection)
 
 
 class Server(Generic[_Connection]):
@@ -127,7 +127,7 @@ class Lane(Generic[_Item, _Answer]):
         self._server = server
         connection = server.connection()
         self._work = partial(work, connection)
-        self._connection: Connection = connection
+        self._connection: CacheConnection = connection
         self._batcher: Batcher[None, _Item, _Answer | Unreachable] = Batcher(
             self._send,
             name=server.name,

@@ -26,7 +26,7 @@ from counter.storage.shared.cache_entries import (
 )
 from counter.storage.shared.cache_lane import (
     RETRY_AFTER_US,
-    Connection,
+    CacheConnection,
     Lane,
     Server,
     Unreachable,
@@ -39,7 +39,7 @@ _TTL_MAX_S: Final = 30 * 24 * 60 * 60
 #: A token is sent again while it is within its accept limit: so much longer it is remembered.
 _GUARD_MARGIN: Final = 2
 
-_Connection = TypeVar("_Connection", bound=Connection)
+_Connection = TypeVar("_Connection", bound=CacheConnection)
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
