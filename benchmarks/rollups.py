@@ -23,7 +23,7 @@ from counter.core.read import CountReader
 from counter.limits import BATCH_ITEMS_MAX
 from counter.ports import Store
 from counter.storage.memory import MemoryCache
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.storage.sqlite import SqliteStore
@@ -171,7 +171,7 @@ class PostgresqlDesk(Desk):
     def __init__(self, dsn: str) -> None:
         self.clock = SteppedClock()
         self._dataset = settings_for(Path()).dataset()
-        self._database = Database(PostgresqlOptions(dsn))
+        self._database = PostgresqlDatabase(PostgresqlOptions(dsn))
         self._use(PostgresqlStore(self._database.options, self.clock), settings_for(Path()))
 
     @asynccontextmanager

@@ -15,7 +15,7 @@ import pytest
 from counter.config.settings import Settings
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions
 from counter.storage.dynamodb.schema import apply_for as tables_for
-from counter.storage.postgresql.database import Database, postgresql_options
+from counter.storage.postgresql.database import PostgresqlDatabase, postgresql_options
 from counter.storage.postgresql.schema import apply_for
 from counter.tokens import TokenGenerator
 from counter.types import Token
@@ -71,7 +71,7 @@ async def flags(
     monkeypatch.setenv("COUNTER_DSN", server.dsn())
     given = {**SMALL_WINDOWS, **OVER_POSTGRESQL}
     settings = Settings(**given)
-    database = Database(postgresql_options(settings))
+    database = PostgresqlDatabase(postgresql_options(settings))
     await database.open()
     await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
     await database.close()

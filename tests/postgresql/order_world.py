@@ -250,7 +250,7 @@ class Member:
             "postgresql://unused", self._world.orders.server.name, _CONNECTIONS
         )
         self._database = DrawnDatabase(options, self._world.orders, self._meet)
-        with patch.object(store, "Database", lambda _: self._database):
+        with patch.object(store, "PostgresqlDatabase", lambda _: self._database):
             return PostgresqlStore(options, self.clock)
 
     async def _api(self) -> None:

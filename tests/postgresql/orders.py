@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import asyncpg
 
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from tests.postgresql.backends import Backend, Server
 from tests.simulation.loop import SimulatedLoop
 
@@ -381,7 +381,7 @@ class Pool:
         self._used.clear()
 
 
-class DrawnDatabase(Database):
+class DrawnDatabase(PostgresqlDatabase):
     """A database whose statements are put in order by *orders*."""
 
     def __init__(

@@ -21,7 +21,7 @@ from counter.core.clock_guard import ClockGuard
 from counter.errors import StoreUnavailableError
 from counter.limits import HOUR, SECOND
 from counter.storage.postgresql.control import PostgresqlControl
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_for
 from counter.types import ClockReading
 from scripts.postgresql_server import PostgresqlServer
@@ -158,7 +158,7 @@ async def test_a_call_that_is_cancelled_twice_logs_nothing(
     own_server: PostgresqlServer,
 ) -> None:
     """The second time while its connection is released, which a stalled server does not confirm."""
-    database = Database(PostgresqlOptions(own_server.dsn()))
+    database = PostgresqlDatabase(PostgresqlOptions(own_server.dsn()))
     await database.open()
     assert database._pool is not None
     logged: list[dict[str, Any]] = []
@@ -195,7 +195,7 @@ def _dropped(pool: asyncpg.Pool) -> Callable[[], Awaitable[bool]]:
 async def test_a_server_that_fails_on_shutdown_leaves_one_line(
     postgresql: PostgresqlServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database = Database(PostgresqlOptions(postgresql.dsn()))
+    database = PostgresqlDatabase(PostgresqlOptions(postgresql.dsn()))
     await database.open()
     with patch.object(asyncpg.Pool, "close", side_effect=BrokenPipeError("cut")):
         await database.close()
@@ -284,7 +284,7 @@ class _Pool:
 
 async def test_what_is_undone_again_and_again_is_unavailable() -> None:
     """After the last attempt the caller gets an error of the service, not one of its own code."""
-    database = Database(PostgresqlOptions("postgresql://unused"))
+    database = PostgresqlDatabase(PostgresqlOptions("postgresql://unused"))
     database._pool = _Pool()
     attempts = AsyncMock(side_effect=asyncpg.SerializationError("a planted fault"))
     with pytest.raises(StoreUnavailableError):

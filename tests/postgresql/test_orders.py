@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from counter.storage.postgresql import decisions, fence, rollups, schema
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import PostgresqlDatabase
 from scripts.postgresql_server import PostgresqlServer
 from tests.postgresql.backends import Server
 from tests.postgresql.order_world import OrderWorld, dataset_of, draw_plan, run_orders
@@ -98,7 +98,7 @@ def decide_without_waiting(patch: pytest.MonkeyPatch) -> None:
 def close_windows_without_moving_the_fence(patch: pytest.MonkeyPatch) -> None:
     """A worker closes windows by the server's clock, which an append may find earlier."""
 
-    async def waited(database: Database, at_most_us: int) -> int:
+    async def waited(database: PostgresqlDatabase, at_most_us: int) -> int:
         now_us: int = await database.value("SELECT {s}.clock_us()")
         await fence.wait_for_appends(database)
         return min(now_us, at_most_us)

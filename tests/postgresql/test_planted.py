@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from counter.config.settings import Settings
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_schema, begin_new_life
 from counter.storage.postgresql.server import check_server
 from counter.storage.postgresql.store import PostgresqlStore
@@ -64,7 +64,7 @@ async def _dsn_of(server: PostgresqlServer, is_pooled: bool) -> AsyncIterator[st
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooled"])
 async def test_no_call_uses_what_was_planted(postgresql: PostgresqlServer, is_pooled: bool) -> None:
     async with _dsn_of(postgresql, is_pooled) as dsn:
-        database = Database(PostgresqlOptions(dsn))
+        database = PostgresqlDatabase(PostgresqlOptions(dsn))
         await database.open()
         await apply_schema(database, [DATASET])
         warnings = (await check_server(database)).warnings

@@ -15,7 +15,7 @@ import pytest
 
 from counter.errors import StartupError
 from counter.limits import SECOND
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Decision, Outcome, Written
@@ -108,14 +108,14 @@ async def test_it_works_behind_a_pooler_in_transaction_mode(postgresql: Postgres
 
 async def test_a_server_ends_a_statement_that_takes_too_long(postgresql: PostgresqlServer) -> None:
     """Whatever became of its client."""
-    database = Database(PostgresqlOptions(postgresql.dsn(), timeout_us=9 * SECOND))
+    database = PostgresqlDatabase(PostgresqlOptions(postgresql.dsn(), timeout_us=9 * SECOND))
     await database.open()
     assert await database.value("SHOW statement_timeout") == "9s"
     await database.close()
 
 
 async def test_a_transaction_that_was_cut_off_is_undone(postgresql: PostgresqlServer) -> None:
-    database = Database(PostgresqlOptions(postgresql.dsn(), connections_max=1))
+    database = PostgresqlDatabase(PostgresqlOptions(postgresql.dsn(), connections_max=1))
     await database.open()
     pool = database._pool
     assert pool is not None

@@ -8,7 +8,7 @@ import pytest
 
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
@@ -100,7 +100,7 @@ async def test_it_suffices(granted: str) -> None:
 
 async def test_it_suffices_after_an_upgrade(postgresql: PostgresqlServer, granted: str) -> None:
     """The functions are other ones then: some new, some with other arguments, some gone."""
-    owner = Database(PostgresqlOptions(postgresql.dsn()))
+    owner = PostgresqlDatabase(PostgresqlOptions(postgresql.dsn()))
     await owner.open()
     for older in (
         "DROP FUNCTION {s}.wait_as_a_write",

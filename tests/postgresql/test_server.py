@@ -12,7 +12,7 @@ from counter.cli.commands.backup import _begin_new_life
 from counter.cli.commands.serve import _applied, check
 from counter.config.settings import Settings
 from counter.errors import StartupError
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.server import ServerReport, check_server
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
@@ -21,7 +21,7 @@ from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
 
 
-class Answering(Database):
+class Answering(PostgresqlDatabase):
     """A database whose server reports some settings that this one does not have."""
 
     reported: dict[str, str]
@@ -95,7 +95,7 @@ async def test_warnings_are_logged_at_startup(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def check(_: Database) -> ServerReport:
+    async def check(_: PostgresqlDatabase) -> ServerReport:
         return ServerReport("", ("a setting is weak",))
 
     monkeypatch.setattr("counter.storage.postgresql.store.check_server", check)

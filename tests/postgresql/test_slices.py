@@ -12,7 +12,7 @@ import pytest
 from counter.core.read import CountReader
 from counter.limits import MINUTE, SECOND
 from counter.storage.memory import MemoryCache
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_schema
 from counter.types import Namespace, Written
 from scripts.postgresql_server import PostgresqlServer
@@ -54,7 +54,7 @@ async def test_no_slice_is_dropped_before_its_retention_is_over(
     postgresql: PostgresqlServer,
 ) -> None:
     """The service's role can call the function, which has the owner's rights."""
-    database = Database(PostgresqlOptions(postgresql.dsn(), schema="retained"))
+    database = PostgresqlDatabase(PostgresqlOptions(postgresql.dsn(), schema="retained"))
     await database.open()
     await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
     await apply_schema(database, [DATASET])
@@ -122,15 +122,15 @@ async def test_a_read_of_now_opens_no_older_slice(log: Log, read: str) -> None:
     now_slice = max(each for each in range(FIRST_SLICE, SLICES_END, SLICE) if each <= NOW)
     assert now_slice > FIRST_SLICE
     plans: list[str] = []
-    rows = Database.rows
+    rows = PostgresqlDatabase.rows
 
-    async def explained(database: Database, sql: str, *arguments: Any) -> Any:
+    async def explained(database: PostgresqlDatabase, sql: str, *arguments: Any) -> Any:
         if "{s}.events" in sql:
             lines = await rows(database, f"EXPLAIN {sql}", *arguments)
             plans.append("\n".join(line[0] for line in lines))
         return await rows(database, sql, *arguments)
 
-    with patch.object(Database, "rows", explained):
+    with patch.object(PostgresqlDatabase, "rows", explained):
         await READS[read](log)
     starts = {int(each) for plan in plans for each in re.findall(r"events_\d+_(\d+)", plan)}
     assert starts

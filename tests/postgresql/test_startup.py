@@ -19,7 +19,7 @@ from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import MILLISECOND, SECOND
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_for, apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.storage.shared.startup_retry import StartupRetry
@@ -75,7 +75,7 @@ async def _prepare(dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
     await connection.execute("CREATE ROLE locked LOGIN PASSWORD 'right'; CREATE ROLE banned LOGIN")
     await connection.close()
-    database = Database(PostgresqlOptions(dsn))
+    database = PostgresqlDatabase(PostgresqlOptions(dsn))
     await database.open()
     await apply_schema(database, [DATASET])
     await database.close()

@@ -13,7 +13,7 @@ import pytest
 from counter.errors import StartupError
 from counter.ports import Clock
 from counter.storage.postgresql import store
-from counter.storage.postgresql.database import Database, PostgresqlOptions
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Dataset
@@ -40,7 +40,7 @@ BEGIN
 END $$"""
 
 
-class ClockedDatabase(Database):
+class ClockedDatabase(PostgresqlDatabase):
     """A database whose functions read the time of the test's clock."""
 
     def __init__(self, options: PostgresqlOptions, clock: FakeClock) -> None:
@@ -65,7 +65,9 @@ class ClockedStore(PostgresqlStore):
     def __init__(
         self, options: PostgresqlOptions, clock: FakeClock, own: Clock | None = None
     ) -> None:
-        with patch.object(store, "Database", lambda options: ClockedDatabase(options, clock)):
+        with patch.object(
+            store, "PostgresqlDatabase", lambda options: ClockedDatabase(options, clock)
+        ):
             super().__init__(options, own or clock)
 
 
@@ -97,7 +99,7 @@ class FreshStore(ClockedStore):
                 await self._database.rows(_EMPTY)
                 await apply_schema(self._database, self._datasets)
                 return
-        database = Database(self._database.options)
+        database = PostgresqlDatabase(self._database.options)
         await database.open()
         await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
         await apply_schema(database, self._datasets)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from counter.ports import Clock
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import PostgresqlDatabase
 from counter.storage.postgresql.fence import wait_for_appends
 from counter.types import (
     DELETED,
@@ -32,7 +32,7 @@ _NAMESPACES: Final = (
 class PostgresqlControl:
     """See :class:`counter.ports.ControlPlane`."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: PostgresqlDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 

@@ -63,7 +63,7 @@ def postgresql_options(settings: Settings) -> PostgresqlOptions:
     )
 
 
-class Database:
+class PostgresqlDatabase:
     """A pool of connections. Each call runs one statement, which is a transaction of its own."""
 
     def __init__(self, options: PostgresqlOptions) -> None:

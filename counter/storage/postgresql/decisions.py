@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from counter.errors import InvariantError
-from counter.storage.postgresql.database import Database, within
+from counter.storage.postgresql.database import PostgresqlDatabase, within
 from counter.storage.postgresql.events import token_of
 from counter.storage.postgresql.fence import wait_for_appends
 from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome
@@ -22,7 +22,7 @@ class PostgresqlDecisions:
     later caller continues an open decision that a crash left.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresqlDatabase) -> None:
         self._database = database
 
     async def decide(

@@ -14,7 +14,7 @@ from counter.limits import PENDING_WRITES_MAX, SECOND
 from counter.metrics import StoreTally
 from counter.partitions import shard_of
 from counter.ports import Counted
-from counter.storage.postgresql.database import Database, within
+from counter.storage.postgresql.database import PostgresqlDatabase, within
 from counter.storage.shared.batching import Batch, Batcher
 from counter.types import Event, Fold, Namespace, Written
 
@@ -97,7 +97,7 @@ class PostgresqlEvents:
     Events that are put together share a transaction, and the next ones gather meanwhile.
     """
 
-    def __init__(self, database: Database, tally: StoreTally) -> None:
+    def __init__(self, database: PostgresqlDatabase, tally: StoreTally) -> None:
         self._database = database
         self._tally = tally
         #: The shards of counters that are known to exist, by namespace; forgetting is safe.

@@ -13,7 +13,7 @@ from typing import Final
 
 from counter.errors import StoreUnavailableError
 from counter.limits import SECOND, TIME_MAX_US
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import PostgresqlDatabase
 
 _HOLDERS: Final = (
     "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'advisory' AND granted"
@@ -26,7 +26,7 @@ _PAUSE_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.05
 
 
-async def pass_fence(database: Database, at_most_us: int = TIME_MAX_US) -> int:
+async def pass_fence(database: PostgresqlDatabase, at_most_us: int = TIME_MAX_US) -> int:
     """Return a clock T: every append that commits later decides by a clock of at least T.
 
     T is the server's clock, or *at_most_us* if that is earlier and the fence is not later already.
@@ -42,7 +42,7 @@ async def pass_fence(database: Database, at_most_us: int = TIME_MAX_US) -> int:
     return time_us
 
 
-async def wait_for_appends(database: Database, dataset_id: int | None = None) -> None:
+async def wait_for_appends(database: PostgresqlDatabase, dataset_id: int | None = None) -> None:
     """Wait until all appends that are under way now, to one dataset or to any, have ended.
 
     Raises StoreUnavailableError if one takes longer than any statement may.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import PostgresqlDatabase
 from counter.storage.shared.key_documents import KeyReader, key_document
 from counter.types import ApiKey
 
@@ -12,7 +12,7 @@ from counter.types import ApiKey
 class PostgresqlKeys:
     """See :class:`counter.ports.KeyStore`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresqlDatabase) -> None:
         self._database = database
         self._key_reader = KeyReader()
 
@@ -57,7 +57,7 @@ class PostgresqlKeys:
 class PostgresqlLeases:
     """See :class:`counter.ports.LeaseStore`: by the server's clock."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresqlDatabase) -> None:
         self._database = database
 
     async def heartbeat(self, worker: str, ttl_us: int) -> None:

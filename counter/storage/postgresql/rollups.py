@@ -9,7 +9,7 @@ from counter.background import in_turns
 from counter.errors import NamespaceUnknownError, UnavailableError
 from counter.partitions import shard_of
 from counter.ports import Clock
-from counter.storage.postgresql.database import Database
+from counter.storage.postgresql.database import PostgresqlDatabase
 from counter.storage.postgresql.fence import pass_fence
 from counter.types import (
     AtomicMark,
@@ -63,7 +63,7 @@ class PostgresqlRollups:
     """See :class:`counter.ports.RollupStore`."""
 
     def __init__(
-        self, database: Database, clock: Clock, forget: Callable[[int, str], None]
+        self, database: PostgresqlDatabase, clock: Clock, forget: Callable[[int, str], None]
     ) -> None:
         """*forget* has the next append note a counter of a namespace again."""
         self._database = database

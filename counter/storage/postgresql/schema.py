@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from counter.errors import RefusedError, StartupError, StoreUnavailableError
-from counter.storage.postgresql.database import Database, postgresql_options
+from counter.storage.postgresql.database import PostgresqlDatabase, postgresql_options
 from counter.storage.postgresql.server import check_server
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset
@@ -56,12 +56,12 @@ async def begin_new_life(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[Database]:
+async def _opened(settings: Settings) -> AsyncIterator[PostgresqlDatabase]:
     """Connect as *settings* say, which must name the owner, to a server that keeps the promise.
 
     Each change is one transaction, so what the server, or the caller, refuses changed nothing.
     """
-    database = Database(postgresql_options(settings))
+    database = PostgresqlDatabase(postgresql_options(settings))
     try:
         await StartupRetry(settings.start_timeout).run(database.open)
         await check_server(database)
@@ -79,7 +79,7 @@ async def _opened(settings: Settings) -> AsyncIterator[Database]:
         await database.close()
 
 
-async def apply_schema(database: Database, datasets: Sequence[Dataset]) -> Sequence[str]:
+async def apply_schema(database: PostgresqlDatabase, datasets: Sequence[Dataset]) -> Sequence[str]:
     """Make the schema, or bring it up to this version; add the *datasets* that it lacks; return
     what was done.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from counter.errors import CounterError, StartupError
-from counter.storage.postgresql.database import Database, postgresql_options
+from counter.storage.postgresql.database import PostgresqlDatabase, postgresql_options
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
@@ -45,7 +45,7 @@ class ServerReport:
     warnings: Sequence[str]
 
 
-async def check_server(database: Database) -> ServerReport:
+async def check_server(database: PostgresqlDatabase) -> ServerReport:
     """Read the server's settings.
 
     Raises StartupError, with the value and the fix, if the service cannot keep its promise there.
@@ -70,7 +70,7 @@ async def ask(settings: Settings) -> ServerReport:
 
     Raises StartupError as :func:`check_server` does.
     """
-    database = Database(postgresql_options(settings))
+    database = PostgresqlDatabase(postgresql_options(settings))
     try:
         await database.open()
         return await check_server(database)

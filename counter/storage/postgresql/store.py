@@ -8,7 +8,7 @@ from counter.errors import StartupError, StoreUnavailableError
 from counter.metrics import StoreTally
 from counter.ports import Capabilities, Clock
 from counter.storage.postgresql.control import PostgresqlControl
-from counter.storage.postgresql.database import Database, PostgresqlOptions, lacks_schema
+from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions, lacks_schema
 from counter.storage.postgresql.decisions import PostgresqlDecisions
 from counter.storage.postgresql.events import PostgresqlEvents
 from counter.storage.postgresql.keys import PostgresqlKeys, PostgresqlLeases
@@ -21,7 +21,7 @@ class PostgresqlStore:
     """:class:`counter.ports.Store` over one schema of a PostgreSQL database."""
 
     def __init__(self, options: PostgresqlOptions, clock: Clock) -> None:
-        database = self._database = Database(options)
+        database = self._database = PostgresqlDatabase(options)
         self.tally = StoreTally(("write", "read"))
         self.events = PostgresqlEvents(database, self.tally)
         self.rollups = PostgresqlRollups(database, clock, self.events.forget)
