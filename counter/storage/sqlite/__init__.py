@@ -18,7 +18,7 @@ from counter.ports import Capabilities, Clock
 from counter.storage.memory.store import MemoryLeases
 from counter.storage.sqlite.control import SqliteControl
 from counter.storage.sqlite.copying import DATABASE
-from counter.storage.sqlite.database import Database
+from counter.storage.sqlite.database import SqliteDatabase
 from counter.storage.sqlite.decisions import SqliteDecisions
 from counter.storage.sqlite.events import SqliteEvents
 from counter.storage.sqlite.keys import SqliteKeys
@@ -44,7 +44,7 @@ class SqliteStore:
         *,
         wal_bytes_max: int = WAL_BYTES_MAX,
     ) -> None:
-        self.database = database = Database(directory, clock, datasets, wal_bytes_max)
+        self.database = database = SqliteDatabase(directory, clock, datasets, wal_bytes_max)
         self.events = SqliteEvents(database)
         self.rollups = SqliteRollups(database)
         self.decisions = SqliteDecisions(database)

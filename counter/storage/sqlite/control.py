@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from counter.errors import StoreUnavailableError, invariant
 from counter.limits import CLOCK_STEP_MAX_US, INT64_MAX, SECOND
-from counter.storage.sqlite.database import Database
+from counter.storage.sqlite.database import SqliteDatabase
 from counter.storage.sqlite.events import latest_event, namespaces_since, tail_rows
 from counter.storage.sqlite.schema import (
     DROPPED,
@@ -51,7 +51,7 @@ _NO_UPPER_BOUND: Final = "\U0010ffff"
 class SqliteControl:
     """See :class:`counter.ports.ControlPlane`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         self._db = database
 
     def load(self, connection: sqlite3.Connection) -> None:

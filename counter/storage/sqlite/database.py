@@ -208,7 +208,7 @@ class InlineReader:
         self._connection.close()
 
 
-class Database:
+class SqliteDatabase:
     """One writer lane, one lane for short reads and one for long ones.
 
     Readers see the last commit and never wait for a write.

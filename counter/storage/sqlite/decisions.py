@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from counter.storage.sqlite.database import Database
+from counter.storage.sqlite.database import SqliteDatabase
 from counter.storage.sqlite.events import find_events, has_atomic
 from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome
 
@@ -13,7 +13,7 @@ from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome
 class SqliteDecisions:
     """See :class:`counter.ports.DecisionStore`. The one writer makes each a compare-and-set."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         self._db = database
 
     async def decide(

@@ -18,7 +18,7 @@ from counter.partitions import shard_of, slice_of
 from counter.ports import Counted
 from counter.storage.sqlite.database import (
     ROWS_OF_ANY_NUMBER_MAX,
-    Database,
+    SqliteDatabase,
     begin,
     bulk,
     chunks,
@@ -44,7 +44,7 @@ _COUNTERS_OF: Final = (
 class SqliteEvents:
     """See :class:`counter.ports.EventStore`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         self._db = database
         # One object for all calls, because the lane groups jobs by their function.
         self._appending = database.appending = self._append
@@ -386,7 +386,7 @@ class SqliteEvents:
 
 
 def find_events(
-    database: Database,
+    database: SqliteDatabase,
     connection: sqlite3.Connection,
     namespace: Namespace,
     events: Sequence[Event],
@@ -539,7 +539,7 @@ def select_rows(
 
 
 def has_atomic(
-    database: Database, connection: sqlite3.Connection, namespace: Namespace, event: Event
+    database: SqliteDatabase, connection: sqlite3.Connection, namespace: Namespace, event: Event
 ) -> bool:
     """Return whether items of any atomic add have the token of *event*, in whatever counters."""
     each = slice_of(database.slices[namespace.dataset.id], event.event_time_us)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from counter.errors import NamespaceUnknownError, UnavailableError
 from counter.partitions import shard_of, slice_of
-from counter.storage.sqlite.database import Database, bulk
+from counter.storage.sqlite.database import SqliteDatabase, bulk
 from counter.storage.sqlite.events import (
     counter_ids,
     counter_names,
@@ -65,7 +65,7 @@ _ONE_HEAD: Final = (
 class SqliteRollups:
     """See :class:`counter.ports.RollupStore`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         self._db = database
         #: The counters of the marks that were read last: namespace, name, id. It is replaced and
         #: never modified, because all threads read it. Missing counters are looked up by name.
