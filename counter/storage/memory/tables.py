@@ -85,7 +85,7 @@ class Partition:
 
 
 @dataclass(slots=True)
-class DatasetState:
+class DatasetTables:
     """A dataset's slices, in order of start, and each slice's table by namespace id."""
 
     dataset: Dataset
@@ -181,13 +181,13 @@ class Tables:
 
     def __init__(self, clock: Clock, datasets: Sequence[Dataset]) -> None:
         self.clock = clock
-        self.states = {dataset.id: DatasetState(dataset) for dataset in datasets}
+        self.states = {dataset.id: DatasetTables(dataset) for dataset in datasets}
         self.namespaces: dict[str, Namespace] = {}
         self.spaces: dict[int, Space] = {}
         #: Namespaces whose events are still there.
         self.deleted: list[tuple[int, Dataset]] = []
 
-    def state_of(self, dataset: Dataset) -> DatasetState:
+    def state_of(self, dataset: Dataset) -> DatasetTables:
         """Return the state of *dataset*."""
         return self.states[dataset.id]
 
