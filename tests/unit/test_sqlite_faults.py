@@ -27,7 +27,7 @@ from counter.errors import (
 from counter.limits import MINUTE, SECOND
 from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite import SqliteStore, page_sums
-from counter.storage.sqlite.database import Lane
+from counter.storage.sqlite.database import ThreadQueue
 from counter.storage.sqlite.schema import DROPPED, DirectoryLock, events_table
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance
@@ -466,7 +466,7 @@ async def test_a_lane_that_is_full_or_closed_refuses_before_any_work() -> None:
         done.extend(jobs)
         return jobs
 
-    lane = Lane("lane", run, jobs_max=1)
+    lane = ThreadQueue("lane", run, jobs_max=1)
     results = await asyncio.gather(*(lane.call(n) for n in range(3)), return_exceptions=True)
     assert results[0] == 0
     assert all(isinstance(each, OverloadedError) for each in results[1:])
@@ -483,7 +483,7 @@ async def test_a_lane_is_closed_when_its_thread_has_ended() -> None:
         await join(worker)
         ended.append(worker)
 
-    lane = Lane("lane", lambda jobs: jobs, jobs_max=1)
+    lane = ThreadQueue("lane", lambda jobs: jobs, jobs_max=1)
     with patch.object(Worker, "join", noted):
         await lane.close()
     assert len(ended) == 1

@@ -98,7 +98,7 @@ def bulk(connection: sqlite3.Connection, into: str, rows: Sequence[Sequence[Any]
         insert(connection, into, chunk)
 
 
-class Lane:
+class ThreadQueue:
     """Runs jobs on a thread that owns one connection. While one batch runs, the next one gathers:
     a burst of calls costs one thread crossing, one transaction and one wake-up.
 
@@ -274,12 +274,14 @@ class SqliteDatabase:
             raise
         jobs_max = limits.PENDING_WRITES_MAX
         calls = self.tally.calls
-        self.writer = Lane(
+        self.writer = ThreadQueue(
             "counter-writer", self._write_batch, jobs_max=jobs_max, calls=calls["write"]
         )
         reading, scanning = (partial(_read_batch, c) for c in (self._reading, self._scanning))
-        self.reader = Lane("counter-reader", reading, jobs_max=jobs_max, calls=calls["read"])
-        self.scanner = Lane("counter-scanner", scanning, jobs_max=jobs_max, calls=calls["scan"])
+        self.reader = ThreadQueue("counter-reader", reading, jobs_max=jobs_max, calls=calls["read"])
+        self.scanner = ThreadQueue(
+            "counter-scanner", scanning, jobs_max=jobs_max, calls=calls["scan"]
+        )
 
     async def close(self) -> None:
         """Commit what was accepted, close the connections, release the directory."""
