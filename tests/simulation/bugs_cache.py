@@ -3,7 +3,7 @@
 from counter.core import read as reading
 from counter.storage.memcached import commands
 from counter.storage.memory import MemoryCache
-from counter.storage.shared.cache_lane import Lane
+from counter.storage.shared.cache_lane import RequestQueue
 from counter.storage.shared.remote_cache import RemoteCache
 from rollup.batches import BatchRoller
 from tests.simulation.bugs import Bug
@@ -56,7 +56,7 @@ BUGS = (
         "a connection to the cache is used again after a time-out, and its late answer read",
         (
             Edit(
-                Lane._failure,
+                RequestQueue._failure,
                 "    self._connection.close()\n    if isinstance",
                 "    if isinstance",
             ),

@@ -12,9 +12,9 @@ from counter.metrics import Calls
 from counter.storage.shared.bridge import Worker
 from counter.storage.shared.cache_lane import (
     RETRY_AFTER_US,
-    Lane,
     NotConnectedError,
     RefusedError,
+    RequestQueue,
     Server,
     Unreachable,
 )
@@ -72,21 +72,23 @@ def server(clock: FakeClock) -> Server[Idle]:
 
 
 @pytest.fixture
-async def lane(server: Server[Idle], work: Work) -> AsyncIterator[Lane[int, int]]:
-    lane = Lane(server, work)
+async def lane(server: Server[Idle], work: Work) -> AsyncIterator[RequestQueue[int, int]]:
+    lane = RequestQueue(server, work)
     yield lane
     work.open.set()
     await lane.close()
 
 
-async def reason(lane: Lane[int, int]) -> str:
+async def reason(lane: RequestQueue[int, int]) -> str:
     """Why an item gets no answer."""
     [answer] = await lane.ask([1])
     assert isinstance(answer, Unreachable)
     return answer.reason
 
 
-async def test_requests_of_one_turn_leave_together(lane: Lane[int, int], work: Work) -> None:
+async def test_requests_of_one_turn_leave_together(
+    lane: RequestQueue[int, int], work: Work
+) -> None:
     """One batch, and each request gets its own part."""
     answers = await asyncio.gather(*(lane.ask([n, n + 1]) for n in range(50)))
     assert list(answers) == [[2 * n, 2 * n + 2] for n in range(50)]
@@ -94,7 +96,7 @@ async def test_requests_of_one_turn_leave_together(lane: Lane[int, int], work: W
 
 
 async def test_what_comes_while_a_batch_is_out_leaves_with_the_next(
-    lane: Lane[int, int], work: Work
+    lane: RequestQueue[int, int], work: Work
 ) -> None:
     first = asyncio.create_task(lane.ask([1]))
 
@@ -110,7 +112,7 @@ async def test_what_comes_while_a_batch_is_out_leaves_with_the_next(
     assert work.batches == [[1], [2, 3]]
 
 
-async def test_a_batch_has_a_bound(lane: Lane[int, int], work: Work) -> None:
+async def test_a_batch_has_a_bound(lane: RequestQueue[int, int], work: Work) -> None:
     """A request is not cut in two."""
     requests = [list(range(600)), list(range(600)), list(range(3_000)), [1]]
     answers = await asyncio.gather(*(lane.ask(each) for each in requests))
@@ -118,7 +120,9 @@ async def test_a_batch_has_a_bound(lane: Lane[int, int], work: Work) -> None:
     assert [len(batch) for batch in work.batches] == [600, 600, 3_000, 1]
 
 
-async def test_so_many_may_wait_and_no_more(lane: Lane[int, int], server: Server[Idle]) -> None:
+async def test_so_many_may_wait_and_no_more(
+    lane: RequestQueue[int, int], server: Server[Idle]
+) -> None:
     """That the queue is full is not the server's fault."""
     waiting = asyncio.create_task(lane.ask([0] * 50_000))
     await asyncio.sleep(0)
@@ -128,7 +132,7 @@ async def test_so_many_may_wait_and_no_more(lane: Lane[int, int], server: Server
 
 
 async def test_those_who_wait_for_a_failed_server_fail_with_the_rest(
-    lane: Lane[int, int], work: Work, server: Server[Idle]
+    lane: RequestQueue[int, int], work: Work, server: Server[Idle]
 ) -> None:
     """What was sent may have been done; what waited was surely not."""
     work.error = ConnectionResetError("gone")
@@ -149,7 +153,7 @@ async def test_those_who_wait_for_a_failed_server_fail_with_the_rest(
 
 
 async def test_where_no_connection_was_made_nothing_was_sent(
-    lane: Lane[int, int], work: Work
+    lane: RequestQueue[int, int], work: Work
 ) -> None:
     work.error = NotConnectedError("refused")
     [answer] = await lane.ask([1])
@@ -158,7 +162,7 @@ async def test_where_no_connection_was_made_nothing_was_sent(
 
 
 async def test_what_a_server_refuses_was_surely_not_done(
-    lane: Lane[int, int], work: Work, server: Server[Idle]
+    lane: RequestQueue[int, int], work: Work, server: Server[Idle]
 ) -> None:
     """The rest of its batch has its answers, and the server is left alone."""
     work.error = RefusedError("memory is full", [2, None])
@@ -170,7 +174,7 @@ async def test_what_a_server_refuses_was_surely_not_done(
 
 
 async def test_a_failed_server_is_tried_once_in_a_while(
-    lane: Lane[int, int], work: Work, clock: FakeClock
+    lane: RequestQueue[int, int], work: Work, clock: FakeClock
 ) -> None:
     """By one request, however many there are; when it answers, by all."""
     work.error = TimeoutError()
@@ -192,7 +196,7 @@ async def test_a_thread_that_does_not_come_back_is_not_waited_for(
     work: Work, clock: FakeClock
 ) -> None:
     """As when a name is looked up and nobody answers: no socket's time-out bounds that."""
-    lane = Lane(new_server(clock, 0.001), work)
+    lane = RequestQueue(new_server(clock, 0.001), work)
     work.open.clear()
     assert "does not answer at all" in await reason(lane)
     clock.advance(RETRY_AFTER_US)
@@ -208,7 +212,7 @@ async def test_a_thread_that_does_not_come_back_is_not_waited_for(
     await lane.close()
 
 
-async def test_a_closed_lane_answers_no_caller(lane: Lane[int, int], work: Work) -> None:
+async def test_a_closed_lane_answers_no_caller(lane: RequestQueue[int, int], work: Work) -> None:
     """Whoever waits is told; the batch that is out is brought home first."""
     first = asyncio.create_task(lane.ask([1]))
 
@@ -235,7 +239,7 @@ async def test_batches_and_requests_without_an_answer_are_tallied(
     """Those too that were not sent, because the server is left alone."""
     calls = Calls()
     work.open.set()
-    lane = Lane(server, work, calls)
+    lane = RequestQueue(server, work, calls)
     await lane.ask([1])
     assert (sum(calls.seconds.counts), calls.errors) == (1, 0)
     work.error = OSError("planted")
@@ -254,7 +258,7 @@ async def test_a_connection_is_closed_when_the_batch_that_is_out_is_back(
         def close(self) -> None:
             closed.append(work.open.is_set())
 
-    lane = Lane(Server("memcached", Noted, TIMEOUT_S, clock, lambda: None), work)
+    lane = RequestQueue(Server("memcached", Noted, TIMEOUT_S, clock, lambda: None), work)
     work.open.clear()
     asked = asyncio.create_task(lane.ask([1]))
 
@@ -281,7 +285,7 @@ async def test_a_cache_is_closed_when_all_its_lanes_are(clock: FakeClock) -> Non
         await asyncio.sleep(0)
         closed.append(lane)
 
-    with patch.object(Lane, "close", close):
+    with patch.object(RequestQueue, "close", close):
         await cache.close()
     assert len(closed) == 6
 

@@ -113,7 +113,7 @@ class Server(Generic[_Connection]):
 _Sent = tuple[Batch[None, _Item, _Answer | Unreachable], asyncio.TimerHandle, float]
 
 
-class Lane(Generic[_Item, _Answer]):
+class RequestQueue(Generic[_Item, _Answer]):
     """Requests of one kind to one server, one batch at a time, over a connection of their own."""
 
     def __init__(

@@ -27,7 +27,7 @@ from counter.storage.shared.cache_entries import (
 from counter.storage.shared.cache_lane import (
     RETRY_AFTER_US,
     CacheConnection,
-    Lane,
+    RequestQueue,
     Server,
     Unreachable,
 )
@@ -118,7 +118,12 @@ class RemoteCache(Generic[_Connection]):
     def queues(self) -> Mapping[str, int]:
         """Return the number of items that wait for the batch before theirs."""
         changes = (*self._changes, *self._more_changes)
-        lanes: tuple[Lane[Any, Any], ...] = (*self._reads, *self._puts, *self._notes, *changes)
+        lanes: tuple[RequestQueue[Any, Any], ...] = (
+            *self._reads,
+            *self._puts,
+            *self._notes,
+            *changes,
+        )
         return {"cache": sum(each.waiting for each in lanes)}
 
     async def ping(self) -> None:
@@ -204,7 +209,10 @@ class RemoteCache(Generic[_Connection]):
         return [_unchanged(each) if isinstance(each, Unreachable) else each for each in answers]
 
     async def _ask(
-        self, lanes: Sequence[Lane[_Item, _Answer]], items: Sequence[_Item], keys: Sequence[bytes]
+        self,
+        lanes: Sequence[RequestQueue[_Item, _Answer]],
+        items: Sequence[_Item],
+        keys: Sequence[bytes],
     ) -> Sequence[_Answer | Unreachable]:
         """Ask each item of the server that has its key; the answers in the items' order."""
         if not items:
@@ -226,9 +234,9 @@ class RemoteCache(Generic[_Connection]):
 
     def _lanes(
         self, work: Callable[[_Connection, Sequence[_Item]], Sequence[_Answer]], operation: str
-    ) -> list[Lane[_Item, _Answer]]:
+    ) -> list[RequestQueue[_Item, _Answer]]:
         calls = self.tally.calls[operation]
-        return [Lane(server, work, calls) for server in self._servers]
+        return [RequestQueue(server, work, calls) for server in self._servers]
 
     def _look(self) -> None:
         troubles = [server.trouble for server in self._servers if server.trouble is not None]
