@@ -12,8 +12,8 @@ from counter.metrics import Calls
 from counter.storage.shared.bridge import Worker
 from counter.storage.shared.cache_lane import (
     RETRY_AFTER_US,
+    BatchRefusedError,
     NotConnectedError,
-    RefusedError,
     RequestQueue,
     Server,
     Unreachable,
@@ -165,7 +165,7 @@ async def test_what_a_server_refuses_was_surely_not_done(
     lane: RequestQueue[int, int], work: Work, server: Server[Idle]
 ) -> None:
     """The rest of its batch has its answers, and the server is left alone."""
-    work.error = RefusedError("memory is full", [2, None])
+    work.error = BatchRefusedError("memory is full", [2, None])
     told = [each for [each] in await asyncio.gather(lane.ask([1]), lane.ask([2]))]
     assert told[0] == 2
     assert isinstance(told[1], Unreachable)

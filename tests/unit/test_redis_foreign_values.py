@@ -9,7 +9,7 @@ from hiredis import ReplyError
 from counter.errors import CacheUnavailableError
 from counter.storage.redis import cache
 from counter.storage.shared.cache_entries import Change, Note
-from counter.storage.shared.cache_lane import RefusedError
+from counter.storage.shared.cache_lane import BatchRefusedError
 from counter.types import Guarded
 
 WRONG_TYPE = ReplyError("WRONGTYPE Operation against a key holding the wrong kind of value")
@@ -49,7 +49,7 @@ def test_a_ping_of_such_a_key_finds_that_the_server_works() -> None:
 
 
 def test_what_the_server_refuses_is_its_failure_all_the_same() -> None:
-    with pytest.raises(RefusedError, match="READONLY"):
+    with pytest.raises(BatchRefusedError, match="READONLY"):
         cache._change(Answering(NO_NUMBER, READ_ONLY), [Change(b"a", 1)] * 2)  # type: ignore[arg-type]
-    with pytest.raises(RefusedError, match="READONLY"):
+    with pytest.raises(BatchRefusedError, match="READONLY"):
         cache._ping(Answering(READ_ONLY), [b"a"])  # type: ignore[arg-type]

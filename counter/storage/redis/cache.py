@@ -14,7 +14,7 @@ from counter.errors import CounterError
 from counter.ports import Clock
 from counter.storage.redis.connection import Command, RedisConnection
 from counter.storage.shared.cache_entries import Change, Entry, Note, pack_count
-from counter.storage.shared.cache_lane import RefusedError
+from counter.storage.shared.cache_lane import BatchRefusedError
 from counter.storage.shared.remote_cache import Operations, RemoteCache
 from counter.types import Guarded
 
@@ -142,16 +142,16 @@ def _ping(connection: RedisConnection, keys: Sequence[bytes]) -> Sequence[object
 
 
 def _require(replies: Sequence[Any], items: int) -> None:
-    """Raise RefusedError for all *items* if a reply is an error."""
+    """Raise BatchRefusedError for all *items* if a reply is an error."""
     for reply in replies:
         if isinstance(reply, ReplyError):
-            raise RefusedError(_reason(reply), [None] * items)
+            raise BatchRefusedError(_reason(reply), [None] * items)
 
 
 def _checked(replies: Sequence[Any], answers: Sequence[_Answer | None]) -> Sequence[_Answer]:
-    """Return *answers*. Raise RefusedError if one is None."""
+    """Return *answers*. Raise BatchRefusedError if one is None."""
     if None in answers:
-        raise RefusedError(_reason(replies[answers.index(None)]), answers)
+        raise BatchRefusedError(_reason(replies[answers.index(None)]), answers)
     return cast("Sequence[_Answer]", answers)
 
 

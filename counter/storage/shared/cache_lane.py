@@ -38,7 +38,7 @@ class NotConnectedError(Exception):
     """No connection could be made: nothing was sent."""
 
 
-class RefusedError(Exception):
+class BatchRefusedError(Exception):
     """The server cannot do some of a batch now, and did not. ``answers`` has an answer for each
     item, None for those that it refused."""
 
@@ -200,7 +200,7 @@ class RequestQueue(Generic[_Item, _Answer]):
         self._calls.ended(time.perf_counter() - began_s)
         if self._shut == _OVERDUE:
             self._shut = None
-        if isinstance(result, RefusedError):
+        if isinstance(result, BatchRefusedError):
             self._connection.close()
             refused = self._unreachable(str(result), sent=False)
             self._fail(refused)
