@@ -13,9 +13,9 @@ from counter.storage.shared.bridge import Worker
 from counter.storage.shared.cache_lane import (
     RETRY_AFTER_US,
     BatchRefusedError,
+    CacheServer,
     NotConnectedError,
     RequestQueue,
-    Server,
     Unreachable,
 )
 from counter.storage.shared.remote_cache import Operations, RemoteCache
@@ -50,8 +50,8 @@ class Work:
         return [2 * item for item in items]
 
 
-def new_server(clock: FakeClock, timeout_s: float = TIMEOUT_S) -> Server[Idle]:
-    return Server("memcached at 127.0.0.1:1", Idle, timeout_s, clock, lambda: None)
+def new_server(clock: FakeClock, timeout_s: float = TIMEOUT_S) -> CacheServer[Idle]:
+    return CacheServer("memcached at 127.0.0.1:1", Idle, timeout_s, clock, lambda: None)
 
 
 @pytest.fixture
@@ -67,12 +67,12 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def server(clock: FakeClock) -> Server[Idle]:
+def server(clock: FakeClock) -> CacheServer[Idle]:
     return new_server(clock)
 
 
 @pytest.fixture
-async def lane(server: Server[Idle], work: Work) -> AsyncIterator[RequestQueue[int, int]]:
+async def lane(server: CacheServer[Idle], work: Work) -> AsyncIterator[RequestQueue[int, int]]:
     lane = RequestQueue(server, work)
     yield lane
     work.open.set()
@@ -121,7 +121,7 @@ async def test_a_batch_has_a_bound(lane: RequestQueue[int, int], work: Work) -> 
 
 
 async def test_so_many_may_wait_and_no_more(
-    lane: RequestQueue[int, int], server: Server[Idle]
+    lane: RequestQueue[int, int], server: CacheServer[Idle]
 ) -> None:
     """That the queue is full is not the server's fault."""
     waiting = asyncio.create_task(lane.ask([0] * 50_000))
@@ -132,7 +132,7 @@ async def test_so_many_may_wait_and_no_more(
 
 
 async def test_those_who_wait_for_a_failed_server_fail_with_the_rest(
-    lane: RequestQueue[int, int], work: Work, server: Server[Idle]
+    lane: RequestQueue[int, int], work: Work, server: CacheServer[Idle]
 ) -> None:
     """What was sent may have been done; what waited was surely not."""
     work.error = ConnectionResetError("gone")
@@ -162,7 +162,7 @@ async def test_where_no_connection_was_made_nothing_was_sent(
 
 
 async def test_what_a_server_refuses_was_surely_not_done(
-    lane: RequestQueue[int, int], work: Work, server: Server[Idle]
+    lane: RequestQueue[int, int], work: Work, server: CacheServer[Idle]
 ) -> None:
     """The rest of its batch has its answers, and the server is left alone."""
     work.error = BatchRefusedError("memory is full", [2, None])
@@ -234,7 +234,7 @@ async def test_a_closed_lane_answers_no_caller(lane: RequestQueue[int, int], wor
 
 
 async def test_batches_and_requests_without_an_answer_are_tallied(
-    server: Server[Idle], work: Work
+    server: CacheServer[Idle], work: Work
 ) -> None:
     """Those too that were not sent, because the server is left alone."""
     calls = Calls()
@@ -258,7 +258,7 @@ async def test_a_connection_is_closed_when_the_batch_that_is_out_is_back(
         def close(self) -> None:
             closed.append(work.open.is_set())
 
-    lane = RequestQueue(Server("memcached", Noted, TIMEOUT_S, clock, lambda: None), work)
+    lane = RequestQueue(CacheServer("memcached", Noted, TIMEOUT_S, clock, lambda: None), work)
     work.open.clear()
     asked = asyncio.create_task(lane.ask([1]))
 

@@ -66,7 +66,7 @@ class CacheConnection(Protocol):
 _Connection = TypeVar("_Connection", bound=CacheConnection)
 
 
-class Server(Generic[_Connection]):
+class CacheServer(Generic[_Connection]):
     """Whether one server is asked at all. *name* is what messages call it."""
 
     def __init__(
@@ -118,7 +118,7 @@ class RequestQueue(Generic[_Item, _Answer]):
 
     def __init__(
         self,
-        server: Server[_Connection],
+        server: CacheServer[_Connection],
         work: Callable[[_Connection, Sequence[_Item]], Sequence[_Answer]],
         calls: Calls | None = None,
     ) -> None:

@@ -27,8 +27,8 @@ from counter.storage.shared.cache_entries import (
 from counter.storage.shared.cache_lane import (
     RETRY_AFTER_US,
     CacheConnection,
+    CacheServer,
     RequestQueue,
-    Server,
     Unreachable,
 )
 from counter.types import Checkpoint, Event, Guarded, Namespace
@@ -91,7 +91,7 @@ class RemoteCache(Generic[_Connection]):
         self._unpack_value = operations.unpack_value
         timeout_s = timeout_us / limits.SECOND
         self._servers = [
-            Server(name, connection, timeout_s, clock, self._look)
+            CacheServer(name, connection, timeout_s, clock, self._look)
             for name, connection in servers.items()
         ]
         self.tally = CacheTally(("read", "put", "guard", "change", "ping"))
