@@ -30,7 +30,7 @@ from counter.storage.cassandra.control_keyspace import (
     namespace_of,
     namespace_text,
 )
-from counter.storage.cassandra.session import Session, batch_of
+from counter.storage.cassandra.session import CassandraSession, batch_of
 from counter.storage.cassandra.slices import CassandraPurge, CassandraSlices
 from counter.storage.shared.directory import Coalesced
 from counter.types import Dataset, Era, Namespace, NamespaceSettings, PayloadCheck, TokenBlock
@@ -102,7 +102,7 @@ _JUMP: Final = 1_000_000
 class CassandraControl:
     """See :class:`counter.ports.ControlPlane`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
         self.datasets, self.read_clock = session.datasets, session.read_clock
         self.dropped_before = session.dropped_before

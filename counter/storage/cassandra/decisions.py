@@ -12,7 +12,7 @@ from typing import Any, Final
 from counter.errors import UnavailableError
 from counter.limits import DAY, HOUR, SECOND
 from counter.storage.cassandra.driver import within
-from counter.storage.cassandra.session import Session
+from counter.storage.cassandra.session import CassandraSession
 from counter.types import Decision, Event, Namespace, Outcome
 
 _TOKEN_IS: Final = "namespace = ? AND counter = ? AND event_time = ? AND event_id = ?"  # noqa: S105
@@ -43,7 +43,7 @@ class CassandraDecisions:
     other write; after that the outcome is unknown.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
 
     async def decide(
@@ -163,7 +163,7 @@ _WORKERS: Final = "SELECT worker FROM {control}.workers WHERE everyone = 0"
 class CassandraLeases:
     """:class:`counter.ports.LeaseStore`. A time is rounded up to whole seconds."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
 
     async def heartbeat(self, worker: str, ttl_us: int) -> None:

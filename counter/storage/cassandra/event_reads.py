@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folds import fold_events
 from counter.ports import Counted
-from counter.storage.cassandra.session import Session
+from counter.storage.cassandra.session import CassandraSession
 from counter.storage.cassandra.tables import PARTITION_IS, event_of
 from counter.types import Event, Fold, Namespace, Slice
 from counter.windows import window_of
@@ -91,7 +91,7 @@ _Identity = tuple[int, bytes, int]
 class EventScans:
     """Scans of :class:`counter.ports.EventStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
 
     async def scan(
@@ -288,7 +288,7 @@ class _Sums:
 class EventFolds:
     """Sums and tails of :class:`counter.ports.EventStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
 
     async def sums(

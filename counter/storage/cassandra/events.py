@@ -20,7 +20,7 @@ from counter.errors import (
 from counter.limits import PENDING_WRITES_MAX
 from counter.storage.cassandra.driver import within
 from counter.storage.cassandra.event_reads import PARTITIONS_MAX, EventFolds, EventScans
-from counter.storage.cassandra.session import Lane, Session
+from counter.storage.cassandra.session import CassandraSession, Lane
 from counter.storage.cassandra.tables import (
     DELETE,
     INSERT,
@@ -83,7 +83,7 @@ class _Stored:
 class StrictWrites:
     """Inserts that distinguish new, replayed and conflict, and voids that they respect."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
         self._conditional: Batcher[Lane, _Insert, Written | BaseException] = Batcher(
             self._begin_inserts,
@@ -228,7 +228,7 @@ class CassandraEvents:
     item keys differ. What a compare-and-set may have written is voided by one, with any check.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
         self._strict = StrictWrites(session)
         folds = EventFolds(session)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from counter.errors import UnavailableError, invariant
 from counter.limits import DAY, ROLLUP_WINDOW_MIN_US, SECOND
 from counter.partitions import shard_of
-from counter.storage.cassandra.session import Lane, Session, batch_of, unavailable
+from counter.storage.cassandra.session import CassandraSession, Lane, batch_of, unavailable
 from counter.storage.cassandra.tables import BIGINT, BLOB, INT, TEXT, TINYINT, bound
 from counter.storage.shared.directory import Coalesced, unknown
 from counter.types import (
@@ -210,7 +210,7 @@ invariant(_RANDOM_US < ROLLUP_WINDOW_MIN_US, "a batch's timestamps lie before th
 class CassandraRollups:
     """:class:`counter.ports.RollupStore`: marks, watermarks and the ``counts`` partitions."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
         self._listed: OrderedDict[tuple[int, str], None] = OrderedDict()
         #: By namespace id and shard: windows with marks that are not dropped yet.

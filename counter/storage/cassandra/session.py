@@ -62,7 +62,7 @@ _ROWS_MAX: Final = 40
 _OF_ONE: Final = (StoreUnavailableError, SliceMissingError)
 
 
-class Session(Directory[KeyspaceState]):
+class CassandraSession(Directory[KeyspaceState]):
     """The state of one process, a copy of what it read from the cluster."""
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:

@@ -23,7 +23,7 @@ from counter.storage.cassandra.control_keyspace import (
     slice_from,
     slice_text,
 )
-from counter.storage.cassandra.session import FOR_EVER, KeyspaceState, Session
+from counter.storage.cassandra.session import FOR_EVER, CassandraSession, KeyspaceState
 from counter.storage.cassandra.tables import create_table, events_of, events_table
 from counter.types import Dataset, Namespace, PartitionSize, Slice
 from counter.windows import window_of
@@ -53,7 +53,7 @@ _MAKING_US: Final = MINUTE
 class CassandraSlices:
     """The slices of :class:`counter.ports.ControlPlane`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
 
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
@@ -191,7 +191,7 @@ _NO_MARKS: Final = tuple(
 class CassandraPurge:
     """The purging of :class:`counter.ports.ControlPlane`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
         #: The shard whose names, and the window whose marks, come next; by namespace id.
         self._next_shard: dict[int, int] = {}
@@ -328,7 +328,7 @@ _NODES_AT_ONCE: Final = 3
 class CassandraPartitionSizes:
     """:class:`counter.ports.PartitionSizeStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
         self._nodes_asked = 0
 

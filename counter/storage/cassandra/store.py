@@ -16,7 +16,7 @@ from counter.storage.cassandra.node_settings import node_warnings
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.rollups import CassandraRollups
 from counter.storage.cassandra.schema import check_overlap, replicas_in
-from counter.storage.cassandra.session import Session
+from counter.storage.cassandra.session import CassandraSession
 from counter.storage.cassandra.slices import CassandraPartitionSizes
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.types import ApiKey
@@ -40,7 +40,7 @@ _USED: Final = (
 class CassandraKeys:
     """:class:`counter.ports.KeyStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CassandraSession) -> None:
         self._session = session
         self._key_reader = KeyReader()
 
@@ -95,7 +95,7 @@ class KeysAlone:
     """Nothing but the keys: what a command needs."""
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        self.session = Session(options, clock)
+        self.session = CassandraSession(options, clock)
         self.keys = CassandraKeys(self.session)
 
     async def open(self) -> None:
@@ -120,7 +120,7 @@ class CassandraStore:
     share it."""
 
     def __init__(self, options: CassandraOptions, clock: Clock) -> None:
-        self.session = session = Session(options, clock)
+        self.session = session = CassandraSession(options, clock)
         self.events = CassandraEvents(session)
         self.rollups = CassandraRollups(session)
         self.decisions = CassandraDecisions(session)
