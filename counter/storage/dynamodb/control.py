@@ -46,7 +46,7 @@ from counter.storage.dynamodb.layout import (
     slices_partition,
     to_text,
 )
-from counter.storage.dynamodb.session import Session, control_table
+from counter.storage.dynamodb.session import DynamodbSession, control_table
 from counter.storage.shared.directory import DatasetState
 from counter.types import (
     ClockReading,
@@ -81,7 +81,7 @@ _IDS_JUMP: Final = 1_000_000
 class DynamodbControl:
     """:class:`counter.ports.ControlPlane`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DynamodbSession) -> None:
         self._session = session
         self._driver, self._table = session.driver, session.control
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from counter.limits import DAY, HOUR, SECOND
 from counter.storage.dynamodb.driver import NEW, Item, Key, Refused, delete, put, update
 from counter.storage.dynamodb.layout import ALONE, DECISION, EXPIRES, RESERVED, number, partition
-from counter.storage.dynamodb.session import Session
+from counter.storage.dynamodb.session import DynamodbSession
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.types import ApiKey, Decision, Event, Namespace, Outcome
 
@@ -19,7 +19,7 @@ _EXPIRES_AFTER_US: Final = HOUR
 class DynamodbDecisions:
     """:class:`counter.ports.DecisionStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DynamodbSession) -> None:
         self._session = session
         self._driver = session.driver
 
@@ -94,7 +94,7 @@ _WORKERS: Final = b"workers"
 class DynamodbLeases:
     """:class:`counter.ports.LeaseStore`. A lease ends by the clocks of those that read it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DynamodbSession) -> None:
         self._session = session
         self._driver, self._table = session.driver, session.control
 
@@ -120,7 +120,7 @@ _GONE_FOR_S: Final = 30 * DAY // SECOND
 class DynamodbKeys:
     """:class:`counter.ports.KeyStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DynamodbSession) -> None:
         self._session = session
         self._driver, self._table = session.driver, session.control
         self._reader = KeyReader()

@@ -37,7 +37,7 @@ from counter.storage.dynamodb.layout import (
     identity_place,
     is_event,
 )
-from counter.storage.dynamodb.session import Session
+from counter.storage.dynamodb.session import DynamodbSession
 from counter.types import Event, Fold, Namespace, Slice, Written
 from counter.windows import window_of
 
@@ -52,7 +52,7 @@ _Span = tuple[Slice, int, int]
 class DynamodbEvents:
     """:class:`counter.ports.EventStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DynamodbSession) -> None:
         self._session = session
         self._driver = session.driver
 

@@ -48,7 +48,7 @@ from counter.storage.dynamodb.layout import (
     row_place,
     to_text,
 )
-from counter.storage.dynamodb.session import Session
+from counter.storage.dynamodb.session import DynamodbSession
 from counter.storage.shared.batching import Batch, Batcher
 from counter.storage.shared.directory import unknown
 from counter.types import (
@@ -78,7 +78,7 @@ _Marks = Batch[_Lane, Item, UnavailableError | None]
 class DynamodbRollups:
     """:class:`counter.ports.RollupStore`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DynamodbSession) -> None:
         self._session = session
         self._driver = session.driver
         self._listed: OrderedDict[tuple[int, str], None] = OrderedDict()

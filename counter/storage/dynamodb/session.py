@@ -20,7 +20,7 @@ from counter.storage.shared.directory import Coalesced, DatasetState, Directory
 from counter.types import Dataset, Slice
 
 
-class Session(Directory[DatasetState]):
+class DynamodbSession(Directory[DatasetState]):
     """The state of one process, a copy of what it read."""
 
     def __init__(self, driver: Driver, clock: Clock) -> None:

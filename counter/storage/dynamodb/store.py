@@ -12,7 +12,7 @@ from counter.storage.dynamodb.driver import Driver, DynamodbOptions, put
 from counter.storage.dynamodb.events import DynamodbEvents
 from counter.storage.dynamodb.layout import ALONE
 from counter.storage.dynamodb.rollups import DynamodbRollups
-from counter.storage.dynamodb.session import Session
+from counter.storage.dynamodb.session import DynamodbSession
 
 
 class DynamodbStore:
@@ -22,7 +22,7 @@ class DynamodbStore:
         self, options: DynamodbOptions, clock: Clock, driver: Driver | None = None
     ) -> None:
         self.driver = driver or Driver(options)
-        self.session = session = Session(self.driver, clock)
+        self.session = session = DynamodbSession(self.driver, clock)
         self.events = DynamodbEvents(session)
         self.rollups = DynamodbRollups(session)
         self.decisions = DynamodbDecisions(session)
