@@ -19,7 +19,7 @@ from counter.errors import (
 )
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.postgresql.hosts import Hosts, refusal
-from counter.storage.postgresql.session import NotPrimaryError, Session
+from counter.storage.postgresql.session import NotPrimaryError, PooledConnection
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
@@ -82,12 +82,12 @@ class PostgresqlDatabase:
         except (*_BROKEN, ValueError, asyncpg.PostgresError) as error:
             raise refusal(error) or unavailable(error) from error
 
-    async def _connect(self, connect: Callable[..., Awaitable[Session]]) -> asyncpg.Pool:
+    async def _connect(self, connect: Callable[..., Awaitable[PooledConnection]]) -> asyncpg.Pool:
         """Return a pool that keeps prepared statements, unless a pooler is in between: that may run
         each statement over another session of the server."""
         timeout_s = self.options.timeout_us / SECOND
         probe = await connect(
-            connection_class=Session,
+            connection_class=PooledConnection,
             timeout=timeout_s,
             command_timeout=timeout_s,
             statement_cache_size=0,
@@ -100,7 +100,7 @@ class PostgresqlDatabase:
             await probe.close(timeout=timeout_s)
         return await asyncpg.create_pool(
             connect=connect,
-            connection_class=Session,
+            connection_class=PooledConnection,
             # With a minimum the pool reconnects by itself, and logs each failure with a trace.
             min_size=0,
             max_size=self.options.connections_max,

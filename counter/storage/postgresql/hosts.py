@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 import asyncpg
 
 from counter.errors import StartupError
-from counter.storage.postgresql.session import Session
+from counter.storage.postgresql.session import PooledConnection
 
 _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 #: What libpq knows and the driver does not, and takes for a setting of the server. Each call has a
@@ -78,7 +78,7 @@ class Hosts:
             for place in places.split(",")
         )
 
-    async def connect(self, *_: object, timeout: float, **given: Any) -> Session:
+    async def connect(self, *_: object, timeout: float, **given: Any) -> PooledConnection:
         """Return a connection to the first host that accepts and proves to be the primary, after
         *timeout* seconds at most.
 
@@ -92,7 +92,7 @@ class Hosts:
         failed: list[str] = []
         for host, dsn in tuple(self._hosts):
             share_s = timeout / len(self._hosts)
-            connection: Session | None = None
+            connection: PooledConnection | None = None
             proven = False
             try:
                 async with asyncio.timeout(share_s):

@@ -28,7 +28,7 @@ class NotPrimaryError(ConnectionError):
     """The server accepts no writes, or confirms none: another one may be the primary."""
 
 
-class Session(asyncpg.Connection):  # type: ignore[misc]
+class PooledConnection(asyncpg.Connection):  # type: ignore[misc]
     """A connection of the pool."""
 
     _proven_at_s = -math.inf
