@@ -53,7 +53,7 @@ _MORE: Final = 16
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _NameBucket:
     """One partition of names: those that were read, and whether there are more."""
 
     number: int
@@ -206,7 +206,7 @@ class CassandraControl:
         self, namespace: Namespace, *, prefix: str, after: str | None, limit: int
     ) -> Sequence[str]:
         self._session.check_exists(namespace)
-        buckets = [_Bucket(number) for number in range(namespace.settings.shards)]
+        buckets = [_NameBucket(number) for number in range(namespace.settings.shards)]
         share = min(limit, limit // len(buckets) * 2 + _MORE)
         asked = buckets
         while True:
@@ -228,7 +228,7 @@ class CassandraControl:
                 return names[:limit]
 
     async def _names_page(
-        self, namespace: Namespace, bucket: _Bucket, prefix: str, after: str | None, limit: int
+        self, namespace: Namespace, bucket: _NameBucket, prefix: str, after: str | None, limit: int
     ) -> Any:
         last = bucket.names[-1] if bucket.names else after
         cql, first = (_FROM, prefix) if last is None or last < prefix else (_AFTER, last)
