@@ -125,7 +125,7 @@ class EventScans:
         self,
         namespace: Namespace,
         counter: str,
-        buckets: Iterator[_Bucket],
+        buckets: Iterator[_TimeBucket],
         after: _Identity | None,
         limit: int,
     ) -> list[Event]:
@@ -141,7 +141,7 @@ class EventScans:
         self,
         namespace: Namespace,
         counter: str,
-        buckets: Sequence[_Bucket],
+        buckets: Sequence[_TimeBucket],
         after: _Identity | None,
         limit: int,
     ) -> list[Event]:
@@ -196,7 +196,7 @@ class EventScans:
         return statements
 
 
-class _Bucket:
+class _TimeBucket:
     """The part of a time bucket that lies in the span of a scan."""
 
     __slots__ = ("event_buckets", "high_us", "low_us", "start_us", "time_bucket")
@@ -214,21 +214,21 @@ class _Cursor:
 
     __slots__ = ("after", "bucket", "done", "event_bucket")
 
-    def __init__(self, bucket: _Bucket, event_bucket: int, after: _Identity | None) -> None:
+    def __init__(self, bucket: _TimeBucket, event_bucket: int, after: _Identity | None) -> None:
         self.bucket = bucket
         self.event_bucket = event_bucket
         self.after = after
         self.done = False
 
 
-def _buckets(slices: Sequence[Slice], from_us: int, to_us: int) -> Iterator[_Bucket]:
+def _buckets(slices: Sequence[Slice], from_us: int, to_us: int) -> Iterator[_TimeBucket]:
     """Time buckets of ``[from_us, to_us)``, latest first."""
     for each in reversed(slices):
         low, high = max(from_us, each.start_us), min(to_us, each.end_us)
         if low < high:
             first = window_of(low, each.time_bucket_us)
             for time_bucket in reversed(range(first, high, each.time_bucket_us)):
-                yield _Bucket(each, time_bucket, from_us, to_us)
+                yield _TimeBucket(each, time_bucket, from_us, to_us)
 
 
 def _place(identity: _Identity) -> tuple[int, bytes, int]:
