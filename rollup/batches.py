@@ -18,7 +18,7 @@ from counter.telemetry.tracing import Tracing
 from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, Pending, WindowRow
 from rollup.limiter import Limiter
 from rollup.partitions import Partitions
-from rollup.roller import Batch, Dirt, Plan, group, plan, update
+from rollup.roller import BatchTimes, Dirt, Plan, group, plan, update
 
 _ATTEMPTS_MAX: Final = 5
 _Group = TypeVar("_Group")
@@ -79,7 +79,7 @@ class BatchRoller:
     sizes: Histogram = field(default_factory=lambda: Histogram(NUMBER_BOUNDS))
     recounts: int = 0
 
-    async def roll(self, namespace: Namespace, marks: Sequence[Mark], batch: Batch) -> int:
+    async def roll(self, namespace: Namespace, marks: Sequence[Mark], batch: BatchTimes) -> int:
         """Roll up the counters of *marks*; return how many were written."""
         dirty: dict[str, Dirt] = {}
         async for some in in_turns(marks):
@@ -107,7 +107,7 @@ class BatchRoller:
         return max(1, windows // self.batch_counters)
 
     async def _roll_group(
-        self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
+        self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: BatchTimes
     ) -> _Entries:
         for _ in range(_ATTEMPTS_MAX):
             try:
@@ -116,13 +116,13 @@ class BatchRoller:
                 # A slice was dropped during the scan: start again from the partitions.
                 missing = error
                 dropped_us = await self.store.control.dropped_before(namespace.dataset)
-                batch = Batch(batch.through_us, dropped_us, batch.window_size_us)
+                batch = BatchTimes(batch.through_us, dropped_us, batch.window_size_us)
         raise UnavailableError(
             f"slices vanish again and again: {missing.detail}", retry_after_us=SECOND
         )
 
     async def _roll_once(
-        self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: Batch
+        self, namespace: Namespace, dirty: Mapping[str, Dirt], batch: BatchTimes
     ) -> _Entries:
         """Read the counters' partitions concurrently, and write them a batch at a time."""
         names = list(dirty)
@@ -199,7 +199,7 @@ class BatchRoller:
         namespace: Namespace,
         plans: Sequence[Plan],
         dirty: Mapping[str, Dirt],
-        batch: Batch,
+        batch: BatchTimes,
     ) -> tuple[list[Plan], dict[str, Sequence[WindowRow]]]:
         """Return the plans; those that fold all their rows are planned again from heads of the
         same moment."""

@@ -25,7 +25,7 @@ class Dirt:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchTimes:
     """The instants of one batch, read once before anything else."""
 
     through_us: int
@@ -71,7 +71,7 @@ def group(found: dict[str, Dirt], marks: Iterable[Mark]) -> None:
                 dirt.folds[window_us] = fold
 
 
-def plan(counter: str, dirt: Dirt, head: Head, batch: Batch) -> Plan | None:
+def plan(counter: str, dirt: Dirt, head: Head, batch: BatchTimes) -> Plan | None:
     """Return what to read for *counter*; None if there is nothing to do."""
     done_us = head.checkpoint.time_us
     target_us = max(batch.through_us, done_us)
@@ -97,7 +97,7 @@ def update(
     plan: Plan,
     sums: Mapping[int, Fold],
     rows: Sequence[WindowRow],
-    batch: Batch,
+    batch: BatchTimes,
     undone: Collection[Pending] = (),
 ) -> CounterUpdate:
     """Return the batch to write for a counter.

@@ -37,7 +37,7 @@ from rollup.leases import MAINTENANCE, Leases, slot_of
 from rollup.limiter import Limiter
 from rollup.maintenance import Maintenance
 from rollup.partitions import Partitions
-from rollup.roller import Batch
+from rollup.roller import BatchTimes
 
 _log = logging.getLogger("counter.rollup")
 #: Marks of a shard that are read at once, and rolled up before more are read; so many times more
@@ -494,7 +494,7 @@ class RollupWorker:
         # Up to the last mark, not to now: after a crash the batch is repeated up to the same
         # instant.
         batch_us = marks[-1].window_us + size_us - 1 if marks else through_us
-        batch = Batch(batch_us, dropped_before_us, size_us)
+        batch = BatchTimes(batch_us, dropped_before_us, size_us)
         written = await self.batches.roll(namespace, marks, batch)
         while marks and not is_whole and len(page) == self._page:
             if not self._goes_on(key):

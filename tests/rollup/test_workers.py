@@ -18,7 +18,7 @@ from counter.partitions import shard_of
 from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterType, CounterUpdate, Head, Pending, WindowRow
 from counter.windows import closed_through
-from rollup.roller import Batch, Dirt, plan
+from rollup.roller import BatchTimes, Dirt, plan
 from tests.rollup.test_giving_up import failing
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World
 from tests.support.parts import part_of
@@ -590,10 +590,10 @@ async def test_what_was_rolled_up_is_in_the_cache_and_says_as_of_when() -> None:
 async def test_a_batch_that_begins_again_after_a_drop_ends_where_it_did() -> None:
     world = World()
     namespace = await world.begin()
-    batches, batch = world.process().worker.batches, Batch(99, 0, WINDOW)
-    tried: list[Batch] = []
+    batches, batch = world.process().worker.batches, BatchTimes(99, 0, WINDOW)
+    tried: list[BatchTimes] = []
 
-    async def once(_: object, __: object, each: Batch) -> list[Any]:
+    async def once(_: object, __: object, each: BatchTimes) -> list[Any]:
         tried.append(each)
         if len(tried) == 1:
             raise SliceMissingError("dropped meanwhile")
@@ -602,7 +602,7 @@ async def test_a_batch_that_begins_again_after_a_drop_ends_where_it_did() -> Non
     with patch.object(batches, "_roll_once", once):
         await batches._roll_group(namespace, {}, batch)
     dropped_us = await world.store.control.dropped_before(DATASET)
-    assert tried == [batch, Batch(99, dropped_us, WINDOW)]
+    assert tried == [batch, BatchTimes(99, dropped_us, WINDOW)]
 
 
 async def test_a_counter_whose_rows_are_read_is_planned_from_the_head_of_their_moment() -> None:
@@ -613,7 +613,7 @@ async def test_a_counter_whose_rows_are_read_is_planned_from_the_head_of_their_m
     batches = world.process().worker.batches
     dirty = {"c": Dirt([], [world.clock.now_us() // WINDOW * WINDOW])}
     world.clock.advance(CLOSING)
-    batch = Batch(closed_through(namespace, world.clock.now_us()), 0, WINDOW)
+    batch = BatchTimes(closed_through(namespace, world.clock.now_us()), 0, WINDOW)
     before = plan("c", dirty["c"], EMPTY_HEAD, batch)
     assert before is not None
     await world.process().worker.tick()

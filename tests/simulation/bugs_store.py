@@ -62,9 +62,9 @@ BUGS = (
         (
             Edit(
                 RollupWorker._roll_some,
-                "batch = Batch(",
+                "batch = BatchTimes(",
                 "await self._store.rollups.drop_marks(namespace, shard, through_us)\n"
-                "    batch = Batch(",
+                "    batch = BatchTimes(",
             ),
         ),
     ),

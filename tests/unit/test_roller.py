@@ -1,11 +1,11 @@
 """The roller: what is read and written for a counter, by what its marks and its partition say."""
 
 from counter.types import Checkpoint, Fold, Head, Mark, Pending, WindowRow
-from rollup.roller import Batch, Dirt, group, plan, update
+from rollup.roller import BatchTimes, Dirt, group, plan, update
 
 SIZE = 10
 #: Windows 0 to 9 are rolled up by a batch through 99; 100 is the next one.
-BATCH = Batch(through_us=99, dropped_before_us=0, window_size_us=SIZE)
+BATCH = BatchTimes(through_us=99, dropped_before_us=0, window_size_us=SIZE)
 NOTHING = Checkpoint(-1, 0)
 
 
@@ -52,7 +52,7 @@ def test_a_pending_recount_stays_until_the_window_that_it_was_left_in_is_passed(
 def test_nothing_is_counted_again_that_is_being_settled() -> None:
     """Its events are gone. So the rows that are folded away are those that stand, whatever the
     batch counts."""
-    drops = Batch(through_us=99, dropped_before_us=50, window_size_us=SIZE)
+    drops = BatchTimes(through_us=99, dropped_before_us=50, window_size_us=SIZE)
     made = plan("c", Dirt([], [10, 40, 50]), head(Pending(20, 90), Pending(60, 90)), drops)
     assert made is not None
     assert made.settles
