@@ -1,7 +1,7 @@
 """Bugs of consistency: what the cluster is asked for too little."""
 
 from counter.storage.cassandra import rollups, tables
-from counter.storage.cassandra.session import Session
+from counter.storage.cassandra.session import CassandraSession
 from rollup.leases import Leases
 from rollup.worker import RollupWorker
 from tests.simulation.bugs import Bug
@@ -25,20 +25,20 @@ BUGS = (
     Bug(
         "written-to-one-replica",
         "a write is acknowledged by one replica",
-        (Edit(Session.to_write, "state.write_consistency)", "1)"),),
+        (Edit(CassandraSession.to_write, "state.write_consistency)", "1)"),),
     ),
     Bug(
         "read-from-one-replica",
         "a read asks one replica, whatever the dataset says",
         (
-            Edit(Session.to_read, "state.read_consistency)", "1)"),
-            Edit(Session.to_find, "start_us, level)", "start_us, 1)"),
+            Edit(CassandraSession.to_read, "state.read_consistency)", "1)"),
+            Edit(CassandraSession.to_find, "start_us, level)", "start_us, 1)"),
         ),
     ),
     Bug(
         "written-to-the-near-data-center",
         "a write waits for its own data center, whatever the dataset says",
-        (Edit(Session.to_write, "state.write_consistency)", "6)"),),
+        (Edit(CassandraSession.to_write, "state.write_consistency)", "6)"),),
     ),
     Bug(
         "no-read-repair",

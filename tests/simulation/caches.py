@@ -238,7 +238,7 @@ class _Connection:
 
 
 class _ToMemcached(_Connection):
-    """As :class:`counter.storage.memcached.connection.Connection`."""
+    """As :class:`counter.storage.memcached.connection.MemcachedConnection`."""
 
     def get_many(self, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
         """The values of those keys that are there."""
@@ -299,7 +299,7 @@ class _ToMemcached(_Connection):
 
 
 class _ToRedis(_Connection):
-    """As :class:`counter.storage.redis.connection.Connection`."""
+    """As :class:`counter.storage.redis.connection.RedisConnection`."""
 
     def exchange(self, commands: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """The reply to each command."""
@@ -350,12 +350,14 @@ def cache_over(kind: str, servers: Sequence[CacheServer], clock: Clock) -> Cache
     """Production's cache of a process, over *servers* of that kind."""
     with patch("counter.storage.shared.cache_lane.Worker", _Thread):
         if kind == "redis":
-            with patch("counter.storage.redis.cache.Connection", lambda _: _ToRedis(servers[0])):
+            with patch(
+                "counter.storage.redis.cache.RedisConnection", lambda _: _ToRedis(servers[0])
+            ):
                 return RedisCache("redis://simulated", "simulated", clock, timeout_us=TIMEOUT_US)
 
         def connection(_: str, port: int, __: float) -> _ToMemcached:
             return _ToMemcached(servers[port])
 
         addresses = [("simulated", port) for port in range(len(servers))]
-        with patch("counter.storage.memcached.cache.Connection", connection):
+        with patch("counter.storage.memcached.cache.MemcachedConnection", connection):
             return MemcachedCache(addresses, clock, timeout_us=TIMEOUT_US)

@@ -37,7 +37,9 @@ class SimulatedStore(CassandraStore):
     def __init__(self, options: CassandraOptions, clock: Clock, cluster: Cluster) -> None:
         # Whatever takes hold of the connection takes hold of this one.
         self.simulated = SimulatedConnection(options, cluster)
-        with patch("counter.storage.cassandra.session.Connection", lambda _: self.simulated):
+        with patch(
+            "counter.storage.cassandra.session.CassandraConnection", lambda _: self.simulated
+        ):
             super().__init__(options, clock)
         self.control.read_clock = self.read_clock
 

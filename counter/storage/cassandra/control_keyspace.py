@@ -66,8 +66,9 @@ class ControlKeyspace:
         seen_by: tuple[str, Sequence[Any]],
         mine: Any = None,
     ) -> tuple[bool, Row | None]:
-        """Run a compare-and-set as :meth:`CassandraConnection.compare_and_set` does. *seen_by* is the SERIAL
-        read that settles it, and its values: its last column has the ``op``, or else *mine*."""
+        """Run a compare-and-set as :meth:`CassandraConnection.compare_and_set`. *seen_by* is the
+        SERIAL read that settles it, and its values: its last column has the ``op``, or else
+        *mine*."""
         op = os.urandom(16)
         values = [op if each is OP else each for each in values]
         statement = await self._prepared(cql, ConsistencyLevel.QUORUM, idempotent=False)
