@@ -86,7 +86,8 @@ async def every(
     """Call *work*, a function or a coroutine function, until *stop* is set, with a pause of
     *seconds* after each call.
 
-    No failure ends it: each is logged as one of *what*, and of expected ones in a row the first.
+    Errors do not stop the loop. Unexpected errors are always logged; of consecutive expected
+    errors, the first. *what* names the work in the log.
     """
     failing = False
     while not stop.is_set():

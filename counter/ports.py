@@ -315,8 +315,8 @@ class RollupStore(Protocol):
         """Marks of windows that start in ``(after_us, through_us]``, by (window, counter, recount),
         later than *start* in that order. Windows come in order; counters and recounts within one
         in an order of the store's own. A transactional store has those of adds from its log, each
-        with the fold of its window: they are of windows after the watermark, and one that is read
-        in pages must be closed."""
+        with the fold of its window. Only windows after the watermark are returned. A window read
+        in several pages must be closed."""
         ...
 
     async def dirty_atomic(
@@ -381,8 +381,8 @@ class RollupStore(Protocol):
         ...
 
     async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
-        """Take *counter* off the list, after its delete was left and a worker was asked to look at
-        it: an event that is later than the delete lists it again."""
+        """Remove *counter* from the listing. Call after :meth:`leave_pending` and a recount
+        request. An event that is later than the delete lists it again."""
         ...
 
 

@@ -118,7 +118,7 @@ class BatchRoller:
                 dropped_us = await self.store.control.dropped_before(namespace.dataset)
                 batch = BatchTimes(batch.through_us, dropped_us, batch.window_size_us)
         raise UnavailableError(
-            f"slices vanish again and again: {missing.detail}", retry_after_us=SECOND
+            f"slices were dropped during each attempt: {missing.detail}", retry_after_us=SECOND
         )
 
     async def _roll_once(

@@ -130,7 +130,7 @@ class Leases:
         return [slot for slot in SLOTS if self.holds(slot)]
 
     async def keep(self, stop: asyncio.Event) -> None:
-        """Take turns until *stop* is set. No failure ends it; pauses double after failures."""
+        """Take turns until *stop* is set. Errors do not stop the loop; pauses double after them."""
         pause_us = self._look_us
         while not stop.is_set():
             try:

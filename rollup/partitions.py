@@ -281,7 +281,7 @@ class Partitions:
     def _mended(self, what: str) -> None:
         if what in self._troubles:
             self._troubles.remove(what)
-            _log.info("it is over that %s", what)
+            _log.info("resolved: %s", what)
 
 
 def _may_raise(dataset: Dataset) -> bool:

@@ -446,7 +446,9 @@ class RollupWorker:
         """Raise UnavailableError if *now_us*, which was just read, may not close windows."""
         # A clock that is ahead would close windows that still get events.
         if checked_now_us(self._clock, self._guard, namespace.dataset) < now_us:
-            raise ClockSkewError("the clock was ahead for a moment", retry_after_us=SECOND)
+            raise ClockSkewError(
+                "the clock was briefly ahead; the reading is discarded", retry_after_us=SECOND
+            )
         self._check_namespaces()
 
     @property

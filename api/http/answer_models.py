@@ -94,7 +94,7 @@ class _Whose(Answer):
 class _Told(_Whose):
     event_time: TimeOut = Field(description="The token's time, which is that of the add.")
     replayed: bool | None = Field(
-        description="Whether it was there before; null if the store was not asked."
+        description="True if the token had already been counted; null if unknown."
     )
     retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
         None, description="Always false, and only of BEST_EFFORT: a retry may count twice."
@@ -127,7 +127,7 @@ class CountAnswer(_Whose):
             "The instant that the count is exact as of. An accurate count can include later adds."
         )
     )
-    accuracy: Accuracy = Field(description="What the count is worth.")
+    accuracy: Accuracy = Field(description="How exact the count is.")
     retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
         None, description="Always false, and only of BEST_EFFORT: a retry may count twice."
     )

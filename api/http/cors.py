@@ -29,7 +29,7 @@ _VARY: Final = (b"vary", b"origin")
 
 
 class Cors:
-    """An ASGI app around *app*: its answers say that pages of *origins* may read them."""
+    """An ASGI app around *app* that adds CORS headers for *origins*."""
 
     def __init__(self, app: App, origins: Iterable[str]) -> None:
         self._app = app

@@ -65,7 +65,7 @@ class LoadShedder:
         self._response: Response
 
     def refuses(self, timeout: bytes | None, answer: Callable[[Response], None]) -> bool:
-        """Return whether a write could not be answered in time; if so, *answer* is called soon.
+        """Return True, and schedule a rejection, if the write would exceed its deadline.
         *timeout* is the value of the client's header."""
         try:
             within_us = None if timeout is None else timeout_us(timeout)

@@ -86,7 +86,7 @@ class Streams:
     address (0: without a limit)."""
 
     def __init__(self, what: str, instead: str, most: int, per_key: int, per_address: int) -> None:
-        """*what* is one of them, in words, and *instead* what to do when there are too many."""
+        """*what* names the stream kind; *instead* is advice when the limit is reached."""
         self._what = what
         self._instead = instead
         self.open = 0

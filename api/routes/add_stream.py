@@ -272,7 +272,7 @@ class _Lines:
         self._check()
 
     async def discard(self) -> None:
-        """Drop what still comes, until the client ends its request, but not for long."""
+        """Discard further input until the request ends or _LAST_WORDS_S passes."""
         self.end("")
         if self._filling is not None:
             await asyncio.wait((self._filling,), timeout=_LAST_WORDS_S)
@@ -287,7 +287,7 @@ class _Lines:
         if len(whole) < most:
             if self._is_whole:
                 whole, rest = [*whole, rest], b""
-            # Of a line that is too long no more is kept than shows it.
+            # Keep only enough of an overlong line to detect it.
             rest = rest[: _LINE_BYTES_MAX + 1]
         if self._is_start and whole:
             self._is_start = False

@@ -1,6 +1,6 @@
 """CloudEvents 1.0 over HTTP: structured, batched and binary; counted by the namespace's rules.
 
-An event is identified by its source and id. What the rules make of it is one atomic add, so it
+An event is identified by its source and id. Its rules produce one atomic add, so it
 counts once and as a whole, however often and in whatever batches it arrives. Data are read with
 decimals as text: no number is rounded on its way.
 """

@@ -90,7 +90,7 @@ class NamespaceRoutes:
     async def put_namespace(
         self, call: CallOf, body: NamespaceBody
     ) -> Annotated[Response, NamespacePutAnswer]:
-        """Create a namespace (201), or change what may change of it (200)."""
+        """Create a namespace (201), or update its mutable settings (200)."""
         changes = _changes(body)
         namespaces = self.service.namespaces
         try:

@@ -51,4 +51,4 @@ class PostgresStore:
 
 
 async def _keep(_connection: object) -> None:
-    """Spare the round trip that resets what a session may have set: here none sets anything."""
+    """Skip the session reset on release; sessions set no state."""

@@ -37,8 +37,8 @@ _INTERRUPTED: Final = "130 if it was interrupted"
 _CODES: Final[Mapping[str, str]] = {
     "interrupted": _INTERRUPTED,
     "reads": (
-        "0; 1 if there is no such thing, or it may not be seen; 2 if a value cannot be read, or the"
-        f" service cannot be reached or does not know now; {_INTERRUPTED}."
+        "0; 1 if it is not found, or not allowed; 2 if a value cannot be read, or the service"
+        f" cannot be reached or does not know now; {_INTERRUPTED}."
     ),
     "adds": (
         "0 if it is counted; 1 if it is not and never will be under this token; 2 if a value cannot"
@@ -152,9 +152,8 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter watch views
           counter watch views --for 1m --json
           counter watch views --count 1
-        0 where --for or --count ended it; 1 if there is no such thing, or it may not be seen; 2 if
-        a value cannot be read, or the service cannot be reached or does not know now;
-        {interrupted}.
+        0 if --for or --count ended it; 1 if it is not found, or not allowed; 2 if a value cannot be
+        read, or the service cannot be reached or does not know now; {interrupted}.
         """,
         "watch:top": """
         Show the busiest counters, or the highest.

@@ -144,8 +144,8 @@ class PlaceFlags:
     ] = None
 
     def words(self) -> list[str]:
-        """Return these flags as words of a command line, without those that the environment, the
-        context or the defaults supply."""
+        """Return the command-line arguments needed to reproduce these flags: those that neither the
+        environment nor the context nor the defaults supply."""
         known = load_contexts().named(self.context).flags() if self.context else {}
         given: list[str] = []
         for each in fields(self):

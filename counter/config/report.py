@@ -72,7 +72,7 @@ def effective(loaded: Loaded) -> str:
             value = getattr(own, field)
             if value is not None:
                 lines.append(f"{field} = {toml_value(field, value)}")
-    lines += [f"# Mind: {each}" for each in loaded.warnings]
+    lines += [f"# Warning: {each}" for each in loaded.warnings]
     return "\n".join(lines) + "\n"
 
 
@@ -163,4 +163,4 @@ def _unknown_in_environment() -> Iterator[str]:
         if name.upper().startswith(_PREFIX) and name.upper() not in known:
             close = difflib.get_close_matches(name.upper(), known, 1)
             hint = f"; is it {close[0]}?" if close else ""
-            yield f"{name} in the environment is no setting{hint}"
+            yield f"unknown setting {name} in the environment{hint}"

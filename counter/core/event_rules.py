@@ -30,7 +30,7 @@ _SHOWN_CHARS_MAX: Final = 80
 
 
 class CloudEvent(NamedTuple):
-    """The parts of a CloudEvent that count. Within ``data``, decimals are text."""
+    """The CloudEvent attributes that rules use. Within ``data``, decimals are text."""
 
     id: str
     source: str

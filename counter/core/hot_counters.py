@@ -47,7 +47,7 @@ class Busiest:
     from_us: int
     to_us: int
     counters: tuple[Busy, ...]
-    #: Whether all counters that changed in the time were read.
+    #: Whether every changed counter was examined.
     is_whole: bool
 
 

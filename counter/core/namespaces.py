@@ -177,8 +177,8 @@ class Namespaces:
     async def _announce(
         self, namespace: Namespace, accept_limit_us: int, era_from_us: int
     ) -> Namespace:
-        """Announce another accept limit, and return the namespace once every copy of the directory
-        that an add from *era_from_us* on is written by, or that its window is closed by, has it.
+        """Announce the new accept limit. Returns when no process can use a directory copy without
+        the announcement for events from *era_from_us* on.
 
         The announcement and the change may each land at any time. The limits of the present copy
         and of the changed one are between those of the announcement, so no window closes by a

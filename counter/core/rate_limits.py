@@ -94,8 +94,8 @@ ALLOWANCE: Final[ContextVar[Allowance | None]] = ContextVar("allowance", default
 class _OfBatch:
     """The allowance of the items of a batch, which is accepted whole while a bucket is not empty.
 
-    Reservations and the resolutions of tokens were charged before. Only when the time of a key is
-    read it is known to be late: the first such item decides for the others.
+    Reservations and the resolutions of tokens were charged before. Whether a key's token is late is
+    known only after its time is read: the first such item decides for the others.
     """
 
     def __init__(self, held: Allowance, resolutions: int) -> None:

@@ -252,8 +252,8 @@ class CountReader:
     async def read_listed(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
     ) -> list[Count]:
-        """Return what :meth:`read` returns; without a bound, the counts as they are rolled up, of
-        any type of namespace: one read of storage for all of them, and none of the events."""
+        """Return what :meth:`read` returns. Without a bound, return rolled-up counts for every
+        counter type, with one storage read and no event reads."""
         staleness_us = limits.TIME_MAX_US if max_staleness_us is None else max_staleness_us
         return await self.read(namespace, counters, staleness_us)
 
@@ -319,7 +319,7 @@ class CountReader:
             for window_us, fold in zip(recounts, sums, strict=True):
                 merged[window_us] = WindowRow(window_us, fold.cleared, fold.total)
             return as_of_us, head.settled, [merged[window_us] for window_us in sorted(merged)]
-        raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
+        raise UnavailableError("slices were dropped during each attempt", retry_after_us=100_000)
 
     async def _read_live(
         self, namespace: Namespace, stored: Mapping[str, Checkpoint], now_us: int

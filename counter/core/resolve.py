@@ -28,7 +28,7 @@ class Resolver:
         guard: ClockGuard | None = None,
         namespaces: Namespaces | None = None,
     ) -> None:
-        """Without *namespaces*, callers pass windows that are closed by a copy fresh enough."""
+        """If *namespaces* is None, the caller has checked that its directory copy is fresh."""
         self._store = store
         self._clock = clock
         self._guard = guard

@@ -391,7 +391,7 @@ class CounterService:
                     namespace, nonce, time_us, now_us, now_us + ttl_us
                 )
         raise OverloadedError(
-            "the key's reserved time went stale again and again", retry_after_us=limits.SECOND
+            "the reserved time of the key expired repeatedly; retry", retry_after_us=limits.SECOND
         )
 
     async def _write_turn(

@@ -61,7 +61,7 @@ class EventWriter:
         )
 
     def surely_on_time(self, namespace: Namespace, now_us: int) -> tuple[int, int]:
-        """Return the first and last instant of tokens for which :meth:`is_late` is surely False."""
+        """Return the range of token times that no era treats as late."""
         eras = namespace.eras
         shortest_us = eras[0][1] if len(eras) == 1 else min(era.accept_limit_us for era in eras)
         return now_us - shortest_us, now_us + namespace.settings.future_limit_us

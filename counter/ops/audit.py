@@ -227,7 +227,8 @@ class Auditor:
                 # A slice was dropped during the pass: the remaining events begin later.
                 missing = error
         raise UnavailableError(
-            f"slices vanish again and again: {missing.detail}", retry_after_us=limits.SECOND
+            f"slices were dropped during each attempt: {missing.detail}",
+            retry_after_us=limits.SECOND,
         )
 
     async def _pass_once(

@@ -122,5 +122,5 @@ def test_each_command_with_settings_warns_of_a_variable_that_is_none(
     monkeypatch.setattr("api.serve.serve", lambda *_: None)
     with suppress(SystemExit):
         app(command.split())
-    said = "COUNTER_RETENTOIN in the environment is no setting; is it COUNTER_RETENTION?"
+    said = "unknown setting COUNTER_RETENTOIN in the environment; is it COUNTER_RETENTION?"
     assert said in caplog.messages

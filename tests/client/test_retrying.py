@@ -175,7 +175,7 @@ def test_a_refused_retry_says_nothing_of_the_attempt_before_it() -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_where_nothing_was_sent_a_refusal_is_one(batch: bool) -> None:
+def test_a_refusal_is_raised_as_it_is_if_nothing_was_sent(batch: bool) -> None:
     """Regression: of two base URLs the first was away, the second did not know the namespace, and
     an add that never left was said to be perhaps counted."""
     away = UnreachableError("no connection", sent=False)

@@ -96,7 +96,7 @@ class TestSources:
     ) -> None:
         monkeypatch.setenv("COUNTER_RETENTOIN", "7d")
         assert load({}).warnings == (
-            "COUNTER_RETENTOIN in the environment is no setting; is it COUNTER_RETENTION?",
+            "unknown setting COUNTER_RETENTOIN in the environment; is it COUNTER_RETENTION?",
         )
 
     def test_an_empty_variable_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:

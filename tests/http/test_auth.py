@@ -52,7 +52,7 @@ def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json().get("code", "")
 
 
-async def test_without_any_key_made_everybody_may_come_in(door: Door) -> None:
+async def test_while_no_keys_exist_every_request_is_accepted(door: Door) -> None:
     assert (await door.add(NOBODY)).status_code == 200
     assert (await door.add({"Authorization": "Bearer whatever"})).status_code == 200
 

@@ -133,7 +133,7 @@ def test_config_check_asks_the_server(
     assert "payload_check is" not in shown
     monkeypatch.setenv("COUNTER_DSN", "postgresql://counter@127.0.0.1:1/none")
     check()
-    assert "# Mind: PostgreSQL: " in capsys.readouterr().out
+    assert "# Warning: PostgreSQL: " in capsys.readouterr().out
 
 
 async def test_a_role_without_rights_calls_no_function(

@@ -108,9 +108,8 @@ class Asked:
 
 
 def let_go(response: ResponseFuture) -> None:
-    """Have a *response* that was answered hold nothing that holds it: its timer calls it, and its
-    callbacks may know it. Otherwise only the garbage collector would free it, and all that
-    it holds: at thousands of statements a second that is a good part of all work."""
+    """Break the reference cycles of an answered *response*, so that it is freed without the garbage
+    collector: at thousands of statements a second, collecting is a good part of all work."""
     timer, response._timer = response._timer, None
     if timer is not None:
         # It stays in the driver's queue until its time, and does nothing there.
@@ -311,8 +310,7 @@ class CassandraConnection:
         if the first one lands after all, either the second finds *mine* there, or the first finds
         its condition broken. So a state that was left must never come back.
 
-        It is run again, after readings that contention spoils too, for a few seconds at most. Who
-        must answer sooner, whatever it is at, bounds it by
+        Retries, also after contended reads, for a few seconds. Callers with a shorter deadline use
         :func:`counter.storage.cassandra.driver.within`.
         """
         loop = asyncio.get_running_loop()

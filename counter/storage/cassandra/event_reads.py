@@ -119,7 +119,7 @@ class EventScans:
             except SliceMissingError:
                 # Dropped meanwhile: what is still there begins later.
                 state = await self._session.reload_slices(namespace.dataset)
-        raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
+        raise UnavailableError("slices were dropped during each attempt", retry_after_us=100_000)
 
     async def _scan(
         self,
@@ -145,10 +145,10 @@ class EventScans:
         after: _Identity | None,
         limit: int,
     ) -> list[Event]:
-        """The first *limit* events of *buckets* that come later in the order than *after*.
+        """Return the first *limit* events of *buckets* that come later in the order than *after*.
 
-        Each partition is read as far as it could have to give. What was read of all of them is
-        known to be in order up to where the first partition was left off.
+        Read up to *limit* rows of each partition. Rows are complete up to the earliest point at
+        which a partition was cut.
         """
         events: list[Event] = []
         cursors = [
@@ -182,7 +182,8 @@ class EventScans:
     async def _next(
         self, namespace: Namespace, counter: str, cursor: _Cursor, limit: int
     ) -> list[Any]:
-        """What reads on from a cursor: the rest of its instant, then the instants before it."""
+        """Return the statements that continue from a cursor: for the rest of its instant, then for
+        the instants before it."""
         bucket = cursor.bucket
         partition = (namespace.id, counter, bucket.time_bucket, cursor.event_bucket)
         statements, high_us = [], bucket.high_us

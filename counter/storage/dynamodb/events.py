@@ -191,7 +191,7 @@ class DynamodbEvents:
             except NoTableError:
                 # Dropped meanwhile: what is still there begins later.
                 state = await self._session.reload_slices(dataset)
-        raise UnavailableError("slices vanish again and again", retry_after_us=100_000)
+        raise UnavailableError("slices were dropped during each attempt", retry_after_us=100_000)
 
     async def _scan(
         self,

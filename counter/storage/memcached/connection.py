@@ -93,8 +93,8 @@ class MemcachedConnection:
         self._client.close()
 
     def _connect(self) -> None:
-        """Have a connection that the server has not closed, as it does when it ends: what is sent
-        into such a one is lost without a word."""
+        """Reconnect if the server closed the connection, as on its shutdown; otherwise a send would
+        be lost silently."""
         sock = self._client.sock
         if sock is not None:
             waiting = select.poll()

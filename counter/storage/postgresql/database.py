@@ -107,7 +107,7 @@ class PostgresqlDatabase:
             timeout=timeout_s,
             command_timeout=timeout_s,
             statement_cache_size=_STATEMENTS_KEPT if is_direct else 0,
-            # What a client that is gone has begun ends, too. A pooler refuses such settings.
+            # Also end statements whose client has disconnected. A pooler refuses such settings.
             server_settings=(
                 {
                     # No function or operator that another role made is found.
@@ -217,7 +217,7 @@ async def _release(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
 
 
 async def _keep(_connection: object) -> None:
-    """Spare the round trip that resets what a session may have set: none sets anything."""
+    """Skip the session reset on release; sessions set no state."""
 
 
 def _converted(error: asyncpg.PostgresError) -> Exception:

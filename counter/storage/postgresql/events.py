@@ -347,7 +347,7 @@ class PostgresqlEvents:
         return [shard_of(name, shards) for name in counters]
 
     def forget(self, namespace: int, counter: str) -> None:
-        """Have the next append note *counter* again."""
+        """Forget that *counter* is listed, so the next append lists it."""
         self._known.get(namespace, {}).pop(counter, None)
 
     def _learn(self, namespace: int, new: Mapping[str, int]) -> None:

@@ -4,9 +4,9 @@
 CREATE FUNCTION clock_us() RETURNS bigint LANGUAGE sql VOLATILE
 RETURN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
--- Has the commit wait as that of a write does, for a synchronous standby too. A transaction that only
--- found an event must not be acknowledged earlier: an append whose wait for the standby was cancelled
--- is committed, and visible, on the primary alone.
+-- Make this transaction's commit wait like a write, including for a synchronous standby. A transaction
+-- that only found an event must not be acknowledged earlier: an append whose wait for the standby was
+-- cancelled is committed, and visible, on the primary alone.
 CREATE FUNCTION wait_as_a_write() RETURNS void LANGUAGE sql VOLATILE
 RETURN pg_logical_emit_message(true, 'counter', '');
 

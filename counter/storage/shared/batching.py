@@ -42,7 +42,7 @@ class _Queue(Generic[K, T]):
         #: The number of items in *puts*.
         self.items = 0
         self.under_way = 0
-        #: Those of them that hold back no other.
+        #: Batches in flight longer than patience_s; they do not block the next one.
         self.overdue = 0
         #: Whether it is among those that may leave.
         self.is_ready = False
@@ -136,7 +136,7 @@ class Batcher(Generic[K, T, R]):
         patience_s: float = math.inf,
         interrupts: bool = True,
     ) -> None:
-        """*name* is what errors call that which callers wait for."""
+        """*name* identifies the resource in error messages."""
         self._commit = commit
         self._name: Final = name
         self._items_max: Final = items_max

@@ -1,4 +1,4 @@
-"""Ways between threads and an event loop."""
+"""Pass calls and results between threads and an event loop."""
 
 from __future__ import annotations
 

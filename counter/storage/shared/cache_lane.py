@@ -216,7 +216,7 @@ class RequestQueue(Generic[_Item, _Answer]):
         self._batcher.leave()
 
     def _failure(self, error: BaseException) -> Unreachable:
-        """Return why there is no answer. A cache fails no more than the request."""
+        """Return why there is no answer. A cache failure must not fail the process."""
         if isinstance(error, NotConnectedError):
             return self._unreachable(str(error), sent=False)
         self._connection.close()

@@ -1,4 +1,4 @@
-"""What may change of a dataset once it is made, in stores that keep its settings."""
+"""Which dataset settings may change after creation, in stores that keep them."""
 
 from __future__ import annotations
 

@@ -99,8 +99,7 @@ class RemoteCache(Generic[_Connection]):
         self._puts = self._lanes(operations.put, "put")
         self._notes = self._lanes(operations.note, "guard")
         self._changes = self._lanes(operations.change, "change")
-        # All of a few clients would wait for one batch, and the event loop with them: those that
-        # come meanwhile leave by these.
+        # A second lane: with few clients, all would wait for one batch in flight.
         self._more_changes = self._lanes(operations.change, "change")
         self._pings = self._lanes(operations.ping, "ping")
 

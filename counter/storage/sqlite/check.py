@@ -57,7 +57,7 @@ def check_directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
     detail = (
         f"the write-ahead log has {format_bytes(size)}; at {format_bytes(most)} writes are refused"
     )
-    do = "end the process with a long read of the database: fuser counter.db in the data directory"
+    do = "stop the process that has kept the database open: fuser counter.db in the data directory"
     nears = size >= most * _WAL_SHARE_MAX
     yield graded("log", detail, do, wrong=size >= most, warning=nears)
     ahead_us = max(seen.stored_us, seen.written_us) - clock.now_us()
