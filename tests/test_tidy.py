@@ -8,7 +8,7 @@ import ast
 import io
 import re
 import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -432,6 +432,17 @@ def is_not_plain(source: Source) -> Iterator[str]:
             yield source.at(line, f"{found[0]}: say it in plain technical English")
 
 
+def names_of_two_classes(found: tuple[Source, ...]) -> dict[str, list[str]]:
+    """Return each class name that several modules of one program define, with their paths."""
+    paths: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
+    for source in found:
+        is_client = source.path.startswith("clients/")
+        for node in source.tree().body:
+            if isinstance(node, ast.ClassDef):
+                paths[is_client, node.name].append(source.path)
+    return {name: where for (_, name), where in paths.items() if len(where) > 1}
+
+
 def names_an_address(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), start=1):
         if "://" in line:
@@ -533,6 +544,10 @@ def test_comments_are_plain() -> None:
     must_hold(is_not_plain, shipped())
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    assert names_of_two_classes(shipped()) == {}
+
+
 def test_nothing_is_left_unfinished() -> None:
     """No source, script or document holds a note that something is still to be done."""
     others = sources("docs", "scripts", ".ci", suffix="")
@@ -622,6 +637,15 @@ def test_a_circle_is_caught() -> None:
     one = Source("counter/types.py", "from counter import limits")
     other = Source("counter/limits.py", "def f():\n    from counter.types import Slice")
     assert circles((one, other)) == [["counter.types", "counter.limits", "counter.types"]]
+
+
+def test_a_class_name_with_two_meanings_is_caught() -> None:
+    """The Python client is a program of its own: it has the names of the service's errors."""
+    one = Source("counter/core/read.py", "class Count:\n    pass")
+    other = Source("api/app.py", "class Count:\n    pass")
+    client = Source("clients/python/counter_client/answers.py", "class Count:\n    pass")
+    assert names_of_two_classes((one, other)) == {"Count": [one.path, other.path]}
+    assert names_of_two_classes((one, client)) == {}
 
 
 ALLOWED: Cases = [
