@@ -35,6 +35,14 @@ class CounterError(Exception):
     applied: bool | None = None
     retry: Retry = "same_token"
 
+    def __init_subclass__(
+        cls, *, code: str = "", title: str = "", status: int = 0, retry: Retry | None = None
+    ) -> None:
+        """What is not given is as in the base class."""
+        super().__init_subclass__()
+        cls.code, cls.title = code or cls.code, title or cls.title
+        cls.status, cls.retry = status or cls.status, retry or cls.retry
+
     def __init__(self, detail: str, *, retry_after_us: int | None = None, **fields: Any) -> None:
         super().__init__(detail)
         self.detail = detail
@@ -50,220 +58,205 @@ def _as_it_was(kind: type[CounterError], args: tuple[Any, ...]) -> CounterError:
     return kind.__new__(kind, *args)
 
 
-class BadRequestError(CounterError):
+class BadRequestError(
+    CounterError, code="bad_request", title="Bad request", status=400, retry="never"
+):
     """The request is malformed, and wrote nothing.
 
     ``applied`` is null because an earlier, well-formed request may have used the same token.
     """
 
-    code = "bad_request"
-    title = "Bad request"
-    status = 400
-    retry: Retry = "never"
 
-
-class InvalidBodyError(BadRequestError):
+class InvalidBodyError(
+    BadRequestError, code="invalid_body", title="The body does not fit the schema"
+):
     """A field of the body is missing, unknown, of the wrong type, or out of bounds."""
 
-    code = "invalid_body"
-    title = "The body does not fit the schema"
 
-
-class InvalidParameterError(BadRequestError):
+class InvalidParameterError(
+    BadRequestError,
+    code="invalid_parameter",
+    title="A parameter of the path, the query or a header is not valid",
+):
     """A part of the path, the query or a header is malformed or out of bounds."""
 
-    code = "invalid_parameter"
-    title = "A parameter of the path, the query or a header is not valid"
 
-
-class TokenMissingError(BadRequestError):
+class TokenMissingError(
+    BadRequestError, code="token_missing", title="An event-sourced add needs an idempotency token"
+):
     """A token is missing; without one a retry looks like a second add."""
 
-    code = "token_missing"
-    title = "An event-sourced add needs an idempotency token"
 
-
-class TokenAmbiguousError(BadRequestError):
+class TokenAmbiguousError(
+    BadRequestError,
+    code="token_ambiguous",
+    title="A token in the body and an Idempotency-Key were both given",
+):
     """The request has two tokens, and it is unclear which one is meant."""
 
-    code = "token_ambiguous"
-    title = "A token in the body and an Idempotency-Key were both given"
 
-
-class NotSupportedError(BadRequestError):
+class NotSupportedError(
+    BadRequestError, code="not_supported", title="This counter type does not support the operation"
+):
     """BEST_EFFORT namespaces keep no events."""
 
-    code = "not_supported"
-    title = "This counter type does not support the operation"
 
-
-class BodyTooLargeError(BadRequestError):
+class BodyTooLargeError(
+    BadRequestError, code="body_too_large", title="The body is too large", status=413
+):
     """The body is too large: send several smaller batches."""
 
-    code = "body_too_large"
-    title = "The body is too large"
-    status = 413
 
-
-class HeadTooLargeError(BadRequestError):
+class HeadTooLargeError(
+    BadRequestError, code="head_too_large", title="The head of the request is too large", status=431
+):
     """The request line and headers together are too large."""
 
-    code = "head_too_large"
-    title = "The head of the request is too large"
-    status = 431
 
-
-class UriTooLongError(BadRequestError):
+class UriTooLongError(
+    BadRequestError, code="uri_too_long", title="The URL is too long", status=414
+):
     """The path and query together are too long."""
 
-    code = "uri_too_long"
-    title = "The URL is too long"
-    status = 414
 
-
-class TransferCodingError(BadRequestError):
+class TransferCodingError(
+    BadRequestError,
+    code="transfer_coding_unsupported",
+    title="The transfer coding is not supported",
+    status=501,
+):
     """The transfer coding is not chunked (RFC 9112, 6.1)."""
 
-    code = "transfer_coding_unsupported"
-    title = "The transfer coding is not supported"
-    status = 501
 
-
-class UnsupportedMediaTypeError(BadRequestError):
+class UnsupportedMediaTypeError(
+    BadRequestError,
+    code="unsupported_media_type",
+    title="The content type is not supported",
+    status=415,
+):
     """The route does not accept the media type of the body."""
 
-    code = "unsupported_media_type"
-    title = "The content type is not supported"
-    status = 415
 
-
-class RequestTimeoutError(CounterError):
+class RequestTimeoutError(
+    CounterError, code="request_timeout", title="The request did not arrive in time", status=408
+):
     """The body did not arrive in time. Another request with the token may have been applied."""
 
-    code = "request_timeout"
-    title = "The request did not arrive in time"
-    status = 408
 
-
-class KeyMissingError(CounterError):
+class KeyMissingError(
+    CounterError, code="key_missing", title="An API key is needed", status=401, retry="never"
+):
     """The API key is missing: send ``Authorization: Bearer ck_...``. Nothing was done."""
 
-    code = "key_missing"
-    title = "An API key is needed"
-    status = 401
-    retry: Retry = "never"
 
-
-class KeyInvalidError(CounterError):
+class KeyInvalidError(
+    CounterError, code="key_invalid", title="The API key is not valid", status=401, retry="never"
+):
     """The API key is mistyped, expired or revoked. Nothing was done."""
 
-    code = "key_invalid"
-    title = "The API key is not valid"
-    status = 401
-    retry: Retry = "never"
 
-
-class ScopeInsufficientError(CounterError):
+class ScopeInsufficientError(
+    CounterError,
+    code="scope_insufficient",
+    title="The API key's scope does not allow this",
+    status=403,
+    retry="never",
+):
     """The key's scope is too narrow: use a key of a wider scope. Nothing was done."""
 
-    code = "scope_insufficient"
-    title = "The API key's scope does not allow this"
-    status = 403
-    retry: Retry = "never"
 
-
-class OriginRefusedError(CounterError):
+class OriginRefusedError(
+    CounterError,
+    code="origin_refused",
+    title="The request may come from a foreign web page",
+    status=403,
+    retry="never",
+):
     """A page of another origin may not use a visitor's browser when there are no API keys."""
 
-    code = "origin_refused"
-    title = "The request may come from a foreign web page"
-    status = 403
-    retry: Retry = "never"
 
-
-class QuotaExceededError(CounterError):
+class QuotaExceededError(
+    CounterError,
+    code="quota_exceeded",
+    title="The quota does not allow another namespace",
+    status=403,
+    retry="never",
+):
     """The quota is reached: delete a namespace, or have the operator raise it. Nothing was done."""
 
-    code = "quota_exceeded"
-    title = "The quota does not allow another namespace"
-    status = 403
-    retry: Retry = "never"
 
-
-class NotFoundError(CounterError):
+class NotFoundError(
+    CounterError, code="not_found", title="No such resource", status=404, retry="never"
+):
     """No route has this path."""
 
-    code = "not_found"
-    title = "No such resource"
-    status = 404
-    retry: Retry = "never"
 
-
-class NamespaceUnknownError(NotFoundError):
+class NamespaceUnknownError(NotFoundError, code="namespace_unknown", title="No such namespace"):
     """The namespace does not exist: create it first, or check its spelling."""
 
-    code = "namespace_unknown"
-    title = "No such namespace"
 
-
-class MethodNotAllowedError(BadRequestError):
+class MethodNotAllowedError(
+    BadRequestError,
+    code="method_not_allowed",
+    title="The resource does not support this method",
+    status=405,
+):
     """The method is not supported; the Allow header lists the methods that are."""
 
-    code = "method_not_allowed"
-    title = "The resource does not support this method"
-    status = 405
 
-
-class NamespaceConflictError(CounterError):
+class NamespaceConflictError(
+    CounterError,
+    code="namespace_immutable",
+    title="The setting is fixed when the namespace is created",
+    status=409,
+    retry="never",
+):
     """The request changes a setting that is fixed for the namespace's lifetime."""
 
-    code = "namespace_immutable"
-    title = "The setting is fixed when the namespace is created"
-    status = 409
-    retry: Retry = "never"
 
-
-class PreconditionFailedError(CounterError):
+class PreconditionFailedError(
+    CounterError,
+    code="precondition_failed",
+    title="The resource is not in the state the request named",
+    status=412,
+    retry="never",
+):
     """If-Match or If-None-Match did not match: read the resource again."""
 
-    code = "precondition_failed"
-    title = "The resource is not in the state the request named"
-    status = 412
-    retry: Retry = "never"
 
-
-class TokenInFutureError(CounterError):
+class TokenInFutureError(
+    CounterError,
+    code="token_in_future",
+    title="The token's generation_time is too far in the future",
+    status=400,
+):
     """The token's time is too far in the future: its event would win over every later write."""
 
-    code = "token_in_future"
-    title = "The token's generation_time is too far in the future"
-    status = 400
 
-
-class TokenConflictError(CounterError):
+class TokenConflictError(
+    CounterError,
+    code="token_conflict",
+    title="The token was already used with another payload",
+    status=409,
+    retry="never",
+):
     """The token was used with another payload. The first payload remains in effect."""
 
-    code = "token_conflict"
-    title = "The token was already used with another payload"
-    status = 409
-    retry: Retry = "never"
 
-
-class TokenPendingError(CounterError):
+class TokenPendingError(
+    CounterError,
+    code="token_pending",
+    title="Too early to say whether the token was applied",
+    status=503,
+):
     """The token is late and its window still open: an earlier write may be in flight."""
 
-    code = "token_pending"
-    title = "Too early to say whether the token was applied"
-    status = 503
 
-
-class TokenTooOldError(CounterError):
+class TokenTooOldError(
+    CounterError, code="token_too_old", title="The token is too old to be applied", status=410
+):
     """The token is late. It was voided (``applied: false``), or it is too old to look up
     (``applied: null``)."""
-
-    code = "token_too_old"
-    title = "The token is too old to be applied"
-    status = 410
 
     def __init__(self, detail: str, *, applied: bool | None, **fields: Any) -> None:
         super().__init__(detail, **fields)
@@ -271,69 +264,52 @@ class TokenTooOldError(CounterError):
         self.retry = "new_token" if applied is False else "never"
 
 
-class UnavailableError(CounterError):
+class UnavailableError(
+    CounterError, code="unavailable", title="The service is not available", status=503
+):
     """The service cannot do it now; the token may or may not have been applied."""
 
-    code = "unavailable"
-    title = "The service is not available"
-    status = 503
 
-
-class OverloadedError(UnavailableError):
+class OverloadedError(UnavailableError, code="overloaded", title="The service is overloaded"):
     """Too many requests wait already. Nothing was done; wait, and send the same request again."""
 
-    code = "overloaded"
-    title = "The service is overloaded"
 
-
-class StreamEndedError(UnavailableError):
+class StreamEndedError(UnavailableError, code="stream_ended", title="The stream of adds ended"):
     """A stream of adds ends before its client ended it. Lines without an answer were not added."""
 
-    code = "stream_ended"
-    title = "The stream of adds ended"
 
-
-class RateLimitedError(UnavailableError):
+class RateLimitedError(
+    UnavailableError, code="rate_limited", title="Too much is asked for in the time", status=429
+):
     """The rate limit is exceeded. Nothing was done; wait, and send the same request again."""
 
-    code = "rate_limited"
-    title = "Too much is asked for in the time"
-    status = 429
 
-
-class StoreUnavailableError(UnavailableError):
+class StoreUnavailableError(
+    UnavailableError, code="store_unavailable", title="The store cannot be read or written"
+):
     """The store failed or cannot be reached: the detail names the cause and the fix."""
 
-    code = "store_unavailable"
-    title = "The store cannot be read or written"
 
-
-class CacheUnavailableError(UnavailableError):
+class CacheUnavailableError(
+    UnavailableError, code="cache_unavailable", title="The cache cannot be read or written"
+):
     """The cache failed or cannot be reached: best-effort counters exist only in it."""
 
-    code = "cache_unavailable"
-    title = "The cache cannot be read or written"
 
-
-class ClockSkewError(UnavailableError):
+class ClockSkewError(UnavailableError, code="clock_skew", title="The server's clock is wrong"):
     """This process's clock is too far from the store's: a rollup could miss its writes."""
 
-    code = "clock_skew"
-    title = "The server's clock is wrong"
 
-
-class WriteTimeoutError(UnavailableError):
+class WriteTimeoutError(
+    UnavailableError, code="write_timeout", title="The write was not acknowledged in time"
+):
     """The write may have been applied, or may still be: send the same token again to find out."""
 
-    code = "write_timeout"
-    title = "The write was not acknowledged in time"
 
-
-class SliceMissingError(UnavailableError):
+class SliceMissingError(
+    UnavailableError, code="slice_missing", title="The time slice is not there"
+):
     """The table for the token's time does not exist yet, or was dropped."""
-
-    code = "slice_missing"
-    title = "The time slice is not there"
 
 
 class StartupError(Exception):

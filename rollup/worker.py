@@ -212,7 +212,9 @@ class RollupWorker:
     async def tick(self) -> int:
         """Do one pass over slices and shards; return how many counters were written.
 
-        Raises the first failure, after everything else is done.
+        Raises the first failure, after everything else is done. :meth:`run` does the same steps at
+        their own intervals and logs failures: this is for tests and benchmarks, which need one pass
+        that has ended and its failure.
         """
         if not self._store.capabilities.embedded:
             await self._namespaces.refresh()
