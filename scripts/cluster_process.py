@@ -84,16 +84,6 @@ class ServerProcess:
             pass
         return None
 
-    def paused(self) -> bool:
-        """Whether the process is stopped by :meth:`pause`."""
-        pid = self.pid()
-        if pid is None:
-            return False
-        shown = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-        )
-        return shown.stdout.startswith("T")
-
     def launch(self) -> bool:
         """Start the process unless it runs; whether it was started. Does not wait for it."""
         if self.pid() is not None:

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -148,20 +148,16 @@ def _over_postgresql(folder: Path) -> Deployment:
     """One server, killed twice: it is back at once, then after longer than the accept limit."""
     # The server's user, which is not root, must reach its files.
     folder.chmod(0o711)
-    directory = folder / "servers"
-    postgresql = PostgresqlServer(directory / "postgresql")
-    urls, processes, outages, schema = _processes(
-        folder, ["--store", "postgresql"], [], {"COUNTER_DSN": postgresql.dsn()}
-    )
+    postgresql = PostgresqlServer(folder / "servers" / "postgresql")
     server = Server(postgresql)
-    return Deployment(
-        urls,
-        processes,
-        [Outage(server, 0.2, 0), Outage(server, 0.7, 8), *outages],
+    flags = ["--store", "postgresql"]
+    service = _processes(folder, flags, environment={"COUNTER_DSN": postgresql.dsn()})
+    return replace(
+        service,
+        outages=[Outage(server, 0.2, 0), Outage(server, 0.7, 8), *service.outages],
         servers=[server],
-        directory=directory,
+        directory=folder / "servers",
         start_servers=postgresql.start,
-        schema=schema,
     )
 
 
@@ -169,24 +165,24 @@ def _over_cassandra(folder: Path) -> Deployment:
     """Three nodes and memcached: a node and memcached are killed, some of the time both."""
     cluster = make_temporary(folder / "cluster", Shape(nodes=NODES, memcached=1, quick=True))
     port = cluster.shape.cassandra_port
-    store = [
+    flags = [
         *("--store", "cassandra", "--replication", str(NODES)),
         *("--contact-points", ",".join(f"{each}:{port}" for each in cluster.contact_points)),
         *("--write-consistency", CONSISTENCY, "--read-consistency", CONSISTENCY),
     ]
-    urls, processes, outages, schema = _processes(
-        folder, store, ["--cache", cluster.memcached_url], {}
-    )
     servers = [Server(each) for each in cluster.servers]
     *nodes, memcached = servers
-    return Deployment(
-        urls,
-        processes,
-        [Outage(random.choice(nodes), 0.2, 15), Outage(memcached, 0.3, 5), *outages],
+    service = _processes(folder, flags, ["--cache", cluster.memcached_url])
+    return replace(
+        service,
+        outages=[
+            Outage(random.choice(nodes), 0.2, 15),
+            Outage(memcached, 0.3, 5),
+            *service.outages,
+        ],
         servers=servers,
         directory=cluster.directory,
         start_servers=cluster.start,
-        schema=schema,
         limit=CASSANDRA_OCCURRENCES,
         batch_items=100,
         hedge_all=True,
@@ -194,10 +190,12 @@ def _over_cassandra(folder: Path) -> Deployment:
 
 
 def _processes(
-    folder: Path, store: Sequence[str], cache: Sequence[str], environment: Mapping[str, str]
-) -> tuple[list[str], list[CounterProcess], list[Outage], CounterProcess]:
-    """Return the addresses and the processes over one store, when they are killed, and the command
-    that applies the schema.
+    folder: Path,
+    store: Sequence[str],
+    cache: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Deployment:
+    """Two API processes and two rollup workers over one store.
 
     An API process is away for longer than the accept limit, and a worker for longer than its leases
     last.
@@ -214,6 +212,9 @@ def _processes(
         for n, port in enumerate(ports, 1)
     ]
     workers = [process(f"rollup-{n}", "Rolling up", "rollup", *common) for n in (1, 2)]
-    outages = [Outage(random.choice(apis), 0.4, 8), Outage(random.choice(workers), 0.6, 15)]
-    urls = [f"http://{HOST}:{port}" for port in ports]
-    return urls, [*apis, *workers], outages, process("schema", "", "schema", "apply")
+    return Deployment(
+        [f"http://{HOST}:{port}" for port in ports],
+        [*apis, *workers],
+        [Outage(random.choice(apis), 0.4, 8), Outage(random.choice(workers), 0.6, 15)],
+        schema=process("schema", "", "schema", "apply"),
+    )

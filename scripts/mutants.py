@@ -80,16 +80,8 @@ def _in_copy() -> int:
             if (ROOT / each).is_file():
                 (copy / each).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / each, copy / each)
-        compiling = [
-            sys.executable,
-            "-m",
-            "compileall",
-            "-q",
-            "counter",
-            "api",
-            "rollup",
-            "clients",
-        ]
+        packages = ("counter", "api", "rollup", "clients")
+        compiling = [sys.executable, "-m", "compileall", "-q", *packages]
         subprocess.run(compiling, cwd=copy, check=True)
         paths = f"{copy}{os.pathsep}{copy / 'clients/python'}"
         env = {**os.environ, _HOME: str(ROOT), "PYTHONPATH": paths, "CI": "true"}

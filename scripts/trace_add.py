@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ import httpx
 from api.serve import serve
 from counter.clock import to_rfc3339
 from counter.config.settings import Settings
+from scripts.demo_process import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / package}{os.sep}" for package in ("counter", "rollup", "api"))
@@ -92,8 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--names", action="store_true", help="print the names of the files, too")
     names = parser.parse_args().names
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     trace = Trace()
     asking = threading.Thread(target=ask, args=(port, trace), kwargs={"names": names})
     threading.setprofile(trace)
