@@ -204,9 +204,9 @@ class EventStore(Protocol):
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         """Write all the events or none, with one outcome: CONFLICT if any exists with another
-        payload, REPLAYED if all existed, else NEW, or UNTOLD if the store could report NEW to two
-        attempts of one add. If the store is not transactional, :meth:`mark_atomic` comes first, and
-        its mark stays whatever happens to the events."""
+        payload, REPLAYED if all existed, else NEW, or UNVERIFIED if the store could report NEW to
+        two attempts of one add. If the store is not transactional, :meth:`mark_atomic` comes first,
+        and its mark stays whatever happens to the events."""
         ...
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
@@ -553,7 +553,8 @@ class _Wrapped:
 class Cache(Protocol):
     """Counts with the instant they are exact as of, best-effort counters, and the guard of tokens.
     It may lose anything. If it is unreachable, ``get_many`` finds nothing, ``put_many`` does
-    nothing and ``guard`` returns UNTOLD, within a bounded time; only best-effort counters raise."""
+    nothing and ``guard`` returns UNVERIFIED, within a bounded time. Only best-effort counters
+    raise."""
 
     #: Why the cache is unreachable; None if it is reachable.
     trouble: str | None

@@ -81,7 +81,7 @@ class Written(Enum):
     REPLAYED = "replayed"
     CONFLICT = "conflict"
     #: The store cannot distinguish a new row from an existing one.
-    UNTOLD = "untold"
+    UNVERIFIED = "unverified"
     #: The event was past its accept limit at the last check: nothing was written.
     LATE = "late"
 
@@ -409,7 +409,7 @@ class Guarded(Enum):
     #: Another payload is recorded.
     OTHER = "other"
     #: The guard cannot be reached.
-    UNTOLD = "untold"
+    UNVERIFIED = "unverified"
 
 
 class Scope(IntEnum):

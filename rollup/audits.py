@@ -46,7 +46,7 @@ class AuditTally:
     #: Counters that were audited, found wrong, and that could not be judged.
     checked: int = 0
     mismatches: int = 0
-    untold: int = 0
+    unverified: int = 0
     #: Counters found wrong in the last complete round.
     standing: int = 0
     rounds: int = 0
@@ -125,7 +125,7 @@ class Audits:
         names = self._next(namespace, share)
         summary = await audited(self._auditor, namespace, names, self._pace, look, on_batch)
         self.tally.mismatches += len(summary.wrong)
-        self.tally.untold += len(summary.waiting)
+        self.tally.unverified += len(summary.waiting)
         _log_wrong(summary)
         return summary
 
@@ -181,7 +181,7 @@ def audit_families(tally: AuditTally) -> Iterator[Metric]:
     text = "Counters that did not agree with their events, at each audit that found so."
     yield counter("audit_mismatches", text, tally.mismatches)
     text = "Counters that an audit could not judge: a recount was due, or the rollup half done."
-    yield counter("audit_untold", text, tally.untold)
+    yield counter("audit_unverified", text, tally.unverified)
     text = "Counters of the last whole round that did not agree with their events."
     yield gauge("audit_mismatches_standing", text, tally.standing)
     yield counter("audit_rounds", "Rounds of audits that were ended.", tally.rounds)

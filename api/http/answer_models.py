@@ -224,7 +224,7 @@ class CloudEventAdd(Answer):
 class CloudEventOutcome(Answer):
     source: str
     id: str
-    outcome: Literal["original", "replayed", "untold", "ignored"] = Field(
+    outcome: Literal["original", "replayed", "unverified", "ignored"] = Field(
         description="New; counted before; counted, but the store was not asked whether before; of"
         " a type without a rule."
     )
@@ -347,7 +347,7 @@ class BusiestAnswer(Answer):
 class Outcomes(Answer):
     original: _Tally
     replayed: _Tally
-    untold: _Tally
+    unverified: _Tally
     conflict: _Tally
     late_applied: _Tally
     voided: _Tally

@@ -54,7 +54,7 @@ _REPRESENTATION: Final = re.compile(
 _OUTCOMES: Final[Mapping[bool | None, str]] = {
     False: "original",
     True: "replayed",
-    None: "untold",
+    None: "unverified",
 }
 #: Events of one step, each of at most 20 adds.
 _STEP_EVENTS: Final = 10

@@ -33,7 +33,7 @@ _FAILURES_PER_S: Final = 10
 _OUTCOMES: Final[Mapping[bool | None, str]] = {
     False: "original",
     True: "replayed",
-    None: "untold",
+    None: "unverified",
 }
 #: Rejections before any work is done, even if a retry may succeed.
 _BEFORE_WORK: Final = frozenset({"overloaded", "rate_limited"})

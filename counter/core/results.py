@@ -24,20 +24,20 @@ Credential = Token | str | None
 #: The outcomes of adds and clears, as named in the metrics. *refused* adds wrote nothing; the
 #: outcome of *unknown* ones is not known.
 TALLIES: Final = (
-    *("original", "replayed", "untold", "conflict", "late_applied", "voided"),
+    *("original", "replayed", "unverified", "conflict", "late_applied", "voided"),
     *("best_effort", "refused", "unknown"),
 )
 TALLIED: Final[Mapping[Written, str]] = {
     Written.NEW: "original",
     Written.REPLAYED: "replayed",
-    Written.UNTOLD: "untold",
+    Written.UNVERIFIED: "unverified",
     Written.CONFLICT: "conflict",
 }
 #: The ``replayed`` field of the answer to an acknowledged event.
 REPLAYED: Final[Mapping[Written, bool | None]] = {
     Written.NEW: False,
     Written.REPLAYED: True,
-    Written.UNTOLD: None,
+    Written.UNVERIFIED: None,
 }
 
 

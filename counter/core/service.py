@@ -418,7 +418,7 @@ class CounterService:
     ) -> Sequence[Written | CounterError]:
         values = await self._change(namespace, [(each.counter, each.delta) for each in events])
         self._count_failures(values)
-        return [each if isinstance(each, CounterError) else Written.UNTOLD for each in values]
+        return [each if isinstance(each, CounterError) else Written.UNVERIFIED for each in values]
 
     async def _change(
         self, namespace: Namespace, changes: Sequence[tuple[str, int]]

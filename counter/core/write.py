@@ -124,7 +124,7 @@ class EventWriter:
         for at, outcome in zip(fresh, written, strict=True):
             # If the store does not report it, a token that the guard knows is a replay. Its event
             # was written anyway, because the guard does not prove that it exists.
-            seen = outcome is Written.UNTOLD and guarded[at] is Guarded.SAME
+            seen = outcome is Written.UNVERIFIED and guarded[at] is Guarded.SAME
             outcomes[at] = Written.REPLAYED if seen else outcome
         return outcomes
 
@@ -142,7 +142,7 @@ class EventWriter:
         looked up: a stored event does not conflict with itself.
         """
         if namespace.settings.payload_check is not PayloadCheck.GUARD:
-            return [Guarded.UNTOLD] * len(events)
+            return [Guarded.UNVERIFIED] * len(events)
         guarded = list(await self._cache.guard(namespace, events))
         others = [at for at, each in enumerate(guarded) if each is Guarded.OTHER]
         if others:

@@ -519,7 +519,7 @@ class Summary:
             "namespace": self.namespace,
             "counters": self.counters,
             "mismatches": [_document(each) for each in self.wrong.values()],
-            "untold": [_document(each) for each in self.waiting.values()],
+            "unverified": [_document(each) for each in self.waiting.values()],
             "repaired": self.repaired,
             "events_since": to_rfc3339(self.since_us) if self.since_us else None,
         }

@@ -82,7 +82,7 @@ async def assert_knows_nothing(cache: RemoteCache[Any]) -> None:
     """Reads are empty, writes do nothing, best-effort counters say that they are not available."""
     assert await known(cache) == []
     await cache.put_many(SPACE, [("c0", Checkpoint(NOW + 1, 2))])
-    assert list(await cache.guard(SPACE, [add(), add()])) == [Guarded.UNTOLD] * 2
+    assert list(await cache.guard(SPACE, [add(), add()])) == [Guarded.UNVERIFIED] * 2
     with pytest.raises(CacheUnavailableError):
         await increment(cache, SPACE, "c0", 1)
     with pytest.raises(CacheUnavailableError):
@@ -196,7 +196,7 @@ async def test_one_dead_server_of_two_leaves_the_other_its_keys(
         still = await known(cache)
         assert 0 < len(still) < len(NAMES)
         told = await cache.guard(SPACE, [add(name) for name in NAMES])
-        assert set(told) == {Guarded.SAME, Guarded.UNTOLD}
+        assert set(told) == {Guarded.SAME, Guarded.UNVERIFIED}
         outcomes = await asyncio.gather(
             *(increment(cache, SPACE, name, 1) for name in NAMES), return_exceptions=True
         )

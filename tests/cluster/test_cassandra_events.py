@@ -29,11 +29,11 @@ from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 
 SIZE = DATASET.slice_us
-NEW, REPLAYED, CONFLICT, UNTOLD = (
+NEW, REPLAYED, CONFLICT, UNVERIFIED = (
     Written.NEW,
     Written.REPLAYED,
     Written.CONFLICT,
-    Written.UNTOLD,
+    Written.UNVERIFIED,
 )
 
 Stores = tuple[CassandraStore, CassandraStore]
@@ -117,7 +117,7 @@ async def test_adds_of_one_turn_travel_together(stores: Stores, guard: Namespace
     await store.events.append(guard, [add(now, 999, counter="first")])
     with Statements(store) as sent:
         answers = await asyncio.gather(*(store.events.append(guard, [each]) for each in hot + cold))
-    assert answers == [[UNTOLD]] * 224
+    assert answers == [[UNVERIFIED]] * 224
     assert sorted(sent.sizes)[:3] == [4, 10, 10]
     assert len(sent.sizes) == 3 + DATASET.event_buckets
     assert sum(sent.sizes) == 224
@@ -142,12 +142,12 @@ async def test_a_partition_that_fails_fails_its_own_events(
 
     with Statements(store, fault):
         outcomes = await store.events.append(guard, events)
-    assert [outcomes[0], outcomes[2]] == [UNTOLD, UNTOLD]
+    assert [outcomes[0], outcomes[2]] == [UNVERIFIED, UNVERIFIED]
     assert all(isinstance(outcomes[at], UnavailableError) for at in (1, 3))
     assert list(await store.events.find(guard, events)) == [events[0], None, events[2], None]
 
 
-async def test_a_statement_that_times_out_leaves_all_its_events_untold(
+async def test_a_statement_that_times_out_leaves_all_its_events_unverified(
     stores: Stores, guard: Namespace, now: int
 ) -> None:
     """No time is left to try again: whoever asks again with the same token will be told."""
@@ -169,7 +169,7 @@ async def test_within_a_call_the_first_of_an_identity_stands(
     outcomes = await store.events.append(
         guard, [one, one, add(now, delta=6), add(now, 2), as_clear(one)]
     )
-    assert list(outcomes) == [UNTOLD, UNTOLD, CONFLICT, UNTOLD, CONFLICT]
+    assert list(outcomes) == [UNVERIFIED, UNVERIFIED, CONFLICT, UNVERIFIED, CONFLICT]
     assert await seen(store, guard, one) == [one, *[Fold(False, 6)] * 2, [one, add(now, 2)]]
 
 
@@ -239,7 +239,7 @@ async def test_strict_tells_exactly_between_processes(
     (standing,) = await stores[0].events.find(strict, [add(now)])
     assert standing is not None
     outcomes = [outcome for (outcome,) in told]
-    assert outcomes.count(NEW) + outcomes.count(UNTOLD) >= 1
+    assert outcomes.count(NEW) + outcomes.count(UNVERIFIED) >= 1
     for (_, event), outcome in zip(sends, outcomes, strict=True):
         # Where two processes contend, a send may fail: its token tells later what became of it.
         if not isinstance(outcome, UnavailableError):
@@ -288,7 +288,7 @@ async def test_a_strict_insert_that_timed_out_is_run_again(
     with Statements(store, fault):
         events = [mine, theirs._replace(delta=3), add(now, counter="d")]
         outcomes = await store.events.append(strict, events)
-    assert list(outcomes) == [UNTOLD, CONFLICT, NEW]
+    assert list(outcomes) == [UNVERIFIED, CONFLICT, NEW]
 
 
 async def test_a_strict_insert_that_fails_for_good_says_so(

@@ -83,7 +83,7 @@ async def assert_refuses(cache: RedisCache, why: str, clock: FakeClock) -> None:
     assert why in str(cache.trouble)
     for _ in range(2):
         clock.advance(RETRY_AFTER_US)
-        assert list(await cache.guard(SPACE, [add("refused")])) == [Guarded.UNTOLD]
+        assert list(await cache.guard(SPACE, [add("refused")])) == [Guarded.UNVERIFIED]
         with pytest.raises(CacheUnavailableError, match="was not made") as refusal:
             await increment(cache, SPACE, "refused", 1)
         assert why in refusal.value.detail

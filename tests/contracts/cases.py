@@ -233,7 +233,7 @@ def ordered(events: Iterable[Event]) -> list[Event]:
 class StoreCases:
     """A fresh store for each case, with the slices of the setting and one namespace."""
 
-    #: What an atomic add is told that was not there; UNTOLD by a store that cannot be sure.
+    #: What an atomic add is told that was not there; UNVERIFIED by a store that cannot be sure.
     new_atomic = Written.NEW
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:

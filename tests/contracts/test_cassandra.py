@@ -56,7 +56,7 @@ def options(cassandra: Cluster) -> CassandraOptions:
 class OnCassandra:
     """How the suites get a Cassandra store."""
 
-    new_atomic = Written.UNTOLD
+    new_atomic = Written.UNVERIFIED
 
     @pytest.fixture(autouse=True)
     def keyspace(self, options: CassandraOptions) -> None:

@@ -257,7 +257,7 @@ async def test_metrics_tell_originals_duplicates_and_conflicts_apart(rest: Rest,
         truth[outcome_of(answer, kind, age_us)] += 1
     assert await rest.count("c") == count
     numbers = Counter(await told(rest))
-    assert numbers["untold"] == 0
+    assert numbers["unverified"] == 0
     assert +numbers == truth
     assert len(truth) == 5
     assert min(truth.values()) >= 20

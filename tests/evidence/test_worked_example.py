@@ -90,7 +90,7 @@ def told(result: Any) -> str:
     """What an answer says became of an add."""
     if "code" in result:
         return str(result["code"])
-    return {False: "accepted", True: "replayed", None: "untold"}[result["replayed"]]
+    return {False: "accepted", True: "replayed", None: "unverified"}[result["replayed"]]
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ async def test_of_several_contents_under_one_id_in_a_batch_the_first_counts(rest
         assert (await outcomes(rest, [events[0]] * 3)) == ["replayed"] * 3
     assert await outcomes(rest, [event(9)] * 3) in (
         ["original", "replayed", "replayed"],
-        ["untold", "replayed", "replayed"],
+        ["unverified", "replayed", "replayed"],
     )
 
 

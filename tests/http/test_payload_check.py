@@ -25,13 +25,13 @@ class UntoldEvents(MemoryEvents):
         if namespace.settings.payload_check is PayloadCheck.STRICT:
             return await super().append(namespace, events)
         self._overwrite(namespace, events)
-        return [Written.UNTOLD] * len(events)
+        return [Written.UNVERIFIED] * len(events)
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         if namespace.settings.payload_check is PayloadCheck.STRICT:
             return await super().append_atomic(namespace, events)
         self._overwrite(namespace, events)
-        return Written.UNTOLD
+        return Written.UNVERIFIED
 
     def _overwrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
         for event, partition in zip(events, self._partitions(namespace, events), strict=True):
@@ -72,7 +72,7 @@ def deaf_guard() -> Iterator[None]:
     async def guard(
         self: MemoryCache, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Guarded]:
-        return [Guarded.UNTOLD] * len(events)
+        return [Guarded.UNVERIFIED] * len(events)
 
     with patch.object(MemoryCache, "guard", guard):
         yield

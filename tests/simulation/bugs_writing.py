@@ -63,7 +63,8 @@ BUGS = (
             Edit(
                 service.CounterService._added,
                 "self.tally[TALLIED[outcome]] += 1",
-                "outcome = Written.UNTOLD if isinstance(outcome, UnavailableError) else outcome",
+                "outcome = "
+                "Written.UNVERIFIED if isinstance(outcome, UnavailableError) else outcome",
             ),
         ),
     ),

@@ -36,7 +36,7 @@ class _Opening(SimulatedStore):
 class OnSimulation:
     """How the suites get a store."""
 
-    new_atomic = Written.UNTOLD
+    new_atomic = Written.UNVERIFIED
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
         def at(_: int, call: Any, *args: Any) -> None:

@@ -300,7 +300,7 @@ async def test_strict_is_refused_only_if_replicas_are_in_two_data_centers(
         await store.control.create_namespace("strict", strict, NOW)
 
 
-@pytest.mark.parametrize(("delta", "outcome"), [(7, Written.UNTOLD), (8, Written.CONFLICT)])
+@pytest.mark.parametrize(("delta", "outcome"), [(7, Written.UNVERIFIED), (8, Written.CONFLICT)])
 async def test_a_strict_write_that_timed_out_cannot_tell_whose_event_it_finds(
     processes: Processes, delta: int, outcome: Written
 ) -> None:

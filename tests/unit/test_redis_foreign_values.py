@@ -41,7 +41,7 @@ def test_a_change_of_it_is_refused_alone(reply: ReplyError) -> None:
 def test_a_token_under_such_a_key_is_not_guarded() -> None:
     notes = [Note(b"a", 1, b"x"), Note(b"b", 1, b"x")]
     found = cache._note(Answering(WRONG_TYPE, None), notes)  # type: ignore[arg-type]
-    assert found == [Guarded.UNTOLD, Guarded.NEW]
+    assert found == [Guarded.UNVERIFIED, Guarded.NEW]
 
 
 def test_a_ping_of_such_a_key_finds_that_the_server_works() -> None:

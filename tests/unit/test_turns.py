@@ -284,7 +284,7 @@ async def test_best_effort_adds_of_a_turn_are_one_call_of_the_cache(app: App) ->
             assert counting.add(counting.service.change(name, delta))
         await settle()
     increment.assert_awaited_once_with(counting.namespace, [("c", 3), ("d", 4)])
-    assert counting.told == [("c", Written.UNTOLD), ("d", down)]
+    assert counting.told == [("c", Written.UNVERIFIED), ("d", down)]
     assert counting.service.tally["best_effort"] == 1
     assert counting.service.tally["unknown"] == 1
 
@@ -306,15 +306,15 @@ async def test_an_add_that_fails_alone_is_reported_alone(app: App) -> None:
     down = StoreUnavailableError("a planted fault")
 
     async def append(_: Namespace, events: Sequence[Event]) -> list[Written | CounterError]:
-        return [down if each.counter == "bad" else Written.UNTOLD for each in events]
+        return [down if each.counter == "bad" else Written.UNVERIFIED for each in events]
 
     with patch.object(app.store.events, "append", append):
         for name in ("a", "bad"):
             assert counting.add(event(name, 1, app.clock.now_us()))
-        assert await counting.all_told(2) == [("a", Written.UNTOLD), ("bad", down)]
+        assert await counting.all_told(2) == [("a", Written.UNVERIFIED), ("bad", down)]
     tally = counting.service.tally
     assert {outcome: number for outcome, number in tally.items() if number} == {
-        "untold": 1,
+        "unverified": 1,
         "unknown": 1,
     }
     with patch.object(

@@ -158,8 +158,8 @@ async def test_each_step_waits_for_the_one_before(desk: Desk) -> None:
     assert desk.steps.asked == ["guard", "mark", "event 2"]
     assert not writing.done()
     assert desk.load.ahead == 2
-    await desk.steps.answer([Written.UNTOLD] * 2)
-    assert await writing == [Written.UNTOLD] * 2
+    await desk.steps.answer([Written.UNVERIFIED] * 2)
+    assert await writing == [Written.UNVERIFIED] * 2
     assert desk.load.ahead == 0
 
 
@@ -170,7 +170,7 @@ async def test_an_atomic_add_goes_through_the_same_steps(desk: Desk) -> None:
     assert desk.steps.asked == ["guard", "list", "mark"]
     await desk.steps.answer({})
     assert desk.steps.asked[3:] == ["events"]
-    await desk.steps.answer(Written.UNTOLD)
+    await desk.steps.answer(Written.UNVERIFIED)
     assert await writing is Written.REPLAYED
     assert desk.load.ahead == 0
 
@@ -212,8 +212,8 @@ async def test_an_event_without_its_mark_is_not_written(desk: Desk) -> None:
     await desk.steps.answer([Guarded.NEW] * 2)
     await desk.steps.answer({MARK: DOWN})
     assert desk.steps.asked == ["guard", "mark", "event 1"]
-    await desk.steps.answer([Written.UNTOLD])
-    assert await writing == [DOWN, Written.UNTOLD]
+    await desk.steps.answer([Written.UNVERIFIED])
+    assert await writing == [DOWN, Written.UNVERIFIED]
     for event, expected in ((OTHER, "event 1"), (EVENT, "mark")):
         await desk.begin(event)
         await desk.steps.answer([Guarded.NEW])
@@ -243,7 +243,7 @@ async def test_an_event_past_its_deadline_is_not_acknowledged(desk: Desk, atomic
     await desk.steps.answer([Guarded.NEW] * (1 + atomic))
     await desk.steps.answer({})
     desk.clock.advance(DATASET.write_timeout_us + 1)
-    await desk.steps.answer(Written.UNTOLD if atomic else [Written.UNTOLD])
+    await desk.steps.answer(Written.UNVERIFIED if atomic else [Written.UNVERIFIED])
     with pytest.raises(WriteTimeoutError):
         await writing
     assert desk.load.ahead == 0
@@ -263,7 +263,7 @@ async def test_a_clock_that_went_wrong_on_the_way_is_noticed(desk: Desk) -> None
 
 async def test_what_the_guard_saw_is_written_all_the_same(desk: Desk) -> None:
     """Then it is a replay; a failure is none."""
-    for outcome, expected in ((Written.UNTOLD, Written.REPLAYED), (TIMEOUT, TIMEOUT)):
+    for outcome, expected in ((Written.UNVERIFIED, Written.REPLAYED), (TIMEOUT, TIMEOUT)):
         writing = await desk.begin()
         await desk.steps.answer([Guarded.SAME])
         if desk.steps.asked[-1] == "mark":
@@ -283,8 +283,8 @@ async def test_another_payload_is_not_written(desk: Desk) -> None:
     await desk.steps.answer([Guarded.OTHER, Guarded.NEW])
     await desk.steps.answer({})
     assert desk.steps.asked[1:] == ["guard", "mark", "event 1"]
-    await desk.steps.answer([Written.UNTOLD])
-    assert await writing == [Written.CONFLICT, Written.UNTOLD]
+    await desk.steps.answer([Written.UNVERIFIED])
+    assert await writing == [Written.CONFLICT, Written.UNVERIFIED]
 
 
 async def test_without_the_guard_nothing_is_asked_of_it(desk: Desk) -> None:
@@ -343,7 +343,7 @@ async def test_an_add_that_the_store_alone_gave_up_is_not_acknowledged() -> None
     async def append(
         of: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | UnavailableError]:
-        return [gone if event.delta == 2 else Written.UNTOLD for event in events]
+        return [gone if event.delta == 2 else Written.UNVERIFIED for event in events]
 
     with patch.object(world.store.events, "append", append):
         with pytest.raises(WriteTimeoutError):

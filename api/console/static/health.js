@@ -17,7 +17,7 @@ const LINES = [
 const ABOUT = {
   original: "counted, for the first time",
   replayed: "replays: acknowledged and not counted again",
-  untold: "counted once; the store does not report whether before",
+  unverified: "counted once; the store does not report whether before",
   conflict: "a token used with another payload: rejected",
   late_applied: "late tokens whose adds are counted",
   voided: "late tokens that will never count",

@@ -173,7 +173,7 @@ class StrictWrites:
                 stored = _Stored(Written.NEW, event)
                 outcome = stored.to(left.pop(identity)[0])
                 if failures and outcome is Written.REPLAYED:
-                    outcome = Written.UNTOLD
+                    outcome = Written.UNVERIFIED
                 found[identity] = _Stored(outcome, event)
             invariant(bool(result), "a compare-and-set is refused by a row that exists")
         return found
@@ -258,7 +258,7 @@ class CassandraEvents:
         answers: list[Written | UnavailableError] = []
         for event in events:
             outcome = found[event[:4]]
-            if outcome is Written.UNTOLD and not event.same_payload(events[firsts[event[:4]]]):
+            if outcome is Written.UNVERIFIED and not event.same_payload(events[firsts[event[:4]]]):
                 outcome = Written.CONFLICT
             answers.append(outcome)
         return answers
@@ -266,7 +266,7 @@ class CassandraEvents:
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         self._session.check_exists(namespace)
         places = await self._places(namespace, events)
-        outcome = Written.UNTOLD
+        outcome = Written.UNVERIFIED
         if namespace.settings.payload_check is PayloadCheck.STRICT:
             found = await self._found(namespace, places, events)
             outcome = _compared(events, found)
@@ -395,7 +395,7 @@ def _is_strict(namespace: Namespace, event: Event) -> bool:
 def _outcome_of(outcome: Written | BaseException | None) -> Written | UnavailableError:
     """Return the outcome of one event; raises errors that are not the store's."""
     if outcome is None:
-        return Written.UNTOLD
+        return Written.UNVERIFIED
     if isinstance(outcome, BaseException) and not isinstance(outcome, UnavailableError):
         raise outcome
     return outcome
@@ -409,4 +409,4 @@ def _compared(events: Sequence[Event], found: Sequence[Event | None]) -> Written
     pairs = list(zip(events, found, strict=True))
     if any(stored is not None and not stored.same_payload(event) for event, stored in pairs):
         return Written.CONFLICT
-    return Written.REPLAYED if all(stored for _, stored in pairs) else Written.UNTOLD
+    return Written.REPLAYED if all(stored for _, stored in pairs) else Written.UNVERIFIED

@@ -108,7 +108,7 @@ def _note(connection: RedisConnection, notes: Sequence[Note]) -> Sequence[Guarde
 
 def _compared(note: Note, reply: Any) -> Guarded | None:
     if isinstance(reply, ReplyError):
-        return Guarded.UNTOLD if _is_foreign(reply) else None
+        return Guarded.UNVERIFIED if _is_foreign(reply) else None
     return note.compared(reply)
 
 

@@ -137,7 +137,7 @@ class RemoteCache(Generic[_Connection]):
         ttl_s = _guard_ttl_s(namespace)
         notes = [self._note(namespace, event, ttl_s) for event in events]
         answers = await self._ask(self._notes, notes, [each.key for each in notes])
-        return [Guarded.UNTOLD if isinstance(each, Unreachable) else each for each in answers]
+        return [Guarded.UNVERIFIED if isinstance(each, Unreachable) else each for each in answers]
 
     async def get_many(
         self, namespace: Namespace, counters: Sequence[str]
