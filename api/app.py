@@ -52,9 +52,8 @@ from counter.telemetry import open_tracing
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from counter.telemetry.tracing import Tracing
 from counter.types import Dataset
-from rollup.audits import audits_of
-from rollup.leases import Leases, worker_id
 from rollup.metrics import RollupMetrics
+from rollup.process import leases_of, worker_of
 from rollup.worker import RollupWorker
 
 #: Least time for background work to end, even if draining requests took all of the drain time.
@@ -237,9 +236,8 @@ def create_app(
     guard = guard_of(store, clock)
     service = CounterService(store, cache, clock, guard)
     service.load.wait_max_us = settings.write_wait_max
-    worker, leases = _worker(settings, store, cache, clock, service, guard)
-    worker.batches.tracing = tracing
-    worker.audits = audits_of(settings, store, clock, service.namespaces)
+    leases = None if settings.kind.serves_alone else leases_of(settings, store, clock, guard)
+    worker = worker_of(*(settings, store, cache, clock, service.namespaces, guard, leases, tracing))
     keys = KeyRing(store.keys, clock, guard)
     health = ApiHealth(store, cache, worker, guard, clock, keys)
 
@@ -308,32 +306,6 @@ def _streams(
         service, authorizer, settings.batch_items_max, queue, shares_by_address=shares
     )
     return adds, LiveRoutes(service, authorizer, shares_by_address=shares)
-
-
-def _worker(
-    settings: Settings,
-    store: Store,
-    cache: Cache,
-    clock: Clock,
-    service: CounterService,
-    guard: ClockGuard | None,
-) -> tuple[RollupWorker, Leases | None]:
-    """Return the rollup worker, with leases if other processes may roll up too."""
-    leases = None
-    if not settings.kind.serves_alone:
-        leases = Leases(
-            store.leases, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard
-        )
-    worker = RollupWorker(
-        store,
-        cache,
-        clock,
-        service.namespaces,
-        concurrency=settings.rollup_concurrency,
-        leases=leases,
-        guard=guard,
-    )
-    return worker, leases
 
 
 def _observers(settings: Settings, tracing: Tracing) -> list[Observer]:

@@ -40,6 +40,7 @@ from counter.telemetry import open_tracing
 from counter.telemetry.families import Exposition
 from counter.telemetry.incidents import Incident, Incidents, ping_error
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
+from counter.telemetry.tracing import Tracing
 from rollup.audits import audits_of
 from rollup.leases import Leases, worker_id
 from rollup.metrics import RollupMetrics
@@ -215,6 +216,32 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
+def leases_of(settings: Settings, store: Store, clock: Clock, guard: ClockGuard) -> Leases:
+    """Return the leases of this process, which shares *store* with other workers."""
+    lease_us = settings.lease_time
+    return Leases(store.leases, clock, worker_id(), lease_time_us=lease_us, guard=guard)
+
+
+def worker_of(
+    settings: Settings,
+    store: Store,
+    cache: Cache,
+    clock: Clock,
+    namespaces: Namespaces,
+    guard: ClockGuard,
+    leases: Leases | None,
+    tracing: Tracing,
+) -> RollupWorker:
+    """Return the worker of a process, with the audits that *settings* ask for."""
+    concurrency = settings.rollup_concurrency
+    worker = RollupWorker(
+        *(store, cache, clock, namespaces), concurrency=concurrency, leases=leases, guard=guard
+    )
+    worker.batches.tracing = tracing
+    worker.audits = audits_of(settings, store, clock, namespaces)
+    return worker
+
+
 async def _run(settings: Settings) -> int:
     clock = settings.kind.clock()
     tracing = open_tracing(settings)
@@ -229,20 +256,8 @@ async def _run(settings: Settings) -> int:
         await cache.open()
         stack.push_async_callback(cache.close)
         guard, namespaces = guard_of(store, clock), Namespaces(store, clock)
-        leases = Leases(
-            store.leases, clock, worker_id(), lease_time_us=settings.lease_time, guard=guard
-        )
-        worker = RollupWorker(
-            store,
-            cache,
-            clock,
-            namespaces,
-            concurrency=settings.rollup_concurrency,
-            leases=leases,
-            guard=guard,
-        )
-        worker.batches.tracing = tracing
-        worker.audits = audits_of(settings, store, clock, namespaces)
+        leases = leases_of(settings, store, clock, guard)
+        worker = worker_of(settings, store, cache, clock, namespaces, guard, leases, tracing)
         health = Health(store, clock, guard, leases, worker, cache)
         if settings.metrics_port is not None:
             hosts = HostRule(settings.hosts, any_address=True, any_host=settings.insecure)
