@@ -479,6 +479,28 @@ def test_rooms_form_no_circle() -> None:
     assert set(TopologicalSorter(below).static_order()) == set(ROOMS)
 
 
+def rooms_drawn(text: str) -> set[str]:
+    """Return the rooms in the tree of folders below *Rooms* in docs/architecture.md."""
+    tree = text.partition("\n### Rooms\n")[2].partition("\n## ")[0]
+    above: list[str] = []
+    drawn = set()
+    for line in re.findall(r"^ {4} *[a-z_/]+/(?: .*)?$", tree, re.MULTILINE):
+        del above[(len(line) - len(line.lstrip())) // 2 - 2 :]
+        # Several rooms may share a line. What follows two spaces says what is in them.
+        folders = re.split(" {2,}", line.strip())[0].split()
+        drawn |= {"".join((*above, each)).rstrip("/") for each in folders}
+        above.append(folders[-1])
+    return {each.removeprefix("clients/python/") for each in drawn}
+
+
+def test_the_architecture_draws_the_rooms() -> None:
+    """The tree of folders in docs/architecture.md has the rooms of ROOMS, and no other."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    no_rooms = {f"clients/{each}" for each in ("python", "go", "typescript", "conformance")}
+    assert rooms_drawn(text) - no_rooms == {*ROOMS}
+    assert "api/http" not in rooms_drawn(text.replace("      http/  ", "      web/   "))
+
+
 def test_no_modules_import_each_other() -> None:
     """There is no import circle, not even one that only type checkers or functions close."""
     assert circles(shipped()) == []
