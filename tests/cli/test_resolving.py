@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from counter_client.calls import Reply
+from counter_client.calls import Response
 from counter_client.retrying import Answer, Send
 from counter_client.transport import SyncTransport
 from tests.cli.shell import Shell
@@ -32,8 +32,8 @@ def test_a_page_of_a_proxy_is_no_outcome(
 
     def send(_: SyncTransport, send: Send) -> Answer:
         if send.request.operation in found:
-            return Reply(200, json.dumps(found[send.request.operation]).encode())
-        return Reply(200, body)
+            return Response(200, json.dumps(found[send.request.operation]).encode())
+        return Response(200, body)
 
     monkeypatch.setattr(SyncTransport, "send", send)
     assert shell.run("token", "resolve", *words) == (4, "")
@@ -48,7 +48,7 @@ def test_an_event_of_another_time_is_not_that_of_the_token(
     found = {"namespace": SETTINGS, "events": {"events": [event], "next_page": None}}
 
     def send(_: SyncTransport, send: Send) -> Answer:
-        return Reply(200, json.dumps(found[send.request.operation]).encode())
+        return Response(200, json.dumps(found[send.request.operation]).encode())
 
     monkeypatch.setattr(SyncTransport, "send", send)
     assert shell.run("token", "resolve", TOKEN, "views") == (4, "")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from counter_client.calls import Reply
+from counter_client.calls import Response
 from counter_client.retrying import Answer, Send
 from tests.client.script import added_body, lost, problem
 
@@ -40,7 +40,7 @@ class Ledger:
         results = [self._count(each, fault, at % 2 == 0) for at, each in enumerate(items)]
         if fault == "answer lost":
             return lost()
-        return Reply(200, json.dumps({"results": results}).encode())
+        return Response(200, json.dumps({"results": results}).encode())
 
     def _count(self, item: dict[str, Any], fault: str, is_hit: bool) -> dict[str, Any]:
         token = item["idempotency_token"]["token"]
@@ -73,4 +73,4 @@ class Ledger:
             self._made += 1
             moment = "2026-11-21T13:01:23.875103Z"
             made.append({"token": f"{self._made:032x}", "generation_time": moment})
-        return Reply(200, json.dumps({"tokens": made}).encode())
+        return Response(200, json.dumps({"tokens": made}).encode())

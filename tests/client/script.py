@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from counter_client.calls import Reply
+from counter_client.calls import Response
 from counter_client.failures import UnreachableError
 from counter_client.options import Options
 from counter_client.retrying import Answer, Budget, Effect, Pause, Policy, Send, Steps, drive
@@ -58,26 +58,26 @@ def lost() -> UnreachableError:
     return UnreachableError("nobody answers")
 
 
-def problem(code: str, status: int, retry: str, **more: Any) -> Reply:
+def problem(code: str, status: int, retry: str, **more: Any) -> Response:
     """A problem document as the service writes it."""
     body = {"code": code, "status": status, "retry": retry, "applied": None, "detail": code, **more}
-    return Reply(status, json.dumps(body).encode())
+    return Response(status, json.dumps(body).encode())
 
 
-def added(send: Send) -> Reply:
+def added(send: Send) -> Response:
     """The answer to an add, or to a batch whose every item is added."""
     body = json.loads(send.request.body or b"")
     if "items" in body:
         return batch(*["added"] * len(body["items"]))(send)
     counter = unquote(send.request.path.split("/")[-2])
     found = added_body(counter, body["delta"], body["idempotency_token"])
-    return Reply(200, json.dumps(found).encode())
+    return Response(200, json.dumps(found).encode())
 
 
-def batch(*results: Any) -> Callable[[Send], Reply]:
+def batch(*results: Any) -> Callable[[Send], Response]:
     """The answer to a batch: each result is a problem, or ``added``."""
 
-    def answer(send: Send) -> Reply:
+    def answer(send: Send) -> Response:
         items = json.loads(send.request.body or b"")["items"]
         pairs = zip(results, items, strict=True)
         found = [
@@ -86,7 +86,7 @@ def batch(*results: Any) -> Callable[[Send], Reply]:
             else each
             for each, x in pairs
         ]
-        return Reply(200, json.dumps({"results": found}).encode())
+        return Response(200, json.dumps({"results": found}).encode())
 
     return answer
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from counter_client.calls import Call, Calls, Reply, namespaces, tokens
+from counter_client.calls import Call, Calls, Response, namespaces, tokens
 from counter_client.failures import UnexpectedAnswerError
 
 CALLS = Calls("default")
@@ -42,7 +42,7 @@ READS: dict[str, tuple[Call[Any], Any]] = {
 
 
 def result(call: Call[Any], body: Any) -> Any:
-    return call.result(Reply(200, json.dumps(body).encode()))
+    return call.result(Response(200, json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize("name", READS)
@@ -86,7 +86,12 @@ def test_an_answer_about_another_namespace_is_noticed(name: str) -> None:
 def test_a_namespace_is_deleted_only_if_the_service_says_so() -> None:
     """Regression: any 2xx with JSON, or without a body, was taken for it."""
     call = CALLS.delete_namespace()
-    for reply in (Reply(200, b""), Reply(200, b"{}"), Reply(200, b"<html>"), Reply(202, b"1")):
+    for response in (
+        Response(200, b""),
+        Response(200, b"{}"),
+        Response(200, b"<html>"),
+        Response(202, b"1"),
+    ):
         with pytest.raises(UnexpectedAnswerError):
-            call.result(reply)
-    assert call.result(Reply(204, b"")) is None
+            call.result(response)
+    assert call.result(Response(204, b"")) is None

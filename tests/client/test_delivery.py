@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from counter import limits
 from counter_client.buffer import Bounds, Buffer
-from counter_client.calls import Calls, Reply
+from counter_client.calls import Calls, Response
 from counter_client.delivery import Backlog, Delivery, Item
 from counter_client.errors import (
     CounterError,
@@ -92,7 +92,7 @@ def test_items_keep_their_tokens_over_every_attempt() -> None:
     script = Script(
         [
             lost(),
-            Reply(200, f'{{"results":[{late},{late}]}}'.encode()),
+            Response(200, f'{{"results":[{late},{late}]}}'.encode()),
             added,
         ]
     )
@@ -152,7 +152,7 @@ def test_what_can_never_be_counted_is_handed_back() -> None:
     conflict = b'{"code":"token_conflict","retry":"never","applied":null,"detail":"used"}'
     backlog = Backlog()
     backlog.put({"a": 3})
-    script = Script([Reply(200, b'{"results":[' + conflict + b"]}")])
+    script = Script([Response(200, b'{"results":[' + conflict + b"]}")])
     script.run(Delivery(CALLS, backlog.seal()).for_ever(script.policy()))
     [rejected] = backlog.finish()
     assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, "token_conflict")
@@ -206,7 +206,7 @@ def test_what_was_refused_of_a_piece_that_did_not_end_is_handed_back() -> None:
 
     conflict = '{"code":"token_conflict","retry":"never","applied":null,"detail":"used"}'
     late = '{"code":"write_timeout","retry":"same_token","applied":null,"detail":"late"}'
-    answers = iter([Reply(200, f'{{"results":[{conflict},{late}]}}'.encode())])
+    answers = iter([Response(200, f'{{"results":[{conflict},{late}]}}'.encode())])
     again = Event()
     buffer = filled(send, ["a", "b"])
     assert again.wait(60)
@@ -221,7 +221,7 @@ def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
     """Regression: where the service gave no tokens, a machine whose clock is slow made void ones
     and sent them, and made others, without a pause."""
     late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
-    void = Reply(200, f'{{"results":[{late}]}}'.encode())
+    void = Response(200, f'{{"results":[{late}]}}'.encode())
     none = problem("rate_limited", 429, "same_token")
     script = Script([*[void, none] * 3, added])
     delivery = Delivery.of_items(CALLS, [("a", 1)])
@@ -233,7 +233,7 @@ def test_new_tokens_are_used_soon_after_an_outage() -> None:
     """Regression: the pauses of the outage went on after it, so that tokens that were made after it
     were too old again before they were sent, where `accept_limit` was shorter than the pause."""
     late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
-    void = Reply(200, f'{{"results":[{late}]}}'.encode())
+    void = Response(200, f'{{"results":[{late}]}}'.encode())
     script = Script([*[lost()] * 9, void, problem("not_found", 404, "never"), added])
     script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
     assert script.pauses[-2:] == pytest.approx([5.0, 0.1])

@@ -20,7 +20,7 @@ from counter_client import (
     Options,
     UnknownOutcomeError,
 )
-from counter_client.calls import Reply, Request
+from counter_client.calls import Request, Response
 from counter_client.failures import UnreachableError
 from counter_client.retrying import Answer, Budget, Send
 from counter_client.sync import HedgingTransport
@@ -80,7 +80,7 @@ class Timed(AsyncTransport):
             self.cancelled.append(send.number)
             raise
         self._seen_s.append(seconds)
-        return Reply(status, str(send.number).encode())
+        return Response(status, str(send.number).encode())
 
 
 SEND = Send(Request("POST", "/", "add"), 60.0, 0)
@@ -90,7 +90,7 @@ def test_the_loser_is_cancelled() -> None:
     async def run() -> None:
         transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], [200, 200])
         answer = await transport.send(SEND)
-        assert isinstance(answer, Reply)
+        assert isinstance(answer, Response)
         assert (answer.body, transport.sent, transport.cancelled) == (b"1", [0, 1], [0])
         # Both end at the same time: a call's deadline is the same with hedges.
         assert transport.bounds_s == [60.0, 59.0]
@@ -113,7 +113,7 @@ def test_a_refusal_by_one_waits_for_the_other() -> None:
     async def run() -> None:
         transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], [200, 503])
         answer = await transport.send(SEND)
-        assert isinstance(answer, Reply)
+        assert isinstance(answer, Response)
         assert (answer.status, transport.cancelled) == (200, [])
 
     virtually(run())
@@ -142,7 +142,7 @@ def test_who_refuses_a_write_does_not_speak_for_the_other(
     async def run() -> None:
         transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], statuses)
         answer = await transport.send(SEND._replace(request=Request("POST", "/", operation)))
-        assert isinstance(answer, Reply)
+        assert isinstance(answer, Response)
         assert (answer.status, transport.cancelled) == (status, cancelled)
 
     virtually(run())

@@ -15,7 +15,7 @@ from counter_client.errors import (
     UnavailableError,
 )
 from counter_client.failures import UnexpectedAnswerError, UnreachableError
-from counter_client.transport import Course
+from counter_client.transport import LiveStream
 from tests.client.script import Script, problem
 from tests.support.in_thread import Service
 
@@ -25,32 +25,32 @@ COUNT = (
 )
 
 
-def course_of(script: Script, **options: float) -> Course:
-    return Course(Calls("default").live("c"), script.policy(**options))
+def stream_of(script: Script, **options: float) -> LiveStream:
+    return LiveStream(Calls("default").live("c"), script.policy(**options))
 
 
-def told(course: Course, event: str, data: str) -> Count | CounterError | None:
+def told(stream: LiveStream, event: str, data: str) -> Count | CounterError | None:
     """What an event tells, told line by line."""
-    lines = [course.line(f"event: {event}"), course.line(f"data: {data}")]
+    lines = [stream.line(f"event: {event}"), stream.line(f"data: {data}")]
     assert lines == [None, None]
-    return course.line("")
+    return stream.line("")
 
 
 def test_counts_and_passing_trouble_are_reported_and_the_rest_is_not() -> None:
-    course = course_of(Script([]))
-    count = told(course, "count", COUNT)
+    stream = stream_of(Script([]))
+    count = told(stream, "count", COUNT)
     assert isinstance(count, Count)
     assert (count.counter, count.count) == ("c", 7)
-    assert (course.line(": still here"), course.line("")) == (None, None)
+    assert (stream.line(": still here"), stream.line("")) == (None, None)
     trouble = problem("store_unavailable", 503, "same_token").body.decode()
-    assert isinstance(told(course, "problem", trouble), StoreUnavailableError)
-    assert told(course, "end", "{}") is None
+    assert isinstance(told(stream, "problem", trouble), StoreUnavailableError)
+    assert told(stream, "end", "{}") is None
 
 
 def test_what_will_not_get_better_is_raised() -> None:
     gone = problem("namespace_unknown", 404, "never").body.decode()
     with pytest.raises(NamespaceUnknownError):
-        told(course_of(Script([])), "problem", gone)
+        told(stream_of(Script([])), "problem", gone)
     for name, data in (
         ("count", "{}"),
         ("count", COUNT.replace('"c"', '"d"')),
@@ -58,44 +58,44 @@ def test_what_will_not_get_better_is_raised() -> None:
         ("problem", "{}"),
     ):
         with pytest.raises(UnexpectedAnswerError):
-            told(course_of(Script([])), name, data)
+            told(stream_of(Script([])), name, data)
 
 
 def test_a_stream_that_ended_in_order_is_taken_up_at_once() -> None:
-    course = course_of(Script([]), backoff_first_s=0.1)
-    assert course.pause_s(None) == 0.1
-    assert course.number == 1
+    stream = stream_of(Script([]), backoff_first_s=0.1)
+    assert stream.pause_s(None) == 0.1
+    assert stream.number == 1
 
 
 def test_silence_is_borne_as_long_as_a_call_may_take() -> None:
     """Each line that is heard begins it anew; the pauses grow until then."""
     script = Script([])
-    course = course_of(script, backoff_first_s=0.1, deadline_s=3.0)
+    stream = stream_of(script, backoff_first_s=0.1, deadline_s=3.0)
     lost = UnreachableError("nobody answers")
     script.now_s += 2.9
-    assert [course.pause_s(lost), course.pause_s(lost)] == [0.2, 0.4]
-    course.line(": still here")
+    assert [stream.pause_s(lost), stream.pause_s(lost)] == [0.2, 0.4]
+    stream.line(": still here")
     script.now_s += 2.9
-    assert course.pause_s(lost) == 0.2
+    assert stream.pause_s(lost) == 0.2
     script.now_s += 0.2
     with pytest.raises(UnreachableError):
-        course.pause_s(lost)
+        stream.pause_s(lost)
 
 
 def test_a_wait_past_that_is_not_begun() -> None:
     """Regression: a Retry-After of a year was a year of silence."""
-    course = course_of(Script([]), backoff_first_s=0.1, deadline_s=3.0)
-    assert course.pause_s(UnavailableError("busy", retry_after_us=2_000_000)) == 2.2
+    stream = stream_of(Script([]), backoff_first_s=0.1, deadline_s=3.0)
+    assert stream.pause_s(UnavailableError("busy", retry_after_us=2_000_000)) == 2.2
     with pytest.raises(UnavailableError):
-        course.pause_s(UnavailableError("busy", retry_after_us=3_000_000))
+        stream.pause_s(UnavailableError("busy", retry_after_us=3_000_000))
 
 
 def test_half_an_event_is_forgotten_with_its_connection() -> None:
-    course = course_of(Script([]))
-    course.line("event: count")
-    course.line("data: {")
-    course.pause_s(UnreachableError("broken off"))
-    assert isinstance(told(course, "count", COUNT), Count)
+    stream = stream_of(Script([]))
+    stream.line("event: count")
+    stream.line("data: {")
+    stream.pause_s(UnreachableError("broken off"))
+    assert isinstance(told(stream, "count", COUNT), Count)
 
 
 @pytest.mark.parametrize("hedge_after_s", [None, 5.0])

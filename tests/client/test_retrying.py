@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counter_client.answers import Added
-from counter_client.calls import Calls, Reply
+from counter_client.calls import Calls, Response
 from counter_client.delivery import Delivery
 from counter_client.errors import (
     CounterError,
@@ -32,7 +32,7 @@ from tests.client.script import Script, added, batch, lost, problem, small_budge
 
 CALLS = Calls("default")
 VOID = problem("token_too_old", 410, "new_token", applied=False)
-FRESH = Reply(
+FRESH = Response(
     200,
     b'{"tokens":[{"token":"5b056d1d-7f27-cb17-0000-000000000000",'
     b'"generation_time":"2026-11-21T13:01:23.875103Z"}]}',
@@ -73,7 +73,7 @@ def test_a_pause_is_never_shorter_than_the_service_asks_for() -> None:
 
 
 def test_the_header_says_when_the_body_does_not() -> None:
-    script = Script([Reply(503, b"<html>", "2"), added])
+    script = Script([Response(503, b"<html>", "2"), added])
     script.run(attempts(CALLS.add("c", 1, None), script.policy(backoff_first_s=0.1)))
     assert script.pauses == pytest.approx([2.2])
 
@@ -145,7 +145,7 @@ def test_a_void_token_that_cannot_be_replaced_in_time_is_a_definite_answer() -> 
         script.run(attempts(CALLS.add("c", 1, None), script.policy(deadline_s=0.2)))
     assert caught.value.applied is False
     late = json.loads(VOID.body)
-    script = Script([lost(), Reply(200, json.dumps({"results": [late]}).encode())])
+    script = Script([lost(), Response(200, json.dumps({"results": [late]}).encode())])
     delivery = Delivery.of_items(CALLS, [("c", 1)])
     [result] = script.run(delivery.until_deadline(script.policy(deadline_s=0.15)))
     assert isinstance(result, TokenTooOldError)
@@ -213,7 +213,7 @@ def test_a_batch_reports_whether_anything_of_it_was_sent() -> None:
 def test_a_client_that_is_closed_amid_a_call_leaves_the_token(sent: bool) -> None:
     """Regression: the add may have been counted, and the error had no token to find out with."""
 
-    def closed(_: Send) -> Reply:
+    def closed(_: Send) -> Response:
         raise ClosedError("the client is closed")
 
     script = Script([*[lost()] * sent, closed])
@@ -234,7 +234,7 @@ def test_a_client_that_is_closed_amid_a_call_leaves_the_token(sent: bool) -> Non
 
 def test_another_number_of_tokens_than_asked_for_is_no_answer() -> None:
     """Regression: of none the first one was taken, and the call ended with an IndexError."""
-    script = Script([VOID, Reply(200, b'{"tokens":[]}'), added])
+    script = Script([VOID, Response(200, b'{"tokens":[]}'), added])
     script.run(attempts(CALLS.add("c", 1, None), script.policy()))
     first, _, last = script.bodies()
     assert first["idempotency_token"] != last["idempotency_token"]
@@ -250,10 +250,10 @@ def test_a_result_of_a_batch_that_is_none_is_no_answer(result: str) -> None:
 
 
 def test_a_page_of_a_proxy_is_no_answer() -> None:
-    script = Script([Reply(200, b"<html>"), Reply(502, b"bad gateway"), added])
+    script = Script([Response(200, b"<html>"), Response(502, b"bad gateway"), added])
     script.run(attempts(CALLS.add("c", 1, None), script.policy()))
     assert len(script.sent) == 3
-    script = Script([Reply(404, b"<html>")])
+    script = Script([Response(404, b"<html>")])
     with pytest.raises(UnexpectedAnswerError):
         script.run(attempts(CALLS.get("c", None), script.policy()))
 
@@ -262,7 +262,7 @@ def test_a_page_of_a_proxy_is_no_answer() -> None:
 def test_a_page_refuses_no_add(batch: bool) -> None:
     """Regression: an add that a proxy passed on, and answered by a page, was reported as an error
     without its token; it may be counted."""
-    script = Script([Reply(404, b"<html>")])
+    script = Script([Response(404, b"<html>")])
     if batch:
         delivery = Delivery.of_items(CALLS, [("c", 1)])
         [error] = script.run(delivery.until_deadline(script.policy()))

@@ -18,7 +18,7 @@ from counter_client import (
 from counter_client.addresses import by_proxy
 from counter_client.calls import Calls
 from counter_client.failures import error_of_answer
-from counter_client.transport import Course
+from counter_client.transport import LiveStream
 from tests.client.script import Script, added_body
 from tests.client.stranger import http, stranger
 
@@ -140,20 +140,20 @@ async def test_a_line_of_a_stream_is_bounded() -> None:
 
 def test_an_event_of_a_stream_is_bounded() -> None:
     """Regression: an event of lines without an end was kept."""
-    course = Course(LIVE, Script([]).policy())
-    assert course.line("data: " + "x" * 60_000) is None
+    stream = LiveStream(LIVE, Script([]).policy())
+    assert stream.line("data: " + "x" * 60_000) is None
     with pytest.raises(UnexpectedAnswerError, match="65,536 bytes"):
-        course.line("data: " + "x" * 60_000)
+        stream.line("data: " + "x" * 60_000)
 
 
 @pytest.mark.parametrize("data", ["[" * 30_000, '{"count":1e999}', "{}"])
 def test_an_event_that_is_no_count_says_so(data: str) -> None:
     """Regression: an event of many brackets was a RecursionError."""
-    course = Course(LIVE, Script([]).policy())
-    course.line("event: count")
-    course.line(f"data: {data}")
+    stream = LiveStream(LIVE, Script([]).policy())
+    stream.line("event: count")
+    stream.line(f"data: {data}")
     with pytest.raises(UnexpectedAnswerError, match="is not from a counter service"):
-        course.line("")
+        stream.line("")
 
 
 def test_an_answer_that_is_packed_as_none_can_read_says_so() -> None:

@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from counter_client import Options, buffer, delivery, retrying, tokens
 from counter_client.buffer import Bounds, Buffer
-from counter_client.calls import Calls, Reply
+from counter_client.calls import Calls, Response
 from counter_client.failures import (
     BufferFullError,
     ClosedError,
@@ -76,7 +76,9 @@ class World:
         self.sleep(draw.choice((0.0, 0.01, 3.0)))
         if fate == "answer lost":
             return UnreachableError(fate)
-        return Reply(status, json.dumps(found).encode(), ttl_s=self.service.retention_us // SECOND)
+        return Response(
+            status, json.dumps(found).encode(), ttl_s=self.service.retention_us // SECOND
+        )
 
     def made(self) -> Buffer:
         draw = self.draw

@@ -20,7 +20,7 @@ from counter_client.failures import Unfinished, UnknownOutcomeError, unfinished_
 from counter_client.options import Options
 from counter_client.retrying import Budget, Effect, Pause, Policy, Send, attempts, drive_async
 from counter_client.tokens import Credential, Items, Token
-from counter_client.transport import AsyncTransport, Course, LiveUpdate
+from counter_client.transport import AsyncTransport, LiveStream, LiveUpdate
 
 T = TypeVar("T")
 
@@ -211,17 +211,17 @@ class AsyncCounterClient:
         a count. Raises a permanent one, and the last one if the stream is silent for
         ``deadline_s``.
         """
-        course = Course(self._calls.live(counter), self._policy)
+        stream = LiveStream(self._calls.live(counter), self._policy)
         while True:
             ended: CounterError | None = None
             try:
-                async with aclosing(self._transport.lines(course.request, course.number)) as lines:
+                async with aclosing(self._transport.lines(stream.request, stream.number)) as lines:
                     async for line in lines:
-                        if (update := course.line(line)) is not None:
+                        if (update := stream.line(line)) is not None:
                             yield update
             except CounterError as error:
                 ended = error
-            await asyncio.sleep(course.pause_s(ended))
+            await asyncio.sleep(stream.pause_s(ended))
 
     async def recount(self, counter: str) -> int:
         """Make the next rollup recount the counter's stored past from its events; return the number

@@ -61,7 +61,7 @@ class Request(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     """One response."""
 
     status: int
@@ -83,12 +83,12 @@ class Call(Generic[T]):
     #: Makes the call with another token, if the program did not choose the token.
     renewed: Callable[[Token], Call[T]] | None = field(default=None, compare=False)
 
-    def result(self, reply: Reply) -> T:
-        """Parse *reply*. Raises the CounterError that it contains."""
-        if not 200 <= reply.status < 300:
-            raise error_of_answer(*reply[:4])
+    def result(self, response: Response) -> T:
+        """Parse *response*. Raises the CounterError that it contains."""
+        if not 200 <= response.status < 300:
+            raise error_of_answer(*response[:4])
         try:
-            return self.read(None if reply.status == NO_CONTENT else json.loads(reply.body))
+            return self.read(None if response.status == NO_CONTENT else json.loads(response.body))
         except (
             ValueError,
             TypeError,
@@ -97,7 +97,7 @@ class Call(Generic[T]):
             OverflowError,
             RecursionError,
         ) as error:
-            raise unexpected(reply.status, reply.body) from error
+            raise unexpected(response.status, response.body) from error
 
     def told(self, ttl_s: int | None, first_us: int) -> Call[T]:
         """Return this call with what an answer says of how long its token is honoured; *first_us*

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from counter_client.answers import Added
-from counter_client.calls import BATCH_ITEMS_MAX, BODY_BYTES_MAX, Call, Calls, Reply, item_text
+from counter_client.calls import BATCH_ITEMS_MAX, BODY_BYTES_MAX, Call, Calls, Response, item_text
 from counter_client.errors import BodyTooLargeError, CounterError, InvalidBodyError
 from counter_client.failures import (
     ClosedError,
@@ -33,7 +33,7 @@ from counter_client.retrying import (
     decides,
     fresh_tokens,
     may_have_arrived,
-    reply_of,
+    response_of,
 )
 from counter_client.tokens import INT64_MAX, INT64_MIN, NONCE_BYTES, Items, Token, checked_items
 
@@ -164,7 +164,7 @@ class Delivery:
                 each.sent = True
             answer = yield Send(call.request, timeout_s, number)
             number += 1
-            if isinstance(answer, Reply) and answer.ttl_s is not None:
+            if isinstance(answer, Response) and answer.ttl_s is not None:
                 ttl_s = answer.ttl_s if self._ttl_s is None else self._ttl_s
                 self._ttl_s = min(answer.ttl_s, ttl_s)
             error = self._read(chunk, answer, call)
@@ -204,7 +204,7 @@ class Delivery:
     ) -> CounterError | None:
         """Record each result of *chunk*; return the error that requires a pause, or None."""
         try:
-            results = call.result(reply_of(answer))
+            results = call.result(response_of(answer))
         except CounterError as error:
             if _is_too_much(error) and len(chunk) > 1:
                 # The service has lower limits than the defaults.

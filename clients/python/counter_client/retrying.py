@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
-from counter_client.calls import Call, Reply, Request, tokens
+from counter_client.calls import Call, Request, Response, tokens
 from counter_client.errors import CounterError, TokenConflictError, TokenTooOldError
 from counter_client.failures import UnexpectedAnswerError, UnreachableError
 from counter_client.options import Options
 from counter_client.tokens import Token
 
 T = TypeVar("T")
-Answer = Reply | UnreachableError | UnexpectedAnswerError
+Answer = Response | UnreachableError | UnexpectedAnswerError
 
 
 class Send(NamedTuple):
-    """Send *request*; the result is a Reply, or an error."""
+    """Send *request*; the result is a Response, or an error."""
 
     request: Request
     timeout_s: float
@@ -148,9 +148,9 @@ def attempts(call: Call[T], policy: Policy) -> Steps[T]:
         try:
             answer = yield Send(call.request, timeout_s, number)
             number += 1
-            return call.result(reply_of(answer))
+            return call.result(response_of(answer))
         except CounterError as error:
-            if isinstance(answer, Reply):
+            if isinstance(answer, Response):
                 call = call.told(answer.ttl_s, first_us)
             arrived = may_have_arrived(error)
             sent = sent or arrived
@@ -208,16 +208,16 @@ def fresh_tokens(count: int, timeout_s: float) -> Steps[list[Token]]:
     made = [Token.new() for _ in range(count)]
     asked = tokens(count)
     with suppress(CounterError):
-        found = asked.result(reply_of((yield Send(asked.request, timeout_s, 0))))
+        found = asked.result(response_of((yield Send(asked.request, timeout_s, 0))))
         # A proxy may give the same answer to two clients: only the times are the service's.
         pairs = zip(made, found, strict=True)
         return [Token(own.nonce, theirs.generation_time_us) for own, theirs in pairs]
     return made
 
 
-def reply_of(answer: Answer) -> Reply:
-    """Return *answer* if it is a Reply, else raise it."""
-    if not isinstance(answer, Reply):
+def response_of(answer: Answer) -> Response:
+    """Return *answer* if it is a Response, else raise it."""
+    if not isinstance(answer, Response):
         raise answer
     return answer
 

@@ -39,7 +39,7 @@ from counter_client.retrying import (
     drive,
 )
 from counter_client.tokens import Credential, Items, Token
-from counter_client.transport import AsyncTransport, Course, LiveUpdate, SyncTransport
+from counter_client.transport import AsyncTransport, LiveStream, LiveUpdate, SyncTransport
 
 T = TypeVar("T")
 
@@ -336,16 +336,16 @@ class CounterClient:
         a count. Raises a permanent one, and the last one if the stream is silent for
         ``deadline_s``.
         """
-        course = Course(self._calls.live(counter), self._policy)
+        stream = LiveStream(self._calls.live(counter), self._policy)
         while True:
             ended: CounterError | None = None
             try:
-                for line in self._transport.lines(course.request, course.number):
-                    if (update := course.line(line)) is not None:
+                for line in self._transport.lines(stream.request, stream.number):
+                    if (update := stream.line(line)) is not None:
                         yield update
             except CounterError as error:
                 ended = error
-            time.sleep(course.pause_s(ended))
+            time.sleep(stream.pause_s(ended))
 
     def recount(self, counter: str) -> int:
         """Make the next rollup recount the counter's stored past from its events; return the number

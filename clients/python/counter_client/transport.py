@@ -20,7 +20,7 @@ import httpx
 
 from counter_client import answers
 from counter_client.addresses import Endpoints, authorization, by_proxy, proxies
-from counter_client.calls import Call, Reply, Request
+from counter_client.calls import Call, Request, Response
 from counter_client.errors import CounterError, InvalidParameterError
 from counter_client.failures import (
     ClosedError,
@@ -249,12 +249,12 @@ class Common:
     ) -> float:
         """Record whether *url* answered, call the hooks, and return the attempt's seconds."""
         took_s = time.perf_counter() - begin_s
-        if isinstance(answer, Reply):
+        if isinstance(answer, Response):
             self.answered(url)
         else:
             self.endpoints.failed(url)
         if self.options.on_attempt is not None or watch is not _UNWATCHED:
-            status = answer.status if isinstance(answer, Reply) else None
+            status = answer.status if isinstance(answer, Response) else None
             method, _, operation = send.request[:3]
             sent = not isinstance(answer, UnreachableError) or answer.sent
             attempt = Attempt(method, operation, url, send.number, hedged, status, took_s, sent)
@@ -296,13 +296,13 @@ class Common:
             raise ClosedError("the client is closed; make another one")
 
 
-def _reply(response: httpx.Response, body: bytes) -> Reply:
+def _response_of(response: httpx.Response, body: bytes) -> Response:
     headers = response.headers
     location = headers.get("location") if response.is_redirect else None
     ttl = headers.get("idempotency-ttl", "")
     # Anything else is a proxy's; what is longer means the same.
     ttl_s = int(ttl[:_TTL_DIGITS_MAX]) if ttl.isascii() and ttl.isdecimal() else None
-    return Reply(response.status_code, body, headers.get("retry-after"), location, ttl_s)
+    return Response(response.status_code, body, headers.get("retry-after"), location, ttl_s)
 
 
 def _is_distrusted(error: BaseException | None) -> bool:
@@ -456,7 +456,7 @@ class SyncTransport(Common):
                 self._client().stream(**_asked(send, url, watch)) as response,
             ):
                 end_s = begin_s + send.timeout_s
-                answer = _reply(response, read_body(response, send.request.operation, end_s))
+                answer = _response_of(response, read_body(response, send.request.operation, end_s))
         except _ENDED as error:
             answer = self.unreachable(url, error, send.request)
         except UnexpectedAnswerError as error:
@@ -479,7 +479,7 @@ class SyncTransport(Common):
                 if response.status_code != httpx.codes.OK:
                     end_s = time.perf_counter() + self.options.attempt_timeout_s
                     body = read_body(response, request.operation, end_s)
-                    raise error_of_answer(*_reply(response, body)[:4])
+                    raise error_of_answer(*_response_of(response, body)[:4])
                 self.answered(url)
                 lines = _Lines(response)
                 for part in response.iter_raw():
@@ -563,7 +563,7 @@ class AsyncTransport(Common):
             async with asyncio.timeout(send.timeout_s):
                 async with self._client().stream(**_asked(send, url, watch)) as response:
                     body = await _read_body(response, send.request.operation)
-                    answer = _reply(response, body)
+                    answer = _response_of(response, body)
         except (*_ENDED, TimeoutError) as error:
             answer = self.unreachable(url, error, send.request)
         except UnexpectedAnswerError as error:
@@ -573,7 +573,7 @@ class AsyncTransport(Common):
             call_hook(watch.ended, None)
             raise
         took_s = self.note(send, url, begin_s, answer, watch, hedged=hedged)
-        if isinstance(answer, Reply):
+        if isinstance(answer, Response):
             self._seen_s.append(took_s)
         return answer
 
@@ -587,7 +587,7 @@ class AsyncTransport(Common):
                 if response.status_code != httpx.codes.OK:
                     async with asyncio.timeout(self.options.attempt_timeout_s):
                         body = await _read_body(response, request.operation)
-                    raise error_of_answer(*_reply(response, body)[:4])
+                    raise error_of_answer(*_response_of(response, body)[:4])
                 self.answered(url)
                 lines = _Lines(response)
                 async for part in response.aiter_raw():
@@ -630,7 +630,7 @@ HEADERS: Final = (("Accept", "text/event-stream"),)
 LiveUpdate = answers.Count | CounterError
 
 
-class Course:
+class LiveStream:
     """The state of one counter's stream across connections."""
 
     def __init__(self, call: Call[answers.Count], policy: Policy) -> None:
@@ -680,7 +680,7 @@ class Course:
 
 def _update_of(call: Call[answers.Count], event: str, data: str) -> LiveUpdate | None:
     if event == "count":
-        count: answers.Count = call.result(Reply(200, data.encode()))
+        count: answers.Count = call.result(Response(200, data.encode()))
         return count
     if event != "problem":
         return None
