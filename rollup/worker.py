@@ -185,7 +185,7 @@ class RollupWorker:
             keeping = asyncio.create_task(self._leases.keep(enough))
         try:
             while not stop.is_set():
-                await self._attempt("look", "all", self._look)
+                await self._attempt("look", "all", self._schedule)
                 # One event for both, because this waits several times a second.
                 await pause(self._wake, self._pause_us() / SECOND)
                 self._wake.clear()
@@ -229,7 +229,7 @@ class RollupWorker:
                 raise each
         return sum(each for each in done if isinstance(each, int))
 
-    async def _look(self) -> int:
+    async def _schedule(self) -> int:
         """Start what is due and not in progress."""
         now_us = self._clock.boottime_us()
         if self._holds(MAINTENANCE) and now_us - self._maintained_us >= _MAINTENANCE_EVERY_US:

@@ -129,13 +129,13 @@ class Caller:
 
     def reserve(self, count: int) -> None:
         """See :class:`counter.core.rate_limits.Allowance`."""
-        self._take("reservations", count)
+        self._charge("reservations", count)
 
     def resolve(self, count: int, *, overdraws: bool) -> None:
         """See :class:`counter.core.rate_limits.Allowance`."""
-        self._take("resolutions", count, overdraws=overdraws)
+        self._charge("resolutions", count, overdraws=overdraws)
 
-    def _take(self, name: str, count: int, *, overdraws: bool = False) -> None:
+    def _charge(self, name: str, count: int, *, overdraws: bool = False) -> None:
         bucket = self._buckets.get(name)
         if bucket is not None:
             self._authorizer.take(bucket, count, overdraws=overdraws)

@@ -74,7 +74,7 @@ class InsightRoutes:
         self, call: CallOf, namespace: InNamespace, query: Annotated[BusiestQuery, Query()]
     ) -> BusiestAnswer:
         """The counters that are added to the most just now."""
-        found = await self._look(namespace, query.span)
+        found = await self._shared_ranking(namespace, query.span)
         counters = found.counters[: query.limit]
         names = [each.counter for each in counters]
         counts = await self.service.reader.read(namespace, names, None) if names else []
@@ -89,7 +89,7 @@ class InsightRoutes:
             ],
         )
 
-    async def _look(self, namespace: Namespace, span_us: int) -> Busiest:
+    async def _shared_ranking(self, namespace: Namespace, span_us: int) -> Busiest:
         """Return what a look found that began after the call.
 
         There is one look at a time, and all calls that waited for it share the next one. So a

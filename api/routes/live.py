@@ -120,7 +120,7 @@ class LiveRoutes:
         watch = self._watches.get(key)
         if watch is None:
             watch = self._watches[key] = _Watch(namespace, counter, first)
-            watch.task = asyncio.create_task(self._look(watch))
+            watch.task = asyncio.create_task(self._poll(watch))
         watch.watchers += 1
         return watch
 
@@ -132,7 +132,7 @@ class LiveRoutes:
             if watch.task is not None:
                 watch.task.cancel()
 
-    async def _look(self, watch: _Watch) -> None:
+    async def _poll(self, watch: _Watch) -> None:
         """Poll the counter until it has no streams."""
         while True:
             await asyncio.sleep(self.look_s)

@@ -91,7 +91,7 @@ class Certificates:
             )
             if each is not None
         ]
-        self._stamps = self._look()
+        self._stamps = self._read_stamps()
         self.context = server_context(settings)
         #: When the certificate in use expires, in Unix time; 0 if unknown.
         self.ends_at_s = self._find_end_s()
@@ -101,7 +101,7 @@ class Certificates:
 
         If they cannot be used, that is logged once and the previous context stays.
         """
-        stamps = self._look()
+        stamps = self._read_stamps()
         if stamps == self._stamps:
             return False
         self._stamps = stamps
@@ -143,7 +143,7 @@ class Certificates:
             _log.warning("the certificate in %s ends at %s: renew it", cert, when)
         return ends_at_s
 
-    def _look(self) -> list[_Stamp | None]:
+    def _read_stamps(self) -> list[_Stamp | None]:
         return [_stamp(path) for path in self._paths]
 
 

@@ -55,7 +55,7 @@ def add_lines(service: ServiceFlags) -> None:
     one that is neither ends the stream too. Exits with the codes of :mod:`counter.cli.client`.
     """
     stream = _Stream(service)
-    options = replace(options_of(service), on_flush=stream.note)
+    options = replace(options_of(service), on_flush=stream.record_refusal)
     with opened(service, options) as client, _signals(stream):
         buffer = client.buffer()
         failure: Exception | None = None
@@ -86,8 +86,8 @@ class _Stream:
         #: What the service says to every batch.
         self._refusal: CounterError | None = None
 
-    def note(self, flush: Flush) -> None:
-        """Note a batch that is refused and will always be, as with a key that was revoked."""
+    def record_refusal(self, flush: Flush) -> None:
+        """Record a batch that is refused and will always be, as with a key that was revoked."""
         if flush.error is not None and flush.error.retry == "never":
             self._refusal = flush.error
 
@@ -172,12 +172,12 @@ class _Stream:
 def _signals(stream: _Stream) -> Iterator[None]:
     """Let signals end the reading of *stream*, and nothing else."""
 
-    def note(number: int, _: FrameType | None) -> None:
+    def interrupt(number: int, _: FrameType | None) -> None:
         stream.signal = signal.Signals(number)
         if stream.is_reading:
             raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, note) for each in _SIGNALS}
+    before = {each: signal.signal(each, interrupt) for each in _SIGNALS}
     try:
         yield
     finally:

@@ -154,7 +154,7 @@ class Load:
             now_us = self._clock.boottime_us()
         if self._turn_since_us is None:
             self._turn_since_us = now_us
-        self._look(now_us)
+        self._detect_standstill(now_us)
 
     def turn_over(self) -> None:
         """Note the end of the turn: everything that arrived in it has been read."""
@@ -185,7 +185,7 @@ class Load:
             self._best = max(self._best, rate)
             self._set_room()
 
-    def _look(self, now_us: int) -> None:
+    def _detect_standstill(self, now_us: int) -> None:
         """Detect a standstill: if no add finishes, :meth:`_measure` is never called."""
         if self._seen != self._ended or not self.ahead:
             self._seen, self._moved_us = self._ended, now_us
@@ -203,7 +203,7 @@ class Load:
         """Do the full check of :meth:`refuses`, when many adds are ahead or the sender's
         time-out is short."""
         now_us = self._clock.boottime_us()
-        self._look(now_us)
+        self._detect_standstill(now_us)
         hurried = within_us is not None and self.ahead > 0 and self.wait_us > within_us
         if not hurried and self.ahead < self.room:
             return None

@@ -163,7 +163,7 @@ class ClockGuard:
                 # If the clock was set meanwhile, it is unknown whether that was before or after the
                 # comparison.
                 error_us += abs(_walked(before, after)) + before.width_us + after.width_us
-            self._take(_Measured(best.offset_us, error_us, after, best.behind_us))
+            self._adopt(_Measured(best.offset_us, error_us, after, best.behind_us))
 
     def _pair(self) -> _Pair:
         """Read both clocks now."""
@@ -185,7 +185,7 @@ class ClockGuard:
         doubt_us = measured.error_us + now.width_us + age_us * CLOCK_DRIFT_PER_S_US // SECOND
         return measured.offset_us - _walked(measured.at, now), doubt_us
 
-    def _take(self, new: _Measured) -> None:
+    def _adopt(self, new: _Measured) -> None:
         """Keep the more precise of the current measurement and *new*; keep *new* if they
         contradict.
 
@@ -269,13 +269,13 @@ class StepGuard(ClockGuard):
     @property
     def offset_us(self) -> int:
         """How far the time that this process uses is ahead of the wall clock."""
-        now = self._look()[0]
+        now = self._read_clocks()[0]
         return self._behind(now) if self._step is None else -self._step[0]
 
     @property
     def wait_us(self) -> int:
         """The time until the wall clock has caught up, or its step is accepted."""
-        now = self._look()[0]
+        now = self._read_clocks()[0]
         if self._step is None:
             return max(SECOND, self._behind(now))
         return max(SECOND, CLOCK_HOLD_US - (now.boottime_us - self._step[1]))
@@ -306,7 +306,7 @@ class StepGuard(ClockGuard):
         behind_us = max(self._floor_us, self._stored_us or 0) - now.wall_us
         return behind_us if behind_us > self._step_max_us else 0
 
-    def _look(self) -> tuple[_Pair, bool]:
+    def _read_clocks(self) -> tuple[_Pair, bool]:
         """Return both clocks now, and whether every reading that is not forgotten was right."""
         latest_us = self._clock.now_us()
         now = self._pair()
@@ -344,7 +344,7 @@ class StepGuard(ClockGuard):
     def _trouble(self, bound_us: int | None) -> str | None:
         if self._stored_us is None:
             return f"{self._whose} was not compared with what is stored yet"
-        now, is_right = self._look()
+        now, is_right = self._read_clocks()
         if self._step is not None:
             left_us = CLOCK_HOLD_US - (now.boottime_us - self._step[1])
             return (
@@ -385,9 +385,9 @@ class StoreClockGuard(StepGuard):
     async def _compare(self) -> None:
         await ClockGuard._compare(self)
 
-    def _take(self, new: _Measured) -> None:
+    def _adopt(self, new: _Measured) -> None:
         is_first = self._measured is None
-        super()._take(new)
+        super()._adopt(new)
         if self._measured is new:
             self._store_clock.follow(new.offset_us)
             self._measured = new._replace(offset_us=0, at=self._surest_pair())

@@ -502,7 +502,7 @@ class Summary:
     #: Events of every counter were compared from this instant on; 0 if no counter was audited.
     since_us: int = 0
 
-    def take(self, verdicts: Sequence[Verdict]) -> None:
+    def count(self, verdicts: Sequence[Verdict]) -> None:
         """Count *verdicts*; a later one on a counter replaces the earlier one."""
         for each in verdicts:
             self.since_us = max(self.since_us, each.since_us)
@@ -564,7 +564,7 @@ async def audited(
         size = max(1, size // 2) if is_much else min(most, 2 * size)
         await pace.rest(began_us, len(batch))
         summary.counters += len(verdicts)
-        summary.take(verdicts)
+        summary.count(verdicts)
         on_batch(len(verdicts))
     return summary
 

@@ -65,7 +65,7 @@ class ExportWriter:
     def put(self, line: CountLine) -> None:
         """Write one count."""
         self._write(line.text())
-        self._take(line)
+        self._include(line)
 
     def end(self, ended_at: str) -> Mapping[str, Any]:
         """Write the trailer and return it."""
@@ -96,7 +96,7 @@ class ExportWriter:
                 found = count_line(line)
                 if found is None or (self.last is not None and found.counter <= self.last):
                     break
-                self._take(found)
+                self._include(found)
             self._digest.update(line)
             end += len(line)
         return end
@@ -115,7 +115,7 @@ class ExportWriter:
             )
         self.header = found
 
-    def _take(self, line: CountLine) -> None:
+    def _include(self, line: CountLine) -> None:
         self.lines += 1
         self.sum += line.count
         self.last = line.counter

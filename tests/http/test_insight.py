@@ -93,7 +93,7 @@ async def test_questions_that_wait_for_a_look_share_the_next_one(
     looks: list[str] = []
     calls: list[str] = []
     all_wait = asyncio.Event()
-    answer = insight.InsightRoutes._look
+    answer = insight.InsightRoutes._shared_ranking
 
     async def call(routes: insight.InsightRoutes, namespace: Namespace, span_us: int) -> Busiest:
         calls.append(namespace.name)
@@ -106,7 +106,7 @@ async def test_questions_that_wait_for_a_look_share_the_next_one(
         await all_wait.wait()
         return await busiest(store, namespace, *given, **bounds)
 
-    monkeypatch.setattr(insight.InsightRoutes, "_look", call)
+    monkeypatch.setattr(insight.InsightRoutes, "_shared_ranking", call)
     monkeypatch.setattr(insight, "busiest", look)
     asked = [each.http.get(each.path(verb="busiest")) for each in [rest, other] * 10]
     assert {each.status_code for each in await asyncio.gather(*asked)} == {200}

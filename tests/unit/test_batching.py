@@ -221,7 +221,7 @@ async def test_the_next_batch_leaves_at_once_if_it_shall(
     await begin(put(batcher, "a", 1))
     await begin(put(batcher, "a", 2))
     commits.end_all()
-    batcher.leave()
+    batcher.commit_ready()
     assert commits.items == [("a", [2])]
 
 
@@ -386,7 +386,7 @@ async def test_what_waits_for_a_batch_leaves_when_that_is_overdue(commits: Commi
         commits, name="the store", items_max=3, waiting_max=10, at_once=2, patience_s=0.0
     )
     waits = [batcher.put("a", [1])]
-    batcher.leave()
+    batcher.commit_ready()
     waits.append(batcher.put("a", [2]))
     assert commits.items == [("a", [1])]
     await some_turns()

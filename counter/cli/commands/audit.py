@@ -111,7 +111,7 @@ class _Audit:
     async def _one(self, namespace: Namespace) -> Summary:
         names, total = await self._names(namespace)
         with progress(f"auditing {namespace.name}", total) as bar:
-            look = partial(self._look, namespace)
+            look = partial(self._audit, namespace)
             summary = await audited(
                 self.auditor, namespace, names, self.pace, look, on_batch=bar.go_on
             )
@@ -120,7 +120,7 @@ class _Audit:
             await self._repair(namespace, summary, wrong)
         return summary
 
-    async def _look(self, namespace: Namespace, names: Sequence[str]) -> list[Verdict]:
+    async def _audit(self, namespace: Namespace, names: Sequence[str]) -> list[Verdict]:
         trust = self.flags.trust_settled
         return await self.auditor.audit(namespace, names, from_us=self.from_us, trust_settled=trust)
 
@@ -162,8 +162,8 @@ class _Audit:
                     continue
                 if self.roller is not None:
                     await self.roller(namespace)
-                verdicts = await self._look(namespace, left)
-                summary.take(verdicts)
+                verdicts = await self._audit(namespace, left)
+                summary.count(verdicts)
                 done = [each.counter for each in verdicts if each.state is State.RIGHT]
                 summary.repaired += done
                 left = [name for name in left if name not in done]

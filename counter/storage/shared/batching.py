@@ -44,7 +44,7 @@ class _Queue(Generic[K, T]):
         self.under_way = 0
         #: Batches in flight longer than patience_s; they do not block the next one.
         self.overdue = 0
-        #: Whether it is among those that may leave.
+        #: Whether it is ready for a commit.
         self.is_ready = False
 
     def take(self, items_max: int) -> list[_Put[T]]:
@@ -175,7 +175,7 @@ class Batcher(Generic[K, T, R]):
         future = self._future(loop=asyncio.get_running_loop())
         queue.puts.append((items, future))
         queue.items += len(items)
-        self._look(queue)
+        self._update_ready(queue)
         return future
 
     async def put_all(self, items: Sequence[tuple[K, T]]) -> list[R]:
@@ -210,15 +210,15 @@ class Batcher(Generic[K, T, R]):
             puts, queue.puts, queue.items = queue.puts, [], 0
             _answer(puts, outcome)
 
-    def leave(self) -> None:
-        """Commit what may leave now, not at the end of this turn of the event loop."""
+    def commit_ready(self) -> None:
+        """Commit the ready queues now, not at the end of this turn of the event loop."""
         ready, self._ready = self._ready, []
         batches: list[Batch[K, T, R]] = []
         for queue in ready:
             queue.is_ready = False
-            while self._may_leave(queue):
+            while self._may_commit(queue):
                 batches.append(self._next(queue))
-            self._look(queue)
+            self._update_ready(queue)
         if batches:
             self._commit(batches)
 
@@ -247,20 +247,20 @@ class Batcher(Generic[K, T, R]):
                 retry_after_us=SECOND,
             )
 
-    def _may_leave(self, queue: _Queue[K, T]) -> bool:
+    def _may_commit(self, queue: _Queue[K, T]) -> bool:
         if queue.under_way >= self._at_once:
             return False
         return queue.items >= (1 if queue.under_way == queue.overdue else self._items_max)
 
-    def _look(self, queue: _Queue[K, T]) -> None:
-        """Make *queue* ready if it may leave, and forget it if it is idle."""
+    def _update_ready(self, queue: _Queue[K, T]) -> None:
+        """Make *queue* ready if a batch of it may be committed, and forget it if it is idle."""
         if queue.is_ready:
             return
-        if self._may_leave(queue):
+        if self._may_commit(queue):
             queue.is_ready = True
             if not self._ready:
-                # What is put until then leaves together.
-                asyncio.get_running_loop().call_soon(self.leave)
+                # What is put until then is committed together.
+                asyncio.get_running_loop().call_soon(self.commit_ready)
             self._ready.append(queue)
         elif not (queue.under_way or queue.items):
             del self._queues[queue.key]
@@ -269,7 +269,7 @@ class Batcher(Generic[K, T, R]):
     def _overdue(self, batch: Batch[K, T, R]) -> None:
         batch.is_overdue = True
         batch.queue.overdue += 1
-        self._look(batch.queue)
+        self._update_ready(batch.queue)
 
     def _ended(self, batch: Batch[K, T, R]) -> None:
         queue = batch.queue
@@ -277,4 +277,4 @@ class Batcher(Generic[K, T, R]):
         queue.overdue -= batch.is_overdue
         if batch.timer is not None:
             batch.timer.cancel()
-        self._look(queue)
+        self._update_ready(queue)

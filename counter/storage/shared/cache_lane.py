@@ -213,7 +213,7 @@ class RequestQueue(Generic[_Item, _Answer]):
             self._server.answered()
             batch.end(result)
         # Before the callers of this batch go on, so that the server does not wait for them.
-        self._batcher.leave()
+        self._batcher.commit_ready()
 
     def _failure(self, error: BaseException) -> Unreachable:
         """Return why there is no answer. A cache failure must not fail the process."""

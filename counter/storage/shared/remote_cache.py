@@ -91,7 +91,7 @@ class RemoteCache(Generic[_Connection]):
         self._unpack_value = operations.unpack_value
         timeout_s = timeout_us / limits.SECOND
         self._servers = [
-            CacheServer(name, connection, timeout_s, clock, self._look)
+            CacheServer(name, connection, timeout_s, clock, self._update_trouble)
             for name, connection in servers.items()
         ]
         self.tally = CacheTally(("read", "put", "guard", "change", "ping"))
@@ -237,7 +237,7 @@ class RemoteCache(Generic[_Connection]):
         calls = self.tally.calls[operation]
         return [RequestQueue(server, work, calls) for server in self._servers]
 
-    def _look(self) -> None:
+    def _update_trouble(self) -> None:
         troubles = [server.trouble for server in self._servers if server.trouble is not None]
         self.trouble = "; ".join(troubles) or None
 

@@ -166,7 +166,7 @@ class ThreadQueue:
         else:
             batch.end(results)
         # Before the callers of this batch continue, so that the thread does not wait for them.
-        self._batcher.leave()
+        self._batcher.commit_ready()
 
 
 class InlineReader:
