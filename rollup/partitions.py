@@ -106,7 +106,7 @@ class Partitions:
         is_asked = self._sizes is not None and _may_raise(namespace.dataset)
         return self._tally.counting(namespace) if is_asked else None
 
-    async def look(self, datasets: Iterable[Dataset], *, is_first: bool) -> None:
+    async def check(self, datasets: Iterable[Dataset], *, is_first: bool) -> None:
         """Share the counted sizes with all workers, and compute the next event buckets.
 
         Every worker does so periodically; the one that *is_first* also asks the nodes and logs the

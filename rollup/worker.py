@@ -251,7 +251,7 @@ class RollupWorker:
         """Share how much was written, and compute the event buckets of the next slices."""
         self._looked_us = self._clock.boottime_us()
         datasets = {each.dataset.id: each.dataset for each in self._namespaces.all()}
-        await self.partitions.look(datasets.values(), is_first=self._holds(MAINTENANCE))
+        await self.partitions.check(datasets.values(), is_first=self._holds(MAINTENANCE))
         return 0
 
     def _holds(self, slot: str) -> bool:

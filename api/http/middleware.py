@@ -259,7 +259,7 @@ class Pipeline:
             if route.writes:
                 call.let_in = partial(self.shedder.let_in, call.header(TIMEOUT_HEADER))
             if route.latest or (name and self._namespaces.doubts(name, writes=route.writes)):
-                await self._namespaces.look()
+                await self._namespaces.reread()
             call.found = self._namespaces.find(name)
             # The namespace's rate does not apply to changes of its settings: otherwise a
             # namespace at its limit could not get a higher one.
@@ -287,7 +287,7 @@ class Pipeline:
         """Return the error if the store, or this process, does not know the call's namespace."""
         try:
             known = self._namespaces.get(call.namespace)
-            await self._namespaces.look()
+            await self._namespaces.reread()
             again = self._namespaces.get(call.namespace)
         except CounterError as looked:
             return error if isinstance(looked, NamespaceUnknownError) else looked

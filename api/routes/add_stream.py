@@ -196,7 +196,7 @@ class AddStreams:
         caller.require(Scope.WRITE, call.namespace)
         namespaces = self._service.namespaces
         if namespaces.doubts(call.namespace, writes=True):
-            await namespaces.look()
+            await namespaces.reread()
         ALLOWANCE.set(caller)
         return caller, namespaces.get(call.namespace)
 

@@ -138,7 +138,7 @@ class Load:
             self._set_room()
         self._busy_since_us = self._moved_us = now_us
 
-    def leave(self, adds: int) -> None:
+    def finish(self, adds: int) -> None:
         """Count *adds* as finished."""
         self.ahead -= adds
         self._ended += adds

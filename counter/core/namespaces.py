@@ -26,7 +26,7 @@ from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 from counter.windows import settling_time
 
 #: The shortest time between two reads that requests cause: unknown names share one read.
-_LOOK_EVERY_US: Final = 100 * limits.MILLISECOND
+_REREAD_EVERY_US: Final = 100 * limits.MILLISECOND
 
 #: Settings that a namespace keeps for life.
 FIXED: Final = ("counter_type", "dataset", "rollup_window_us", "shards")
@@ -43,8 +43,8 @@ class Namespaces:
         self._by_name: dict[str, Namespace] = {}
         self._changes = 0
         self._read_at_us: int | None = None
-        self._looked_at_us: int | None = None
-        self._look: asyncio.Task[None] | None = None
+        self._reread_at_us: int | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
         """Read all namespaces again."""
@@ -83,25 +83,25 @@ class Namespaces:
         """Return the namespace *name* if it is known and needs no read of the directory."""
         return None if self.doubts(name, writes=writes) else self._by_name.get(name)
 
-    async def look(self) -> None:
+    async def reread(self) -> None:
         """Read the directory again; calls while a read is scheduled share it."""
         if self._store.capabilities.embedded:
             return
-        if self._look is None:
-            self._look = asyncio.create_task(self._look_soon())
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._reread_soon())
             # Otherwise asyncio logs a failure of which all callers were cancelled.
-            self._look.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(self._look)
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(self._reading)
 
-    async def _look_soon(self) -> None:
+    async def _reread_soon(self) -> None:
         now_us = self._clock.boottime_us()
-        latest_us = now_us - _LOOK_EVERY_US if self._looked_at_us is None else self._looked_at_us
-        wait_us = latest_us + _LOOK_EVERY_US - now_us
+        latest_us = now_us - _REREAD_EVERY_US if self._reread_at_us is None else self._reread_at_us
+        wait_us = latest_us + _REREAD_EVERY_US - now_us
         if wait_us > 0:
             await asyncio.sleep(wait_us / limits.SECOND)
-        # Later callers need a later read: this one may miss the namespace that they look for.
-        self._look = None
-        self._looked_at_us = self._clock.boottime_us()
+        # Later callers need a later read: this one may miss the namespace that they need.
+        self._reading = None
+        self._reread_at_us = self._clock.boottime_us()
         await self.refresh()
 
     def find(self, name: str) -> Namespace | None:

@@ -615,7 +615,7 @@ class Turns:
         except Exception as error:
             outcomes = [_unexpected(error)] * len(turn.events)
         finally:
-            self._load.leave(len(turn.events))
+            self._load.finish(len(turn.events))
         for done, outcome in zip(turn.dones, outcomes, strict=True):
             try:
                 done(outcome)

@@ -75,7 +75,7 @@ class EventWriter:
         try:
             return await self.write_admitted(namespace, events)
         finally:
-            self._load.leave(len(events))
+            self._load.finish(len(events))
 
     async def write_atomic(
         self, namespace: Namespace, events: Sequence[Event]
@@ -85,7 +85,7 @@ class EventWriter:
         try:
             return (await self.write_admitted(namespace, events, atomic=True))[0]
         finally:
-            self._load.leave(len(events))
+            self._load.finish(len(events))
 
     async def write_admitted(
         self, namespace: Namespace, events: Sequence[Event], *, atomic: bool = False

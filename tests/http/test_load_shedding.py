@@ -46,7 +46,7 @@ async def test_a_write_that_would_wait_too_long_is_refused(
     items = [item("c", 1, fresh(wire.app.clock.now_us()))]
     batch = await http.post("/v1/namespaces/default/batch/add", json={"items": items})
     assert batch.status_code == 503
-    wire.service.load.leave(wire.service.load.ahead)
+    wire.service.load.finish(wire.service.load.ahead)
     assert (await Rest(http).get("c")).json()["count"] == 0
 
 

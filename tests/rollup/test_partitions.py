@@ -251,7 +251,7 @@ async def test_a_shorter_time_bucket_is_reckoned_with() -> None:
     await pass_slice(world, world.process(), adds=35)
     shorter = replace(HOT, time_bucket_us=HOT.time_bucket_us // 5)
     partitions = world.process().worker.partitions
-    await partitions.look([shorter], is_first=True)
+    await partitions.check([shorter], is_first=True)
     outlook = partitions.outlooks["default"]
     assert outlook.largest_bytes_expected == 35 * EVENT_BYTES / 5 / 4
 
@@ -347,7 +347,7 @@ async def test_sqlite_has_no_partitions(fast_dir: Path) -> None:
     await store.open()
     (dataset,) = await store.control.datasets()
     partitions = Partitions(store, clock)
-    await partitions.look([dataset], is_first=True)
+    await partitions.check([dataset], is_first=True)
     assert dataset.event_buckets_max == 64
     assert partitions.outlooks == {}
     assert await partitions.next_buckets(dataset, Slice(0, 1, 1, 5)) == 1

@@ -59,7 +59,7 @@ class Service:
             now_us = self.clock.now_us()
             self.waits += [now_us - self.waiting.popleft() for _ in range(ended)]
             if ended:
-                self.load.leave(ended)
+                self.load.finish(ended)
 
     def goodput(self, ms: int, arriving_per_ms: float) -> float:
         """Of what it can do in *ms*, the part that it does, and in no more than twice the bound."""
@@ -166,7 +166,7 @@ def test_long_turns_of_the_event_loop_count_as_waiting() -> None:
     """Requests lie unread as long as a turn takes: behind one of 400 ms, 100 ms are left."""
     service = Service(10)
     service.run(2_000, 20)
-    service.load.leave(service.load.ahead)
+    service.load.finish(service.load.ahead)
     service.load.turn_began()
     service.clock.advance(400 * MILLISECOND)
     service.load.turn_over()
@@ -178,13 +178,13 @@ def test_who_waits_for_less_time_than_the_queue_takes_is_rejected_at_once() -> N
     service = Service(10)
     service.run(2_000, 20)
     load = service.load
-    load.leave(load.ahead - 1_000)
+    load.finish(load.ahead - 1_000)
     assert load.refuses() is None
     assert load.refuses(within_us=SECOND) is None
     hurried = load.refuses(within_us=90 * MILLISECOND)
     assert hurried is not None
     assert "it may wait 0.09 s" in hurried.detail
-    load.leave(load.ahead)
+    load.finish(load.ahead)
     assert load.refuses(within_us=1) is None
 
 
@@ -228,7 +228,7 @@ def test_no_more_adds_wait_than_may_ever() -> None:
     load.admit(PENDING_WRITES_MAX)
     with pytest.raises(OverloadedError, match=f"{PENDING_WRITES_MAX} adds wait for a commit"):
         load.admit(1)
-    load.leave(PENDING_WRITES_MAX)
+    load.finish(PENDING_WRITES_MAX)
     load.admit(1)
 
 
@@ -249,7 +249,7 @@ def test_a_pause_long_ago_rejects_no_write() -> None:
     load.admit(1)
     service.clock.advance(700 * MILLISECOND)
     load.turn_over()
-    load.leave(1)
+    load.finish(1)
     service.clock.advance(3_600 * SECOND)
     assert load.wait_us == 0
     load.turn_began()

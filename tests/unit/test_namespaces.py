@@ -70,7 +70,7 @@ async def test_a_look_finds_what_another_process_created(pair: Pair) -> None:
     await pair.other.refresh()
     created = await pair.one.create("new", SETTINGS)
     assert pair.other.doubts("new", writes=False)
-    await pair.other.look()
+    await pair.other.reread()
     assert pair.other.get("new") == created
     assert not pair.other.doubts("new", writes=False)
 
@@ -92,7 +92,7 @@ async def test_a_directory_is_fresh_until_its_age_is_past_the_bound(pair: Pair) 
 
 
 async def test_a_flood_of_unknown_names_shares_its_looks(pair: Pair) -> None:
-    await asyncio.gather(*(pair.one.look() for _ in range(1_000)))
+    await asyncio.gather(*(pair.one.reread() for _ in range(1_000)))
     assert pair.control.looks == 1
 
 
@@ -102,10 +102,10 @@ async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -
 
     async def created() -> None:
         await pair.one.create("new", SETTINGS)
-        looked.append(asyncio.create_task(pair.other.look()))
+        looked.append(asyncio.create_task(pair.other.reread()))
 
     pair.control.meanwhile = created
-    await pair.other.look()
+    await pair.other.reread()
     with pytest.raises(NamespaceUnknownError):
         pair.other.get("new")
     await looked[0]
@@ -115,9 +115,9 @@ async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -
 async def test_a_look_that_fails_is_reported_to_those_who_asked(pair: Pair) -> None:
     pair.control.down = True
     with pytest.raises(StoreUnavailableError):
-        await pair.one.look()
+        await pair.one.reread()
     pair.control.down = False
-    await pair.one.look()
+    await pair.one.reread()
 
 
 async def test_a_look_that_fails_when_its_caller_has_gone_logs_no_trace(pair: Pair) -> None:
@@ -130,7 +130,7 @@ async def test_a_look_that_fails_when_its_caller_has_gone_logs_no_trace(pair: Pa
         raise StoreUnavailableError("a fault that a test planted")
 
     pair.control.meanwhile = fails_later
-    call = asyncio.create_task(pair.one.look())
+    call = asyncio.create_task(pair.one.reread())
     await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
