@@ -2,7 +2,7 @@
 
 At tens of thousands of requests a second, ASGI (a scope, a task, two messages and a timer for each)
 costs more than counting. Here an add or a get of one counter goes from the parser to the service,
-and the answer to the socket. If that is not enough, the route's handler answers in a task; all
+and the response to the socket. If that is not enough, the route's handler answers in a task; all
 other requests go through uvicorn.
 """
 
@@ -90,7 +90,7 @@ class _NoEvent:
 
 
 class FastCycle:
-    """One request and its answer, with the interface of uvicorn's cycle."""
+    """One request and its response, with the interface of uvicorn's cycle."""
 
     __slots__ = (
         "admitted",

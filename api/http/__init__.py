@@ -1,1 +1,1 @@
-"""A request and its answer: routing, authorisation, admission, bodies and problems."""
+"""A request and its response: routing, authorisation, admission, bodies and problems."""

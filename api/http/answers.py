@@ -1,4 +1,4 @@
-"""Make the answers of hot routes, whose JSON is written directly, and problems."""
+"""Make the responses of hot routes, whose JSON is written directly, and problems."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def cleared_response(namespace: Namespace, cleared: Added) -> Response:
 
 
 def count_text(name: str, count: Count) -> str:
-    """Return the answer to a get in namespace *name*, in JSON."""
+    """Return the response to a get in namespace *name*, in JSON."""
     counter, value, as_of_us, accuracy = count
     extra = ',"retry_safe":false' if accuracy is Accuracy.BEST_EFFORT else ""
     return (
@@ -135,7 +135,7 @@ def count_text(name: str, count: Count) -> str:
 
 @lru_cache(maxsize=1_024)
 def count_response(name: str, count: Count) -> Response:
-    """Return the answer to a get in namespace *name*; cached, because a hot counter's is the same
+    """Return the response to a get in namespace *name*; cached, because a hot counter's is the same
     many times."""
     return Response(200, count_text(name, count).encode())
 

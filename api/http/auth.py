@@ -1,7 +1,7 @@
 """Authentication and authorization: keys, their scopes, namespaces and rates.
 
 For a key, namespaces that it does not cover do not exist. It is rejected before any lookup, so
-neither the answer nor its timing shows whether such a namespace exists.
+neither the response nor its timing shows whether such a namespace exists.
 """
 
 from __future__ import annotations

@@ -58,11 +58,11 @@ OPENMETRICS: Final = b"application/openmetrics-text; version=1.0.0; charset=utf-
 
 
 class ClientGoneError(Exception):
-    """The client disconnected before its request was complete: no answer can be sent."""
+    """The client disconnected before its request was complete: no response can be sent."""
 
 
 class Response(NamedTuple):
-    """An answer: its status, body and headers."""
+    """A response: its status, body and headers."""
 
     status: int
     body: bytes
@@ -89,7 +89,7 @@ class Response(NamedTuple):
         return self._replace(headers=(*self.headers, *more))
 
     async def send(self, send: Send) -> None:
-        """Send the answer over ASGI."""
+        """Send the response over ASGI."""
         head = {"type": "http.response.start", "status": self.status, "headers": [*self.head]}
         await send(head)
         await send({"type": "http.response.body", "body": self.body})

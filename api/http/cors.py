@@ -1,6 +1,6 @@
 """Cross-origin requests of browsers: only from the origins in the settings.
 
-Callers are identified by their key and never by a cookie, so no answer allows credentials, and
+Callers are identified by their key and never by a cookie, so no response allows credentials, and
 there is no wildcard.
 """
 
@@ -60,7 +60,7 @@ class Cors:
         await self._app(scope, receive, send_allowed)
 
     def _preflight(self, origin: bytes | None) -> Response:
-        """Return the answer to a preflight request. An origin that is not listed gets no
+        """Return the response to a preflight request. An origin that is not listed gets no
         permissions, so its browser sends nothing."""
         if origin is None or origin not in self._origins:
             return Response(NO_CONTENT, b"", headers=(_VARY,))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from api.http.call import Call, Response
 
-#: Called with the answer of a request, or with None if its client disconnected.
+#: Called with the response of a request, or with None if its client disconnected.
 Ended = Callable[[Response | None], None]
 
 

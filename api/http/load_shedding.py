@@ -22,7 +22,7 @@ from counter.core.admission import Bounded, Load
 from counter.durations import parse_duration
 from counter.errors import InvalidParameterError, OverloadedError
 
-#: How long the client waits for its answer: a duration, such as ``250ms``.
+#: How long the client waits for its response: a duration, such as ``250ms``.
 TIMEOUT_HEADER: Final = b"request-timeout"
 #: Longer values are not parsed, because parsed ones are cached.
 _TIMEOUT_BYTES_MAX: Final = 64

@@ -110,7 +110,7 @@ class Pipeline:
         send = headers.put_on(send, path, answered)
         only_head = scope["method"] == "HEAD"
         if only_head:
-            # The answer to a GET without its body (RFC 9110, 9.3.2).
+            # The response to a GET without its body (RFC 9110, 9.3.2).
             scope, send = {**scope, "method": "GET"}, _without_body(send)
         try:
             self.authorizer.check_page(scope["method"], scope["headers"])
@@ -197,7 +197,7 @@ class Pipeline:
     async def respond(
         self, call: Call, found: Route | CounterError, names: Mapping[str, str]
     ) -> Response | None:
-        """Return the answer to *call*; None if the client disconnected. *names* are those in the
+        """Return the response to *call*; None if the client disconnected. *names* are those in the
         path, not decoded."""
         let_in = self._let_in(call, found, names)
         watching = self._watch(call)
@@ -308,7 +308,7 @@ def known_error(error: Exception) -> CounterError:
 
 
 def _without_body(send: Send) -> Send:
-    """Wrap *send*: it sends the heads of answers without their bodies."""
+    """Wrap *send*: it sends the heads of responses without their bodies."""
 
     async def send_head(message: Message) -> None:
         if message["type"] == "http.response.body":

@@ -421,7 +421,7 @@ def _span(text: str) -> int:
     span_us = parse_duration(text)
     if not limits.SECOND <= span_us <= limits.MINUTE:
         raise ValueError("it must be from 1s to 1m")
-    # Of whole seconds, so that requests can share an answer.
+    # Of whole seconds, so that requests can share a response.
     return span_us - span_us % limits.SECOND
 
 

@@ -1,6 +1,6 @@
-"""Headers of every answer: a request id, and rules for caches and browsers.
+"""Headers of every response: a request id, and rules for caches and browsers.
 
-The request id is in the answer and in every log line: the client's own, or a generated one.
+The request id is in the response and in every log line: the client's own, or a generated one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ResponseHeaders:
         self.route = route
 
     def put_on(self, send: Send, path: str, answered: Callable[[str, int], None]) -> Send:
-        """Wrap *send* to add the headers to the answer; existing ones stay. *answered* is called
+        """Wrap *send* to add the headers to the response; existing ones stay. *answered* is called
         with the route and the status."""
 
         async def send_with_headers(message: Message) -> None:

@@ -117,7 +117,7 @@ class Route(PlainRoute):
         self.latest = latest
         self.adds = adds
         self.shows = shows
-        #: Whether its requests have tokens, so that each answer says how long they are honoured.
+        #: Whether its requests have tokens, so that each response says how long they are honoured.
         self.takes_tokens = TTL in described.get("headers", ())
         self.takes_namespace = "namespace" in hints
         self.query: Any = _model(hints.get("query"))
@@ -132,7 +132,7 @@ class Route(PlainRoute):
         await scope["serve"](self, scope, receive, send)
 
     async def answer(self, call: Call) -> Response:
-        """Read the handler's parameters from *call*, and return its answer."""
+        """Read the handler's parameters from *call*, and return its response."""
         taken: dict[str, Any] = {}
         if self.takes_namespace:
             taken["namespace"] = namespace = namespace_of(call)
@@ -166,8 +166,8 @@ class Route(PlainRoute):
         **more: Any,
     ) -> APIRoute:
         """*problems* are the statuses of its problems besides those of every route, *headers* those
-        of its answer, *declares* functions with the parameters that the handler reads itself,
-        *responses* further forms of its answer."""
+        of its response, *declares* functions with the parameters that the handler reads itself,
+        *responses* further forms of its response."""
         declares = list(declares)
         if "{counter}" in self.path:
             declares.insert(0, of_counter)
@@ -246,7 +246,7 @@ def _model(hint: Any) -> type[BaseModel] | None:
 
 
 def headers_of(*names: str) -> dict[str, Any]:
-    """Return references to the headers of an answer: the request id, and those of *names*."""
+    """Return references to the headers of a response: the request id, and those of *names*."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in ("X-Request-Id", *names)}
 
 
@@ -336,4 +336,4 @@ def prefers(
         Header(description="`return=representation` asks for the outcomes (RFC 7240)."),
     ] = None,
 ) -> None:
-    """A request whose answer is empty unless it asks for more."""
+    """A request whose response is empty unless it asks for more."""

@@ -18,7 +18,7 @@ Stream = Callable[[Send, Receive], Awaitable[None]]
 
 
 class StreamResponse(Response):
-    """An answer whose body is sent by *stream*, which may read the request meanwhile."""
+    """A response whose body is sent by *stream*, which may read the request meanwhile."""
 
     stream: Stream
     ended: Callable[[], None]

@@ -1,6 +1,6 @@
 """Adds as lines: each is committed as it comes, and answered by a line when it is durable.
 
-The answers have the order of the lines, and a stream lasts as long as its connection. It waits
+The responses have the order of the lines, and a stream lasts as long as its connection. It waits
 where a request would be rejected: for the load and for the rates of its key and its namespace. It
 reads no more than it holds, so that TCP slows down a client that sends too fast.
 """
@@ -43,7 +43,7 @@ _REJECTED: Final = (OverloadedError, RateLimitedError)
 #: Lines that no later attempt can make adds.
 _NO_ADD: Final = (InvalidBodyError, TokenMissingError)
 #: How long a client may take to stop sending when its stream was ended: if the connection were
-#: closed before, its last answers could be lost on their way.
+#: closed before, its last responses could be lost on their way.
 _LAST_WORDS_S: Final = 1.0
 _LINE_BYTES_MAX: Final = limits.ADD_STREAM_LINE_BYTES_MAX
 
@@ -77,7 +77,7 @@ class AddStreams:
         self._bodies: set[_Lines] = set()
 
     async def open(self, call: Call) -> StreamResponse:
-        """Return the answer to a body of lines. Raises OverloadedError."""
+        """Return the response to a body of lines. Raises OverloadedError."""
         await call.let_in()
         leave = self.streams.enter(call)
         lines = _Lines(call.receive)
@@ -88,7 +88,7 @@ class AddStreams:
             lines.close()
             leave()
 
-        # A client that waits for 100 Continue gets it by this, and only before an answer begins.
+        # A client that waits for 100 Continue gets it by this, and only before a response begins.
         await lines.start()
 
         async def stream(send: Send, _: Receive) -> None:

@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with bounds on the number of connections and on slow clients.
 
 If a request, header or body, does not arrive completely within a time limit, the client gets 408
-and the connection is closed. A client that reads none of its answers for as long is disconnected.
+and the connection is closed. A client that reads none of its responses for as long is disconnected.
 All connections are checked once a second, which costs nothing per request.
 """
 
@@ -49,7 +49,7 @@ from counter.limits import (
 )
 
 _CHECK_EVERY_S = 1.0
-#: A client that reads so much of its answers within the time limit is slow, but not gone.
+#: A client that reads so much of its responses within the time limit is slow, but not gone.
 _TAKEN_BYTES_MIN = 64 * 1024
 _CLOSE_NOTIFY_S = 0.5
 _REASONS: Mapping[type[CounterError], str] = {OverloadedError: FULL, RequestTimeoutError: LATE}
@@ -124,7 +124,7 @@ class WholeReplies:
 class PatientFlow(FlowControl):
     """Flow control that pauses reading while complete requests are pending.
 
-    uvicorn resumes reading after each answer, so it would buffer everything from a client that
+    uvicorn resumes reading after each response, so it would buffer everything from a client that
     sends faster than it is answered.
     """
 
@@ -156,7 +156,7 @@ class TimedProtocol(HttpToolsProtocol):
     connections_max: ClassVar[int] = CONNECTIONS_MAX
     #: State shared by all connections of the process.
     shared: ClassVar[Connections]
-    #: Whether the process is shutting down; then each answer is its connection's last.
+    #: Whether the process is shutting down; then each response is its connection's last.
     draining: ClassVar[bool] = False
     waiting_since_s: float | None = None
     #: Received but not parsed, because requests are pending or other connections have their turn.
@@ -436,7 +436,7 @@ class TimedProtocol(HttpToolsProtocol):
         self.headers += headers
         super().on_headers_complete()
         if (self.draining or self.is_spare) and (before is None or before.response_complete):
-            # Otherwise an earlier request is pending, whose answer must not be the last.
+            # Otherwise an earlier request is pending, whose response must not be the last.
             self.cycle.keep_alive = False
 
     def _check_hosts(self, hosts: Sequence[bytes]) -> None:
@@ -512,7 +512,7 @@ class TimedProtocol(HttpToolsProtocol):
         )
 
     def resume_writing(self) -> None:
-        # The client read its answers; the next check starts a new measurement.
+        # The client read its responses; the next check starts a new measurement.
         self.untaken = None
         super().resume_writing()
 
@@ -531,7 +531,7 @@ class TimedProtocol(HttpToolsProtocol):
         self.cut_if_untaken(now_s)
 
     def _is_answering(self) -> bool:
-        """Whether the answer to a request that is not complete has begun, and has not ended."""
+        """Whether the response to a request that is not complete has begun, and has not ended."""
         cycle = self.cycle
         return (
             isinstance(cycle, RequestResponseCycle)
@@ -560,7 +560,7 @@ class TimedProtocol(HttpToolsProtocol):
         return True
 
     def timeout_keep_alive_handler(self) -> None:
-        # The head of the next request may have come while an answer was under way: it has its own
+        # The head of the next request may have come while a response was under way: it has its own
         # time.
         if self.waiting_since_s is None:
             super().timeout_keep_alive_handler()
@@ -593,7 +593,7 @@ class TimedProtocol(HttpToolsProtocol):
         body = problem_bytes(error)
         answering = self._owes_answer()
         if answering and isinstance(error, BadRequestError):
-            # The client still gets the answers to its earlier requests.
+            # The client still gets the responses to its earlier requests.
             self._stop_reading()
             return
         # A second head would be a part of the stream that is being sent.

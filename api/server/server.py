@@ -20,7 +20,7 @@ from counter.limits import SECOND
 
 _CHECK_EVERY_S: Final = 0.02
 #: How many checks to wait for open connections after the port is closed. Most send another request
-#: meanwhile, whose answer closes them in order. Closing at once would fail requests in flight.
+#: meanwhile, whose response closes them in order. Closing at once would fail requests in flight.
 _LAST_ANSWER_CHECKS: Final = 15
 
 
@@ -29,7 +29,7 @@ class Server(uvicorn.Server):
 
     Shutdown calls *leaving* and keeps serving for ``shutdown_delay``, so that a load balancer
     notices. Then it closes the port, calls *draining*, and answers admitted requests for at most
-    ``drain_timeout``; each answer is its connection's last.
+    ``drain_timeout``; each response is its connection's last.
     """
 
     def __init__(
