@@ -118,6 +118,32 @@ async def test_sums_come_in_passes_and_parts(tmp_path: Path) -> None:
             assert sorted(page) == sorted(expected)
 
 
+class LearnsAfterEachMiss(dict[str, int]):
+    """A cache of ids to which the writer adds a name right after a reader missed it."""
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        super().__init__()
+        self._ids = ids
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(str(name)) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = super().get(name, default)
+        self[name] = self._ids[name]
+        return found
+
+
+async def test_counters_whose_ids_become_known_during_a_scan_are_dirty(tmp_path: Path) -> None:
+    """Regression: the scan looked twice, and missed what the writer learned between."""
+    async with opened(tmp_path) as store:
+        namespace = await make_namespace(store)
+        await write(store, namespace, *(add(name, number=1) for name in "abc"))
+        ids = dict(rows_of(tmp_path, "SELECT name, id FROM counters"))
+        with patch("counter.storage.sqlite.live.Ids.of", lambda *_: LearnsAfterEachMiss(ids)):
+            assert await dirty_counters(store, namespace) == set("abc")
+
+
 async def test_a_pass_rolls_up_all_counters_in_batches(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         namespace, clock = await make_namespace(store), store.database.clock

@@ -244,8 +244,13 @@ class SqliteRollups:
         if not ours:
             return
         known = self._db.ids.of(namespace.id)
-        found = {known[name]: name for name in ours if name in known}
-        unknown = [name for name in ours if name not in known]
+        # Each name is looked up once, because the writer adds and removes names at the same time.
+        found, unknown = dict[int, str](), list[str]()
+        for name in ours:
+            if (counter_id := known.get(name)) is None:
+                unknown.append(name)
+            else:
+                found[counter_id] = name
         for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
             ids = counter_ids(connection, namespace.id, unknown[at : at + _LOOKED_UP_AT_ONCE])
             found.update((counter_id, name) for name, counter_id in ids.items())
