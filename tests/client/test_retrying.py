@@ -388,7 +388,7 @@ def test_an_attempt_that_ends_when_the_token_is_still_honoured_is_made() -> None
     script = Script([added, added])
     policy = script.policy(attempt_timeout_s=2.0)
     token = Token(bytes(16), int((script.now_s - 58) * 1e6))
-    unfinished = CALLS.unfinished("c", 1, token).told(60, int(script.now_s * 1e6))
+    unfinished = CALLS.unfinished("c", 1, token).with_ttl(60, int(script.now_s * 1e6))
     assert unfinished.until_us == (script.now_s + 2) * 1e6
     script.run(attempts(CALLS.resolve(unfinished), policy))
     script.now_s += 0.001

@@ -99,12 +99,12 @@ class Call(Generic[T]):
         ) as error:
             raise unexpected(response.status, response.body) from error
 
-    def told(self, ttl_s: int | None, first_us: int) -> Call[T]:
+    def with_ttl(self, ttl_s: int | None, first_us: int) -> Call[T]:
         """Return this call with what an answer says of how long its token is honoured; *first_us*
         is the time of the first attempt, from which a key is."""
         if ttl_s is None or self.unfinished is None:
             return self
-        return replace(self, unfinished=self.unfinished.told(ttl_s, first_us))
+        return replace(self, unfinished=self.unfinished.with_ttl(ttl_s, first_us))
 
     def given_up(self, error: CounterError, why: str, *, sent: bool = True) -> CounterError:
         """Return what to raise instead of a retry after *error*; *sent* is whether any attempt may

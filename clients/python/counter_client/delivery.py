@@ -132,7 +132,7 @@ class Delivery:
 
     def _unfinished(self, item: Item) -> Unfinished:
         found = self._calls.unfinished(item.counter, item.delta, item.token)
-        return found if self._ttl_s is None else found.told(self._ttl_s, 0)
+        return found if self._ttl_s is None else found.with_ttl(self._ttl_s, 0)
 
     def _give_up(self, items: Sequence[Item], end_us: int) -> None:
         """End those of *items* whose tokens may not be honoured until *end_us*."""

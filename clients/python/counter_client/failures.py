@@ -97,7 +97,7 @@ class Unfinished:
             found["until"] = to_rfc3339(until_us)
         return json.dumps(found, ensure_ascii=False)
 
-    def told(self, ttl_s: int, first_us: int) -> Unfinished:
+    def with_ttl(self, ttl_s: int, first_us: int) -> Unfinished:
         """Return it with ``until_us`` by the header ``Idempotency-TTL``, if that is earlier.
 
         It counts from a token's own time; for a key from *first_us*, its first attempt."""

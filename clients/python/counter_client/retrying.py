@@ -151,7 +151,7 @@ def attempts(call: Call[T], policy: Policy) -> Steps[T]:
             return call.result(response_of(answer))
         except CounterError as error:
             if isinstance(answer, Response):
-                call = call.told(answer.ttl_s, first_us)
+                call = call.with_ttl(answer.ttl_s, first_us)
             arrived = may_have_arrived(error)
             sent = sent or arrived
             if error.retry == "new_token" and call.renewed is not None:

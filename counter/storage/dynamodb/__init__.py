@@ -40,7 +40,7 @@ class DynamodbKind(ServerKind):
             if each.clock_skew_max_us < SECOND:
                 yield (
                     f"clock_skew_max of dataset {each.name!r} is"
-                    f" {format_duration(each.clock_skew_max_us)}, and DynamoDB tells its time in"
+                    f" {format_duration(each.clock_skew_max_us)}, and DynamoDB reports its time in"
                     " whole seconds: give 1s or more"
                 )
 
