@@ -41,6 +41,7 @@ COMMANDS: Final = {
 }
 #: The values of the fixture ``storage`` that start a server.
 _SERVED_STORES: Final = frozenset({"postgresql", "dynamodb"})
+_STORES: Final = "counter/storage/"
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _LEFT_OUT: Final = "left_out"
 _UNTOUCHED: Final = "untouched"
@@ -268,8 +269,11 @@ def imports_of(path: str) -> tuple[str, ...]:
 
 
 def _path_of(name: str) -> str | None:
-    """Return the path of what is imported by *name*; a package means all of its modules."""
+    """Return the path of what is imported by *name*. A package means all of its modules, and any
+    module of a store the whole store."""
     path = name.replace(".", "/")
+    if path.startswith(_STORES):
+        return "/".join(path.split("/")[: _STORES.count("/") + 1])
     while path:
         if (_ROOT / f"{path}.py").is_file():
             return f"{path}.py"
