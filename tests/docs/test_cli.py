@@ -1,9 +1,9 @@
 """The page of the command line: its examples are run, in this process, and its table is whole."""
 
+import asyncio
 import re
 import shlex
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +12,8 @@ from counter.cli.app import app
 from tests.cli.shell import Shell
 from tests.support.documents import page
 from tests.support.server import Server, served
-from tests.test_readme import flags_of, masked, steps
+from tests.support.waiting import eventually
+from tests.test_readme import Step, flags_of, masked, steps
 
 _SAVED = re.compile(r"(\w+)=\$\((.*)\)")
 _CODES = re.compile(r"Exit codes: (.*)")
@@ -74,15 +75,18 @@ def test_every_example_is_true(
     monkeypatch.setenv("COUNTER_URL", service.url)
     terminal = Terminal(Shell(capsys))
     for step in steps(page("cli.md")):
-        deadline = time.monotonic() + 90
-        while True:
-            given = terminal.answer(step.command).replace(f" --url {service.url}", "")
-            told = f"line {step.line}: $ {step.command}\n{given}"
-            is_over = time.monotonic() > deadline or not step.command.startswith(_PATIENT)
-            if plain(given) == plain(step.answer) or is_over:
-                break
-            time.sleep(0.5)
-        assert plain(given) == plain(step.answer), told
+
+        def given(step: Step = step) -> str:
+            return plain(terminal.answer(step.command).replace(f" --url {service.url}", ""))
+
+        async def is_as_written(step: Step = step) -> bool:
+            return await asyncio.to_thread(given) == plain(step.answer)
+
+        if step.command.startswith(_PATIENT):
+            what = f"line {step.line}: $ {step.command} answers\n{step.answer}"
+            asyncio.run(eventually(is_as_written, what, seconds=90))
+        else:
+            assert given() == plain(step.answer), f"line {step.line}: $ {step.command}"
 
 
 def codes_by_help() -> dict[str, set[str]]:

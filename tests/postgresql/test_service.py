@@ -124,7 +124,11 @@ async def test_kills_under_load_lose_nothing_and_count_nothing_twice(
                 expected[counter] += await added(servers, counter, number)
 
         loads = [asyncio.create_task(adds(f"c{n}")) for n in range(8)]
-        await asyncio.sleep(0.5)
+
+        async def is_under_way() -> bool:
+            return expected.total() > 100
+
+        await eventually(is_under_way, "adds are counted")
         servers[0].kill()
         await servers[0].start()
         database.kill()
