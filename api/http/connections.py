@@ -58,9 +58,13 @@ class ReadQueue:
 
     async def run(self, steps: Steps[_T]) -> _T:
         """Do the work of *steps*, one step at a time in turn with all others; return its result."""
-        work = _Work(steps)
-        self.read(work)
-        return await work.result
+        result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self.read(_Work(steps, result))
+        try:
+            return await result
+        finally:
+            # The traceback of an error refers to this frame.
+            del result
 
     def _begin(self) -> None:
         """Begin a turn that has work to do."""
@@ -82,22 +86,31 @@ class ReadQueue:
 class _Work(Generic[_T]):
     """The steps of one request, as a :class:`Reader`."""
 
-    def __init__(self, steps: Steps[_T]) -> None:
+    def __init__(self, steps: Steps[_T], result: asyncio.Future[_T]) -> None:
         self._steps = steps
-        self.result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._result: asyncio.Future[_T] | None = result
 
     def read_until(self, _: float) -> bool:
         """Do one step, so that a request of few steps waits for one step of each other request."""
-        if self.result.cancelled():
+        if self._result is None or self._result.cancelled():
             self._steps.close()
             return False
         try:
             next(self._steps)
         except StopIteration as end:
-            self.result.set_result(end.value)
+            self._result.set_result(end.value)
+            return False
         except Exception as error:
-            self.result.set_exception(error)
-        return not self.result.done()
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        """End with *error*, and forget it: its traceback refers to this object and to the request's
+        body, and only the garbage collector would free such a cycle."""
+        if self._result is not None:
+            self._result.set_exception(error)
+        self._result = None
 
 
 class Shares:

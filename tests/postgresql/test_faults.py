@@ -17,7 +17,6 @@ import pytest
 from api.app import create_app
 from counter.clock import parse_rfc3339
 from counter.config.settings import Settings
-from counter.core.clock_guard import ClockGuard
 from counter.errors import StoreUnavailableError
 from counter.limits import HOUR, SECOND
 from counter.storage.postgresql.control import PostgresqlControl
@@ -238,7 +237,7 @@ async def test_no_count_goes_by_the_clock_of_the_machine(postgresql: PostgresqlS
     with (
         patch("counter.clock.time.time_ns", lambda: (now_us - HOUR) * 1_000),
         patch.object(PostgresqlControl, "read_clock", fails_once),
-        patch.object(ClockGuard, "run", AsyncMock()),
+        patch("api.app.keep_comparing", AsyncMock()),
     ):
         async with service(postgresql.dsn()) as rest:
             answer = await rest.get("c", "0s")
