@@ -34,6 +34,7 @@ with dies_with_us(directory):
 
 
 def is_paused(server: ServerProcess) -> bool:
+    """Return whether all its threads have stopped, which they have soon after the signal."""
     state = Path(f"/proc/{server.pid()}/stat").read_text(encoding="ascii").rpartition(") ")[2]
     return state.startswith("T")
 
@@ -51,14 +52,18 @@ def test_a_cluster_of_another_shape_is_not_taken_for_it(memcached: Cluster) -> N
         Cluster.create(memcached.directory, Shape(nodes=3))
 
 
-def test_servers_are_killed_paused_and_mended(breakable_memcached: Cluster) -> None:
+async def test_servers_are_killed_paused_and_mended(breakable_memcached: Cluster) -> None:
     first, second = breakable_memcached.memcached
     pid = second.pid()
     assert first.kill()
     assert first.pid() is None
     assert not first.kill()
     assert second.pause()
-    assert is_paused(second)
+
+    async def is_stopped() -> bool:
+        return is_paused(second)
+
+    await eventually(is_stopped, "the server is paused")
     breakable_memcached.mend()
     assert not is_paused(second)
     assert second.pid() == pid
