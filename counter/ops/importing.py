@@ -5,10 +5,9 @@ how it is split into atomic adds, depend on its content alone: every run, on eve
 same.
 
 The lines are counted in order, about a hundred in one atomic add. The time of its token is reserved
-by the service under an Idempotency-Key that is made of the file's id and the add's number, so all
-runs send the same token while the service remembers the key. No token is used whose time is more
-than half of ``key_ttl`` after the first key: until then no key can be forgotten. Each add also adds
-the number of its lines to a counter of the target, the *ledger*, where a run resumes.
+by the service under an Idempotency-Key that is made of the file's id and the first line's number,
+so all runs send the same token while the service remembers the key. No token is used whose time is
+more than half of ``key_ttl`` after the first key: until then no key can be forgotten.
 docs/how-to/move-counts.md has the argument.
 """
 
@@ -36,8 +35,7 @@ from counter.quantities import plural
 from counter_client import CounterClient, Token
 from counter_client.errors import TokenTooOldError
 
-#: One item of each atomic add is the ledger's.
-ITEMS_MAX: Final = limits.ATOMIC_ITEMS_MAX - 1
+ITEMS_MAX: Final = limits.ATOMIC_ITEMS_MAX
 #: The largest sum of the items of one atomic add.
 COUNT_MAX: Final = ITEMS_MAX * limits.INT64_MAX
 #: Longer lines are invalid: the longest name, escaped, is a tenth of it.
@@ -47,9 +45,6 @@ _ID: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
 _DIGITS: Final = 32
 _INTEGER: Final = re.compile(r"\s*[+-]?[0-9]{1,30}\s*")
 _PERSON: Final = b"counter.import"
-_LEDGER: Final = "imported:"
-#: The counter that counts the first key's adds: one, until the key is forgotten.
-_BEGUN: Final = "import-begun:"
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -57,16 +52,15 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 class Chunk:
     """Lines that one atomic add counts: all of them, or none."""
 
-    number: int
-    #: The number of its lines, and of all lines up to its end.
-    lines: int
+    #: The number of lines before it, and of all lines up to its end.
+    start: int
     end: int
     items: tuple[tuple[str, int], ...]
 
     def token(self, import_id: str, time_us: int) -> Token:
         """Return its token for the instant *time_us*: the same wherever the same file is
         imported."""
-        content = json.dumps([import_id, self.number, self.items], ensure_ascii=False)
+        content = json.dumps([import_id, self.start, self.items], ensure_ascii=False)
         digest = hashlib.blake2b(
             content.encode(), digest_size=limits.NONCE_BYTES, person=_PERSON
         ).digest()
@@ -88,11 +82,6 @@ class CountsFile:
     stamp: tuple[int, int]
     header: Mapping[str, Any]
 
-    @property
-    def ledger(self) -> str:
-        """The counter of the target whose count is the number of imported lines."""
-        return _LEDGER + self.id
-
     def counts(self) -> Iterator[tuple[str, int]]:
         """Yield the lines. Raises StartupError if the file has changed."""
         with open_regular(self.path) as file:
@@ -100,7 +89,7 @@ class CountsFile:
                 if number % ITEMS_MAX == 0:
                     self._check_same(file)
                 yield line
-            # Checked before the last lines are yielded, because a truncated file would have too
+            # Checked before the last lines are counted, because a truncated file would have too
             # few.
             self._check_same(file)
 
@@ -123,28 +112,36 @@ def examine(
     """
     try:
         with open_regular(path) as file:
-            return _examined(path, file, on_progress, import_id)
+            stamp = _stamp(file)
+            kind, header = _kind_of(path, file)
+            reader = _Reader(path, file, lambda read: on_progress(read, stamp[0]))
+            total = sum(count for _, count in reader.counts(kind))
+            on_progress(stamp[0], stamp[0])
+            if _stamp(file) != stamp:
+                raise StartupError(f"{path} was changed while it was read")
     except OSError as error:
         raise StartupError(
             f"{path} cannot be read: {error.strerror}; a file is read twice, whole, before anything"
             " is counted"
         ) from error
+    chosen = _id_of(path, header, reader.digest.hexdigest(), import_id)
+    return CountsFile(path, chosen, kind, reader.lines, total, stamp, header)
 
 
 def cut(counts: Iterable[tuple[str, int]]) -> Iterator[Chunk]:
     """Yield chunks of at most ITEMS_MAX items; a count past 64 bits is several items of one
     chunk."""
     items: list[tuple[str, int]] = []
-    number = lines = end = 0
+    start = end = 0
     for counter, count in counts:
         parts = _parts(count)
         if len(items) + len(parts) > ITEMS_MAX:
-            yield Chunk(number, lines, end, tuple(items))
-            number, lines, items = number + 1, 0, []
+            yield Chunk(start, end, tuple(items))
+            start, items = end, []
         items += [(counter, part) for part in parts]
-        lines, end = lines + 1, end + 1
+        end += 1
     if items:
-        yield Chunk(number, lines, end, tuple(items))
+        yield Chunk(start, end, tuple(items))
 
 
 def _parts(count: int) -> list[int]:
@@ -156,33 +153,8 @@ def _parts(count: int) -> list[int]:
     return parts
 
 
-def _examined(
-    path: Path, file: BinaryIO, on_progress: Callable[[int, int], None], import_id: str | None
-) -> CountsFile:
-    stamp = _stamp(file)
-    kind, header = _kind_of(path, file)
-    reader = _Reader(path, file, lambda read: on_progress(read, stamp[0]))
-    lines = total = 0
-    for counter, count in reader.counts(kind):
-        lines += 1
-        total += count
-        try:
-            check_counter_name(counter)
-        except ValueError as error:
-            raise reader.wrong(str(error)) from error
-        if abs(count) > COUNT_MAX:
-            raise reader.wrong(f"the count is {count}; at most {COUNT_MAX} either way")
-    if kind == "export":
-        _check_trailer(path, reader, lines, total)
-    on_progress(stamp[0], stamp[0])
-    if _stamp(file) != stamp:
-        raise StartupError(f"{path} was changed while it was read")
-    chosen = _id_of(path, kind, header, reader.digest.hexdigest(), import_id)
-    return CountsFile(path, chosen, kind, lines, total, stamp, header)
-
-
-def _id_of(path: Path, kind: str, header: Mapping[str, Any], digest: str, given: str | None) -> str:
-    if kind == "export":
+def _id_of(path: Path, header: Mapping[str, Any], digest: str, given: str | None) -> str:
+    if header:
         if given is not None:
             raise StartupError(f"--id: {path} has an id of its own: {header['export_id']}")
         return str(header["export_id"])
@@ -206,18 +178,25 @@ class _Reader:
     on_progress: Callable[[int], None] = lambda _: None
     #: The number of the last line.
     number: int = 0
+    #: How many counts were yielded.
+    lines: int = 0
+    #: Of all lines before the one that is read.
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
-    #: The trailer of an export, with the digest of everything before it.
-    trailer: tuple[Mapping[str, Any], str] | None = None
 
     def counts(self, kind: str) -> Iterator[tuple[str, int]]:
         """Yield the counts."""
-        if kind == "csv":
-            return self._csv()
-        return self._export() if kind == "export" else self._ndjson()
+        read = {"csv": self._csv, "export": self._export, "ndjson": self._ndjson}[kind]
+        for counter, count in read():
+            try:
+                check_counter_name(counter)
+            except ValueError as error:
+                raise self._wrong(str(error)) from error
+            if abs(count) > COUNT_MAX:
+                raise self._wrong(f"the count is {count}; at most {COUNT_MAX} either way")
+            self.lines += 1
+            yield counter, count
 
-    def wrong(self, why: str) -> StartupError:
-        """Return the error that the last line causes."""
+    def _wrong(self, why: str) -> StartupError:
         return StartupError(f"{self.path}:{self.number}: {why}")
 
     def _lines(self) -> Iterator[bytes]:
@@ -225,38 +204,53 @@ class _Reader:
         while line := self.file.readline(_LINE_BYTES_MAX + 1):
             self.number += 1
             if len(line) > _LINE_BYTES_MAX:
-                raise self.wrong(f"the line has more than {_LINE_BYTES_MAX} bytes")
-            self.digest.update(line)
+                raise self._wrong(f"the line has more than {_LINE_BYTES_MAX} bytes")
             read += len(line)
             if self.number % 1_000 == 0:
                 self.on_progress(read)
             yield line.removeprefix(BOM_UTF8) if self.number == 1 else line
+            self.digest.update(line)
 
     def _export(self) -> Iterator[tuple[str, int]]:
-        """Yield the counts between header and trailer; store the trailer."""
-        before = hashlib.sha256()
+        """Yield the counts between header and trailer; check the trailer."""
+        total = 0
+        is_whole = False
         for line in self._lines():
-            if self.trailer is not None:
-                raise self.wrong("there is something after the trailer")
-            if self.number > 1:
-                content = _object(line)
-                if content is not None and "counter" not in content and "sha256" in content:
-                    self.trailer = (content, before.hexdigest())
-                    continue
-                found = count_line(line)
-                if found is None:
-                    raise self.wrong(f"it is no line of an export, or a half one: {_shown(line)}")
+            if is_whole:
+                raise self._wrong("there is something after the trailer")
+            if self.number == 1:
+                continue
+            if found := count_line(line):
+                total += found.count
                 yield found.counter, found.count
-            before.update(line)
+            elif "sha256" in (trailer := _object(line)):
+                self._check_trailer(trailer, total)
+                is_whole = True
+            else:
+                raise self._wrong(f"it is no line of an export, or a half one: {_shown(line)}")
+        if not is_whole:
+            raise StartupError(
+                f"{self.path} has no trailer: it is a part of an export. Run the export again to"
+                " finish it"
+            )
+
+    def _check_trailer(self, trailer: Mapping[str, Any], total: int) -> None:
+        expected = {"lines": self.lines, "sum": total, "sha256": self.digest.hexdigest()}
+        for name, found in expected.items():
+            if trailer.get(name) != found:
+                raise StartupError(
+                    f"{self.path} was changed after it was exported: {name} is {found}, and its"
+                    f" trailer says {trailer.get(name)!s:.80}"
+                )
 
     def _ndjson(self) -> Iterator[tuple[str, int]]:
         for line in self._lines():
             if not line.strip():
                 continue
-            found = _object(line) or {}
+            found = _object(line)
             counter, count = found.get("counter"), found.get("count")
             if not isinstance(counter, str) or type(count) is not int:
-                raise self.wrong(
+                raise self._wrong(
                     'it must be {"counter": "name", "count": 5}, the count an integer; it is'
                     f" {_shown(line)}"
                 )
@@ -274,25 +268,26 @@ class _Reader:
                         columns = (row.index("counter"), row.index("count"))
                         continue
                 if len(row) <= max(columns) or not _INTEGER.fullmatch(row[columns[1]]):
-                    raise self.wrong(
+                    raise self._wrong(
                         "it must be name,count with an integer, or the first line must name the"
                         f" columns counter and count; it is {','.join(row)!r:.80}"
                     )
                 yield row[columns[0]], int(row[columns[1]])
         except UnicodeDecodeError as error:
-            raise self.wrong("it is not UTF-8") from error
+            raise self._wrong("it is not UTF-8") from error
         except csv.Error as error:
-            raise self.wrong(f"it is no CSV: {error}") from error
+            raise self._wrong(f"it is no CSV: {error}") from error
 
 
 def _kind_of(path: Path, file: BinaryIO) -> tuple[str, Mapping[str, Any]]:
-    """Return the kind of *file*, from its first line, and seek back to the beginning."""
+    """Return the kind of *file* and the header of an export, from its first line; seek back to the
+    beginning."""
     first = file.readline(_LINE_BYTES_MAX).removeprefix(BOM_UTF8)
     file.seek(0)
     if not first.lstrip().startswith(b"{"):
         return "csv", {}
     found = _object(first)
-    if found is None or "format" not in found:
+    if "format" not in found:
         return "ndjson", {}
     if found["format"] != FORMAT or found.get("version") != VERSION:
         raise StartupError(
@@ -304,27 +299,14 @@ def _kind_of(path: Path, file: BinaryIO) -> tuple[str, Mapping[str, Any]]:
     return "export", found
 
 
-def _check_trailer(path: Path, reader: _Reader, lines: int, total: int) -> None:
-    if reader.trailer is None:
-        raise StartupError(
-            f"{path} has no trailer: it is a part of an export. Run the export again to finish it"
-        )
-    trailer, digest = reader.trailer
-    for name, found in (("lines", lines), ("sum", total), ("sha256", digest)):
-        if trailer.get(name) != found:
-            raise StartupError(
-                f"{path} was changed after it was exported: {name} is {found}, and its trailer"
-                f" says {trailer.get(name)!s:.80}"
-            )
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
+def _object(line: bytes) -> dict[str, Any]:
+    """Return the JSON object of *line*; an empty one if it has none."""
     try:
         found = json.loads(line.decode())
     # A line may be nested too deeply for the parser.
     except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _stamp(file: BinaryIO) -> tuple[int, int]:
@@ -337,10 +319,10 @@ def _shown(line: bytes) -> str:
 
 
 class ImportRefusedError(Exception):
-    """The import must not go on: a line could be counted twice, or another client interfered."""
+    """The import must not go on: a line could be counted twice."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Importer:
     """Counts the chunks of one file through a client of the target's namespace.
 
@@ -349,68 +331,61 @@ class Importer:
 
     client: CounterClient
     id: str
-    ledger: str
     key_ttl_us: int
+    #: Whether this or an earlier run has its first key.
+    has_begun: bool = False
+    #: Lines, from the first one on, that are known to be counted.
+    counted: int = 0
 
-    def counted(self) -> int:
-        """Return how many lines are counted now."""
-        return self.client.get(self.ledger, max_staleness="0s").count
+    @property
+    def _mark(self) -> str:
+        """The counter that counts the adds of the first key: one, until the key is forgotten."""
+        return f"imported:{self.id}"
 
-    def run(
-        self, chunks: Iterable[Chunk], lines: int, done: int, on_progress: Callable[[int], None]
-    ) -> None:
-        """Count all *chunks*, which have *lines* lines; :meth:`counted` returned *done*.
+    def find_begun(self) -> bool:
+        """Return whether an earlier run of this import began."""
+        self.has_begun = self.client.get(self._mark, max_staleness="0s").count != 0
+        return self.has_begun
 
-        *on_progress* is called with the number of counted lines.
-        """
-        began = self._begin(done)
-        if began is None:
-            if done < lines:
-                raise self._refused()
-            return
-        until = began + timedelta(microseconds=self.key_ttl_us // 2)
+    def run(self, chunks: Iterable[Chunk], on_progress: Callable[[int], None]) -> None:
+        """Count all *chunks*; *on_progress* is called with the number of counted lines."""
+        key = Token.from_key(f"import:{self.id}")
+        begun = self.client.add_and_get(self._mark, 1, token=key)
+        self.has_begun = True
+        # Once the key is forgotten, the same add counts again: the count is more than 1 from then
+        # on. Earlier versions counted lines here, and had other keys.
+        if begun.count != 1:
+            raise self._refused()
+        until = begun.event_time + timedelta(microseconds=self.key_ttl_us // 2)
         for chunk in chunks:
-            # The chunk after it was sent only after this one was acknowledged. The last one that
-            # the ledger has may not be acknowledged: it is sent again.
-            if chunk.end >= done:
-                self._count(chunk, until)
-                on_progress(chunk.end)
-
-    def _begin(self, done: int) -> datetime | None:
-        """Return when the first run began; None if the keys of that time may be forgotten."""
-        begun = _BEGUN + self.id
-        if done and not self.client.get(begun, max_staleness="0s").count:
-            # An earlier version of this program imported it, which had other keys.
-            return None
-        # Once this key is forgotten, the same add counts again: the count is more than 1 from then
-        # on.
-        added = self.client.add_and_get(begun, 1, token=Token.from_key(f"import:{self.id}"))
-        return added.event_time if added.count == 1 else None
+            # The next chunk is sent only after this one was acknowledged.
+            self._count(chunk, until)
+            self.counted = chunk.end
+            on_progress(chunk.end)
 
     def _count(self, chunk: Chunk, until: datetime) -> None:
-        """Count *chunk*, after all chunks before it. Its token must not be later than *until*."""
-        key = f"import:{self.id}:{chunk.number}"
+        """Count *chunk*. Its token must not be later than *until*."""
+        key = f"import:{self.id}:{chunk.start}"
         while True:
-            time = self.client.add(self.ledger, 0, token=Token.from_key(key)).event_time
+            time = self.client.add(self._mark, 0, token=Token.from_key(key)).event_time
             if time > until:
                 raise self._refused()
             token = chunk.token(self.id, (time - _EPOCH) // timedelta(microseconds=1))
             try:
-                self.client.atomic([*chunk.items, (self.ledger, chunk.lines)], token=token)
+                self.client.atomic(chunk.items, token=token)
                 return
             except TokenTooOldError as error:
                 if error.applied is None:
                     raise
             # The token is void permanently, for all runs, so the next time is safe. All runs go
             # through the same times, because each key names the time before.
-            key = f"import:{self.id}:{chunk.number}:{token.generation_time_us}"
+            key = f"import:{self.id}:{chunk.start}:{token.generation_time_us}"
 
     def _refused(self) -> ImportRefusedError:
+        lines = plural(self.counted, "line is known to be", "lines are known to be")
         return ImportRefusedError(
-            f"the import began longer ago than half of key_ttl"
-            f" ({format_duration(self.key_ttl_us)}), or with an earlier version: its keys may be"
-            " forgotten, and a line could be counted twice."
-            f" {plural(self.counted(), 'line is', 'lines are')} counted, from the first one on, and"
-            " no more will be. Import the lines after that as a file of their own, with --add; or"
-            " import the file into another namespace"
+            "this import was finished by an earlier version, or began longer ago than half of"
+            f" key_ttl ({format_duration(self.key_ttl_us)}): its keys may be forgotten, and a line"
+            f" could be counted twice. {lines} counted, from the first one on. Compare the target"
+            " with the file (counter export), or import the file into another namespace"
         )

@@ -83,7 +83,7 @@ def run(*words: str) -> int:
 
 
 def counts(service: Service, namespace: str) -> dict[str, int]:
-    """All counts of a namespace, its ledgers too."""
+    """All counts of a namespace, with the counters of first keys."""
     with CounterClient(service.url, namespace, options=OPTIONS) as client:
         names = list(client.counters())
         found: dict[str, int] = {}
@@ -93,8 +93,8 @@ def counts(service: Service, namespace: str) -> dict[str, int]:
     return found
 
 
-def without_ledgers(found: dict[str, int]) -> dict[str, int]:
-    return {name: count for name, count in found.items() if not name.startswith("import")}
+def without_marks(found: dict[str, int]) -> dict[str, int]:
+    return {name: count for name, count in found.items() if not name.startswith("imported:")}
 
 
 def written() -> list[dict[str, object]]:
@@ -115,10 +115,8 @@ def test_an_export_comes_to_the_same_counts_elsewhere_and_is_counted_once(
         assert run("import", "out.ndjson", "--namespace", target, "--verify", "--json") == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["lines"], told["verified"]) == (len(COUNTS), True)
-    assert told["counted_now"] == 0
-    found = counts(service, target)
-    assert without_ledgers(found) == COUNTS
-    assert found[f"imported:{header['export_id']}"] == len(COUNTS)
+    assert told["id"] == header["export_id"]
+    assert without_marks(counts(service, target)) == COUNTS
 
 
 def test_an_export_that_was_cut_anywhere_goes_on(
@@ -213,7 +211,7 @@ def test_files_of_others_are_counted_by_their_content(service: Service, target: 
         assert run("import", name, "--namespace", target, "--add") == 0
     Path("a.csv").rename("again.csv")
     assert run("import", "again.csv", "--namespace", target, "--add") == 0
-    assert without_ledgers(counts(service, target)) == {"c": 20, "d": -1, "d, e": 5}
+    assert without_marks(counts(service, target)) == {"c": 20, "d": -1, "d, e": 5}
     assert run("import", "again.csv", "--namespace", target, "--add", "--id", "monday") == 0
     assert counts(service, target)["c"] == 23
     Path("again.csv").write_text("c,100\nd,200\n")
@@ -286,7 +284,7 @@ def test_counters_that_others_added_to_are_left_alone_unless_it_is_asked_for(
         assert "a" not in counts(service, target)
         assert run("import", "in.csv", "--namespace", target, "--add") == 0
         client.add("a", 1)
-    assert without_ledgers(counts(service, target)) == {"a": 2, "b": 42}
+    assert without_marks(counts(service, target)) == {"a": 2, "b": 42}
     assert run("import", "in.csv", "--namespace", target, "--verify") == 1
     assert "'b' is 42, and 2 in the file" in capsys.readouterr().err
 
@@ -331,11 +329,10 @@ def test_after_an_interrupt_both_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "atomic", interrupted(CounterClient.atomic, after=2))
         assert run("import", "out.ndjson", "--namespace", target) == 130
-    assert "195 of 1,017 lines are counted; run the same command" in capsys.readouterr().err
-    assert run("import", "out.ndjson", "--namespace", target, "--json") == 0
     # The third piece was counted, and nobody was told.
-    assert json.loads(capsys.readouterr().out)["counted_before"] == 294
-    assert without_ledgers(counts(service, target)) == COUNTS
+    assert "197 of 1,017 lines are known to be counted" in capsys.readouterr().err
+    assert run("import", "out.ndjson", "--namespace", target) == 0
+    assert without_marks(counts(service, target)) == COUNTS
 
 
 def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
@@ -358,7 +355,7 @@ def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "atomic", changing)
         assert run("import", "in.csv", "--namespace", target) == 4
-    assert "was changed while it was imported\ncounter: 99 of 300 " in capsys.readouterr().err
+    assert "was changed while it was imported\ncounter: 100 of 300 " in capsys.readouterr().err
     Path("in.csv").write_text(lines)
     assert run("import", "in.csv", "--namespace", target, "--verify") == 0
 
@@ -366,20 +363,14 @@ def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
 def test_an_import_whose_keys_may_be_forgotten_counts_nothing_more(
     service: Service, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The ledger has lines, and the import has no beginning, as if a version without it had run;
-    then it has a beginning whose key was forgotten."""
+    """The first key counts a second time, as it does when it was forgotten."""
     Path("in.csv").write_text("a,1\nb,2\n")
-    ledger = examine(Path("in.csv"), lambda *_: None).ledger
+    mark = "imported:" + examine(Path("in.csv"), lambda *_: None).id
     with CounterClient(service.url, target, options=OPTIONS) as client:
-        client.add(ledger, 1)
-        for _ in range(2):
-            assert run("import", "in.csv", "--namespace", target) == 1
-            assert "1 line is counted, from the first one on" in capsys.readouterr().err
-            client.add(ledger.replace("imported:", "import-begun:"), 1)
-        client.add(ledger, 1)
-    assert run("import", "in.csv", "--namespace", target) == 0
-    assert "all 2 lines were counted before" in capsys.readouterr().out
-    assert without_ledgers(counts(service, target)) == {}
+        client.add(mark, 1)
+    assert run("import", "in.csv", "--namespace", target) == 1
+    assert "longer ago than half of key_ttl" in capsys.readouterr().err
+    assert without_marks(counts(service, target)) == {}
 
 
 def test_an_export_that_became_whole_just_now_is_left_alone(
@@ -400,8 +391,8 @@ def test_an_export_that_became_whole_just_now_is_left_alone(
 
 
 def test_a_file_that_is_cut_meanwhile_gives_no_half_piece() -> None:
-    """Regression: the lines up to the cut were counted as if they were all, and the ledger had a
-    number from which no import of the file could go on."""
+    """Regression: the lines up to the cut were counted as if they were all, in another atomic add
+    than the whole file's."""
     line = b'{"counter": "c", "count": 1}'.ljust(4_095) + b"\n"
     Path("in.ndjson").write_bytes(line * 60)
     found = examine(Path("in.ndjson"), lambda *_: None)
@@ -436,15 +427,14 @@ async def test_imports_that_are_killed_and_run_side_by_side_count_each_line_once
     lines = {f"c{number}": number for number in range(3_000)}
     path = tmp_path / "in.csv"
     path.write_text("".join(f"{name},{count}\n" for name, count in lines.items()))
-    ledger = examine(path, lambda *_: None).ledger
     with CounterClient(service.url, target, options=OPTIONS) as client:
 
         async def kill_at(process: subprocess.Popen[bytes], at: int) -> None:
             async def has_come_so_far() -> bool:
                 ended = process.poll() is not None
-                return ended or client.get(ledger, max_staleness="0s").count >= at
+                return ended or client.get(f"c{at}", max_staleness="0s").count == at
 
-            await eventually(has_come_so_far, f"{at} lines are counted")
+            await eventually(has_come_so_far, f"line {at} is counted")
             process.kill()
             process.wait()
 
@@ -452,8 +442,7 @@ async def test_imports_that_are_killed_and_run_side_by_side_count_each_line_once
         first, second = importing(path, target), importing(path, target)
         await kill_at(first, draw.randrange(1_000, 2_900))
         assert second.wait(60) == 0
-        assert client.get(ledger, max_staleness="0s").count == len(lines)
-    assert without_ledgers(counts(service, target)) == lines
+    assert without_marks(counts(service, target)) == lines
 
 
 def importing(path: Path, namespace: str) -> subprocess.Popen[bytes]:

@@ -185,31 +185,16 @@ class _Import:
     what: ImportFlags
     client: CounterClient
     importer: Importer
-    #: Lines that were counted before this run, and those counted now.
-    before: int = 0
-    done: int = 0
     different: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Count what is not counted yet, and verify the result."""
-        self.before = self.done = self.importer.counted()
-        if self.done == 0 and not self.what.add:
+        """Count the file, and verify the result."""
+        if not self.what.add and not self.importer.find_begun():
             self._refuse_others()
         with progress("importing", self.file.lines) as bar:
-            bar.be_at(min(self.done, self.file.lines), self.file.lines)
-
-            def on_progress(done: int) -> None:
-                self.done = done
-                bar.be_at(done, self.file.lines)
-
-            self.importer.run(self.file.chunks(), self.file.lines, self.before, on_progress)
-        counted = self.importer.counted()
-        if counted != self.file.lines:
-            raise ImportRefusedError(
-                f"counter {self.file.ledger!r} is {counted}, and the file has {self.file.lines}"
-                " lines: another client wrote to it"
-            )
-        self.done = counted
+            self.importer.run(self.file.chunks(), lambda done: bar.be_at(done, self.file.lines))
+        if self.what.verify:
+            self._verify()
 
     def _refuse_others(self) -> None:
         """Exit with EXIT_NO if a counter of the file is not 0, other than by this import."""
@@ -219,7 +204,7 @@ class _Import:
             if each.count:
                 number += 1
                 shown += [f"  {each.counter}: {each.count}"] * (len(shown) < _SHOWN_MAX)
-        if number and self.importer.counted() == 0:
+        if number and not self.importer.find_begun():
             more = [f"  and {number - len(shown):,} more"] if number > len(shown) else []
             listed = "\n".join([*shown, *more])
             fail(
@@ -229,7 +214,7 @@ class _Import:
                 EXIT_NO,
             )
 
-    def verify(self) -> None:
+    def _verify(self) -> None:
         """Compare all counters with the file."""
         found: dict[str, int] = {}
         for expected, each in self._counts("verifying"):
@@ -263,22 +248,22 @@ class _Import:
                     yield batch[each.counter], each
                 bar.go_on(len(batch))
 
-    def progress(self) -> str:
-        done = min(self.done, self.file.lines)
-        return f"{done:,} of {plural(self.file.lines, 'line is counted', 'lines are counted')}"
-
     def document(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
-        compared = {"verified": not self.different, "different": self.different}
-        return {
-            "id": self.file.id,
-            "ledger": self.file.ledger,
-            "lines": self.file.lines,
-            "sum": self.file.sum,
-            "counted_before": self.before,
-            "counted_now": self.done - self.before,
-            **(compared if self.what.verify else {}),
-        }
+        document = {"id": self.file.id, "lines": self.file.lines, "sum": self.file.sum}
+        if self.what.verify:
+            document |= {"verified": not self.different, "different": self.different}
+        return document
+
+    def text(self) -> str:
+        """Return what is printed otherwise."""
+        lines = plural(
+            self.file.lines, "line is counted, which comes", "lines are counted, which come"
+        )
+        text = f"{lines} to {self.file.sum:,}"
+        if self.what.verify and not self.different:
+            text += "\nall counters equal the file"
+        return text
 
 
 def import_(
@@ -311,7 +296,7 @@ def import_(
         refuse_best_effort(namespace, "import")
         key_ttl_us = parse_iso_duration(namespace["key_ttl"])
         with opened(_patient(flags)) as client:
-            importer = Importer(client, found.id, found.ledger, key_ttl_us)
+            importer = Importer(client, found.id, key_ttl_us)
             _run(_Import(found, what, client, importer), flags)
 
 
@@ -335,25 +320,22 @@ def _target(client: CounterClient, header: Mapping[str, Any], *, create: bool) -
 
 
 def _run(run: _Import, flags: ServiceFlags) -> None:
-    again = "run the same command to resume; it counts no line twice"
     try:
         run.run()
-        if run.what.verify:
-            run.verify()
     except ImportRefusedError as error:
         fail(str(error), EXIT_NO)
     except (StartupError, OSError) as error:
         # The file is read a second time, and was changed or removed meanwhile.
-        if run.done == 0:
+        if not run.importer.has_begun:
             raise
-        fail(f"{error}\n{run.progress()}; with the file as it was, {again}", EXIT_UNKNOWN)
+        fail(f"{error}\n{_resume(run)}, with the file as it was", EXIT_UNKNOWN)
     except KeyboardInterrupt:
-        fail(f"interrupted: {run.progress()}; {again}", EXIT_INTERRUPTED)
+        fail(f"interrupted: {_resume(run)}", EXIT_INTERRUPTED)
     except CounterError as error:
         # Nothing is changed before the first line.
-        begun = run.done > 0 or isinstance(error, UnknownOutcomeError)
+        begun = run.importer.has_begun or isinstance(error, UnknownOutcomeError)
         code = EXIT_UNKNOWN if begun else exit_code(error)
-        fail(f"{said(error, flags)}\n{run.progress()}; {again}", code)
+        fail(f"{said(error, flags)}\n{_resume(run)}", code)
     for each in run.different[:_SHOWN_MAX]:
         remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
     if run.different:
@@ -362,23 +344,15 @@ def _run(run: _Import, flags: ServiceFlags) -> None:
             " a client add to them?"
         )
     with exiting(EXIT_NO if run.different else 0):
-        print_answer(_said(run), run.document(), json=run.what.json)
+        print_answer(run.text(), run.document(), json=run.what.json)
 
 
-def _said(run: _Import) -> str:
-    lines = run.file.lines
-    if run.before >= lines > 0:
-        counted = plural(lines, "line was counted", "lines were counted")
-        every = "all " if lines > 1 else ""
-        text = f"{every}{counted} before, as {run.file.ledger!r}; nothing was done"
-    else:
-        text = (
-            f"{plural(lines, 'line is counted, which comes', 'lines are counted, which come')} to"
-            f" {run.file.sum:,}; counter"
-            f" {run.file.ledger!r} has their number"
-        )
-    verified = run.what.verify and not run.different
-    return f"{text}\nall counters equal the file" if verified else text
+def _resume(run: _Import) -> str:
+    lines = plural(run.file.lines, "line is known", "lines are known")
+    return (
+        f"{run.importer.counted:,} of {lines} to be counted; run the same command to resume: it"
+        " counts no line twice"
+    )
 
 
 def _patient(flags: ServiceFlags) -> ServiceFlags:
