@@ -131,7 +131,7 @@ class Caller:
         """See :class:`counter.core.rate_limits.Allowance`."""
         self._charge("reservations", count)
 
-    def resolve(self, count: int, *, overdraws: bool) -> None:
+    def resolve(self, count: int, *, overdraws: bool = False) -> None:
         """See :class:`counter.core.rate_limits.Allowance`."""
         self._charge("resolutions", count, overdraws=overdraws)
 

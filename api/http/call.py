@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from api.http.models import Body, QueryModel, read_body, read_query
 from counter.core.admission import Bounded
+from counter.core.rate_limits import UNLIMITED, Allowance
 from counter.core.results import Credential
 from counter.errors import (
     BodyTooLargeError,
@@ -144,6 +145,11 @@ class Call:
     logged: dict[str, Any] = field(default_factory=dict)
     #: Whether the Idempotency-Key is a UUIDv7, so that its time is the token's.
     key_is_token: bool = False
+
+    @property
+    def allowance(self) -> Allowance:
+        """The work that the caller's rates allow besides the adds."""
+        return self.caller or UNLIMITED
 
     @property
     def who(self) -> Who:

@@ -37,7 +37,6 @@ from api.http.response_headers import RequestIds, ResponseHeaders
 from api.http.routing import Route
 from api.http.streaming import StreamResponse
 from counter.core.namespaces import Namespaces
-from counter.core.rate_limits import ALLOWANCE
 from counter.errors import (
     CounterError,
     MethodNotAllowedError,
@@ -268,7 +267,6 @@ class Pipeline:
                 self.authorizer.admit(caller, namespace, route.adds)
             call.charge = partial(self.authorizer.charge, caller, namespace)
             call.charge_requests = partial(self.authorizer.charge_requests, caller, namespace)
-            ALLOWANCE.set(caller)
             return await route.answer(call)
         except NamespaceUnknownError as error:
             return problem_response(await self._unknown(call, error))

@@ -21,7 +21,7 @@ from api.http.streaming import StreamResponse, Streams
 from api.routes.items import Items, texts_of
 from counter import limits
 from counter.background import TURN_ITEMS, pause
-from counter.core.rate_limits import ALLOWANCE, charged_batch
+from counter.core.rate_limits import Allowance, BatchAllowance
 from counter.core.results import Added
 from counter.core.service import CounterService
 from counter.durations import format_duration
@@ -133,47 +133,53 @@ class AddStreams:
     ) -> tuple[Namespace, Sequence[Added | CounterError]]:
         """Return the namespace and the outcomes of *some* lines, the first of which has this
         *number*. Raises CounterError if the stream must end, with nothing added."""
-        namespace = await self._let_in(call, lines, len(some))
-        outcomes = await self._outcomes(namespace, some, number)
+        caller, namespace = await self._let_in(call, lines, len(some))
+        outcomes = await self._outcomes(caller, namespace, some, number)
         while rejected := [n for n, each in enumerate(outcomes) if isinstance(each, _REJECTED)]:
             try:
-                namespace, late = await self._wait(call, lines, [outcomes[n] for n in rejected])
+                allowance, namespace = await self._wait(
+                    call, lines, [outcomes[n] for n in rejected]
+                )
             except CounterError:
                 # The others were added, so these have answers too.
                 break
-            with charged_batch(resolutions=late):
-                again = await self._outcomes(namespace, [some[n] for n in rejected], number)
+            again = await self._outcomes(allowance, namespace, [some[n] for n in rejected], number)
             for index, outcome in zip(rejected, again, strict=True):
                 outcomes[index] = outcome
         return namespace, outcomes
 
     async def _outcomes(
-        self, namespace: Namespace, some: Sequence[bytes | None], number: int
+        self,
+        allowance: Allowance,
+        namespace: Namespace,
+        some: Sequence[bytes | None],
+        number: int,
     ) -> list[Added | CounterError]:
         try:
             items = await self.queue.run(Items.of_lines(some, number))
-            return [*await items.add(self._service, namespace)]
+            return [*await items.add(self._service, namespace, allowance)]
         except Exception as error:
             return [known_error(error)] * len(some)
 
-    async def _let_in(self, call: Call, lines: _Lines, adds: int) -> Namespace:
-        """Wait until *adds* more may be added; return the namespace. Raises CounterError."""
+    async def _let_in(self, call: Call, lines: _Lines, adds: int) -> tuple[Caller, Namespace]:
+        """Wait until *adds* more may be added; return the caller and the namespace. Raises
+        CounterError."""
         while True:
             caller, namespace = await self._check(call)
             wait_us = _LOOK_US
             if self._service.load.refuses() is None:
                 try:
                     self._authorizer.charge(caller, namespace, adds)
-                    return namespace
+                    return caller, namespace
                 except RateLimitedError as error:
                     wait_us = error.retry_after_us or SECOND
             await lines.pause(wait_us)
 
     async def _wait(
         self, call: Call, lines: _Lines, refusals: Sequence[Added | CounterError]
-    ) -> tuple[Namespace, int]:
-        """Wait until lines that were rejected can be added; return the namespace, and how many of
-        them are late tokens, whose resolutions are charged. Raises CounterError.
+    ) -> tuple[Allowance, Namespace]:
+        """Wait until lines that were rejected can be added; return their allowance, which the
+        resolutions of late tokens were taken from, and the namespace. Raises CounterError.
 
         They are charged before they are read again: if many streams wait for the rate of one key,
         all but one of them only look at it."""
@@ -185,7 +191,7 @@ class AddStreams:
             try:
                 if late:
                     caller.resolve(late, overdraws=False)
-                return namespace, late
+                return BatchAllowance(caller, late), namespace
             except RateLimitedError as error:
                 wait_us = error.retry_after_us or SECOND
 
@@ -197,7 +203,6 @@ class AddStreams:
         namespaces = self._service.namespaces
         if namespaces.doubts(call.namespace, writes=True):
             await namespaces.reread()
-        ALLOWANCE.set(caller)
         return caller, namespaces.get(call.namespace)
 
 

@@ -121,7 +121,7 @@ class CounterRoutes:
             reading = Items.of_json(body, self.batch_items_max)
         items = await self.queue.run(reading)
         call.charge(len(items.events or items.adds))
-        outcomes = call.logged["results"] = await items.add(self.service, namespace)
+        outcomes = call.logged["results"] = await items.add(self.service, namespace, call.allowance)
         texts = await self.queue.run(texts_of(namespace, outcomes))
         if ndjson:
             return Response(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
@@ -153,7 +153,9 @@ class CounterRoutes:
     async def _add(self, call: Call, namespace: Namespace, body: AddBody) -> Added:
         credential = call.credential(token_of(body.idempotency_token))
         call.logged["of"] = LoggedWrite(namespace, "add", call.counter, credential)
-        added = await self.service.add(namespace, call.counter, body.delta, credential)
+        added = await self.service.add(
+            namespace, call.counter, body.delta, credential, call.allowance
+        )
         call.logged["results"] = (added,)
         return added
 
@@ -166,7 +168,9 @@ class CounterRoutes:
         items = [(item.counter, item.delta) for item in body.items]
         call.charge(len(items))
         call.logged["of"] = LoggedWrite(namespace, "atomic", "", credential)
-        added = call.logged["results"] = await self.service.add_atomic(namespace, items, credential)
+        added = call.logged["results"] = await self.service.add_atomic(
+            namespace, items, credential, call.allowance
+        )
         response = _results(added_text(namespace, each) for each in added)
         return response._replace(headers=added_response(namespace, added[0]).headers)
 
@@ -177,7 +181,7 @@ class CounterRoutes:
         """Set a counter to 0 as of the token's time."""
         credential = call.credential(token_of(body.idempotency_token))
         call.logged["of"] = LoggedWrite(namespace, "clear", call.counter, credential)
-        cleared = await self.service.clear(namespace, call.counter, credential)
+        cleared = await self.service.clear(namespace, call.counter, credential, call.allowance)
         call.logged["results"] = (cleared,)
         return cleared_response(namespace, cleared)
 
@@ -188,7 +192,7 @@ class CounterRoutes:
         """Set a counter to 0 as of the token's time, and list it no more."""
         credential = call.credential(token_of(body.idempotency_token if body else None))
         call.logged["of"] = LoggedWrite(namespace, "delete", call.counter, credential)
-        deleted = await self.service.delete(namespace, call.counter, credential)
+        deleted = await self.service.delete(namespace, call.counter, credential, call.allowance)
         call.logged["results"] = (deleted,)
         return cleared_response(namespace, deleted)
 

@@ -171,7 +171,7 @@ class EventRoutes:
         if len(keyed) == len(counted) == 1:
             [one] = counted
             call.logged["of"] = LoggedWrite(namespace, "event", one.scope, one.key)
-        outcomes = await self.service.add_keyed(namespace, counted)
+        outcomes = await self.service.add_keyed(namespace, counted, call.allowance)
         self.service.events_ignored += len(keyed) - len(counted)
         call.logged["results"] = [
             each

@@ -18,6 +18,7 @@ from api.http.fast_json import read_batch, read_lines
 from api.http.models import BatchAddBody, BatchAddItem, TokenBody, check_size, read_body
 from api.http.problems import ItemProblems, body_error
 from counter.background import TURN_ITEMS
+from counter.core.rate_limits import Allowance
 from counter.core.results import Add, Added
 from counter.core.service import CounterService, adds_of
 from counter.errors import CounterError, InvalidBodyError
@@ -77,13 +78,13 @@ class Items(NamedTuple):
         return cls((), adds) if adds else cls(events)
 
     async def add(
-        self, service: CounterService, namespace: Namespace
+        self, service: CounterService, namespace: Namespace, allowance: Allowance
     ) -> Sequence[Added | CounterError]:
         """Add them; return the outcome of each."""
         if self.events:
-            return await service.add_events(namespace, self.events)
+            return await service.add_events(namespace, self.events, allowance)
         adds = [each for each in self.adds if isinstance(each, Add)]
-        outcomes = await service.add_many(namespace, adds)
+        outcomes = await service.add_many(namespace, adds, allowance)
         if len(adds) == len(self.adds):
             return outcomes
         left = iter(outcomes)

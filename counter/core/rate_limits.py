@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Final, Protocol
 
 from counter.errors import RateLimitedError
@@ -74,74 +71,50 @@ class TokenBucket:
 
 
 class Allowance(Protocol):
-    """The extra work that the current request may still cause, beyond what its size suggests."""
+    """The extra work that a request may still cause, beyond what its size suggests."""
 
     def reserve(self, count: int) -> None:
         """Take reservations of arbitrary Idempotency-Keys. Raises RateLimitedError."""
         ...
 
-    def resolve(self, count: int, *, overdraws: bool) -> None:
+    def resolve(self, count: int, *, overdraws: bool = False) -> None:
         """Take resolutions of late tokens. Raises RateLimitedError, unless it *overdraws*."""
         ...
 
 
-#: The allowance of the request that the current task handles. It is a context variable because the
-#: places that use it are deep within the service, and every method in between would have to pass it
-#: on.
-ALLOWANCE: Final[ContextVar[Allowance | None]] = ContextVar("allowance", default=None)
+class _Unlimited:
+    """The allowance of a caller without rates."""
+
+    def reserve(self, count: int) -> None:
+        """Allow them."""
+
+    def resolve(self, count: int, *, overdraws: bool = False) -> None:
+        """Allow them."""
 
 
-class _OfBatch:
+UNLIMITED: Final[Allowance] = _Unlimited()
+
+
+class BatchAllowance:
     """The allowance of the items of a batch, which is accepted whole while a bucket is not empty.
 
     Reservations and the resolutions of tokens were charged before. Whether a key's token is late is
     known only after its time is read: the first such item decides for the others.
     """
 
-    def __init__(self, held: Allowance, resolutions: int) -> None:
-        self._held = held
+    def __init__(self, request: Allowance, resolutions: int = 0) -> None:
+        """*request* is the allowance of the request, which was charged for *resolutions*."""
+        self._request = request
         self._paid = resolutions
         self._is_accepted = resolutions > 0
 
     def reserve(self, count: int) -> None:
         """Do nothing: the reservations were charged before."""
 
-    def resolve(self, count: int, *, overdraws: bool) -> None:
+    def resolve(self, count: int, *, overdraws: bool = False) -> None:
         """See :class:`Allowance`."""
         if self._paid >= count:
             self._paid -= count
             return
-        self._held.resolve(count, overdraws=overdraws or self._is_accepted)
+        self._request.resolve(count, overdraws=overdraws or self._is_accepted)
         self._is_accepted = True
-
-
-@contextmanager
-def charged_batch(*, resolutions: int = 0) -> Iterator[None]:
-    """Let tasks that are created within be items of one batch, whose reservations and number of
-    *resolutions* were charged before."""
-    held = ALLOWANCE.get()
-    if held is None:
-        yield
-        return
-    batch = _OfBatch(held, resolutions)
-    before = ALLOWANCE.set(batch)
-    try:
-        yield
-    finally:
-        # A coroutine that is closed while it waits may end in another context.
-        if ALLOWANCE.get() is batch:
-            ALLOWANCE.reset(before)
-
-
-def reserve(count: int = 1) -> None:
-    """Take reservations of the current request. Raises RateLimitedError."""
-    held = ALLOWANCE.get()
-    if held is not None:
-        held.reserve(count)
-
-
-def resolve(count: int = 1) -> None:
-    """Take resolutions of the current request. Raises RateLimitedError."""
-    held = ALLOWANCE.get()
-    if held is not None:
-        held.resolve(count, overdraws=False)

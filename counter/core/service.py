@@ -15,10 +15,10 @@ from types import NoneType
 from typing import Final, TypeVar
 
 from counter import limits
-from counter.core import rate_limits
 from counter.core.admission import Bounded, Load, WeightedSemaphore
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
+from counter.core.rate_limits import UNLIMITED, Allowance, BatchAllowance
 from counter.core.read import CountReader
 from counter.core.resolve import Resolver, conflict
 from counter.core.results import (
@@ -105,9 +105,16 @@ class CounterService:
 
     @counts_failures
     async def add(
-        self, namespace: Namespace, counter: str, delta: int, credential: Credential
+        self,
+        namespace: Namespace,
+        counter: str,
+        delta: int,
+        credential: Credential,
+        allowance: Allowance = UNLIMITED,
     ) -> Added:
-        """Count *delta* exactly once for the token, including retries and hedges."""
+        """Count *delta* exactly once for the token, including retries and hedges.
+
+        The caller's *allowance* is charged for a late token, and for an arbitrary key."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             [value] = await self._change(namespace, [(counter, delta)])
             if isinstance(value, CounterError):
@@ -118,8 +125,11 @@ class CounterService:
             "add",
             counter,
             credential,
+            allowance,
             lambda token: self._submit(
-                namespace, Event(counter, token.generation_time_us, token.nonce, 0, delta)
+                namespace,
+                Event(counter, token.generation_time_us, token.nonce, 0, delta),
+                allowance,
             ),
         )
 
@@ -155,7 +165,13 @@ class CounterService:
         return Event(counter, self._clock.now_us(), b"", 0, delta)
 
     @counts_failures
-    async def clear(self, namespace: Namespace, counter: str, credential: Credential) -> Added:
+    async def clear(
+        self,
+        namespace: Namespace,
+        counter: str,
+        credential: Credential,
+        allowance: Allowance = UNLIMITED,
+    ) -> Added:
         """Set the counter to 0 as of the token's time: every earlier event is erased."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             await self._cache.clear(namespace, counter)
@@ -166,27 +182,39 @@ class CounterService:
             "clear",
             counter,
             credential,
+            allowance,
             lambda token: self._submit(
-                namespace, Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True)
+                namespace,
+                Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True),
+                allowance,
             ),
         )
 
     @counts_failures
-    async def delete(self, namespace: Namespace, counter: str, credential: Credential) -> Added:
+    async def delete(
+        self,
+        namespace: Namespace,
+        counter: str,
+        credential: Credential,
+        allowance: Allowance = UNLIMITED,
+    ) -> Added:
         """Clear the counter, and take its name off the list until it has a later event."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            return await self.clear(namespace, counter, credential)
+            return await self.clear(namespace, counter, credential, allowance)
         return await self._with_token(
             namespace,
             "delete",
             counter,
             credential,
+            allowance,
             lambda token: self._delete(
-                namespace, Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True)
+                namespace,
+                Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True),
+                allowance,
             ),
         )
 
-    async def _delete(self, namespace: Namespace, event: Event) -> Added:
+    async def _delete(self, namespace: Namespace, event: Event, allowance: Allowance) -> Added:
         """Write the clear, leave the delete, have a worker look at the counter, and take the name
         off the list.
 
@@ -194,7 +222,7 @@ class CounterService:
         counter again if an event followed that a process counted meanwhile.
         """
         counter, time_us = event.counter, event.event_time_us
-        cleared = await self._submit(namespace, event)
+        cleared = await self._submit(namespace, event, allowance)
         later = await self._store.events.scan(
             namespace,
             counter,
@@ -213,7 +241,7 @@ class CounterService:
         return cleared
 
     async def add_many(
-        self, namespace: Namespace, adds: Sequence[Add]
+        self, namespace: Namespace, adds: Sequence[Add], allowance: Allowance = UNLIMITED
     ) -> list[Added | CounterError]:
         """Do each add separately, with one commit for those on time; return an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
@@ -248,10 +276,10 @@ class CounterService:
                 results[index] = error
         for index, answer in zip(fresh, await self._write_each(namespace, events), strict=True):
             results[index] = answer
-        return await self._finish(namespace, results, adds)
+        return await self._finish(namespace, results, adds, allowance)
 
     async def add_events(
-        self, namespace: Namespace, events: Sequence[Event]
+        self, namespace: Namespace, events: Sequence[Event], allowance: Allowance = UNLIMITED
     ) -> list[Added | CounterError]:
         """Do :meth:`add_many` for adds that all have tokens; at least one."""
         times = [event[1] for event in events]
@@ -264,8 +292,8 @@ class CounterService:
             if None not in answers:
                 # The usual case: one write handled all of them.
                 return [each for each in answers if each is not None]
-            return await self._finish(namespace, answers, adds_of(events))
-        return await self.add_many(namespace, adds_of(events))
+            return await self._finish(namespace, answers, adds_of(events), allowance)
+        return await self.add_many(namespace, adds_of(events), allowance)
 
     @counts_failures
     async def add_atomic(
@@ -273,6 +301,7 @@ class CounterService:
         namespace: Namespace,
         items: Sequence[tuple[str, int]],
         credential: Credential,
+        allowance: Allowance = UNLIMITED,
         *,
         operation: str = "atomic",
         scope: str = "",
@@ -286,32 +315,38 @@ class CounterService:
             operation,
             scope,
             credential,
-            lambda token: self._submit_atomic(namespace, _events_of_atomic(items, token)),
+            allowance,
+            lambda token: self._submit_atomic(
+                namespace, _events_of_atomic(items, token), allowance
+            ),
         )
 
     async def add_keyed(
-        self, namespace: Namespace, lists: Sequence[Keyed]
+        self, namespace: Namespace, lists: Sequence[Keyed], allowance: Allowance = UNLIMITED
     ) -> list[list[Added] | CounterError]:
         """Do an atomic add for each list; return an outcome for each.
 
         A long sequence is done in parts that take turns with those of other requests, because each
         atomic add costs a task. The caller holds the adds in :attr:`one_by_one` meanwhile.
         """
-        if refusal := self._refused(rate_limits.reserve, len(lists)):
+        if refusal := self._refused(allowance.reserve, len(lists)):
             return [refusal] * len(lists)
         outcomes: list[list[Added] | CounterError] = []
         longest = max((len(each.items) for each in lists), default=1)
         size = max(1, limits.KEYED_ADDS_AT_ONCE_MAX // 2 // longest)
-        with rate_limits.charged_batch():
-            for start in range(0, len(lists), size):
-                part = lists[start : start + size]
-                async with self._keyed.holding(sum(len(each.items) for each in part)):
-                    outcomes += await _at_once(
-                        partial(
-                            self.add_atomic, namespace, items, key, operation="event", scope=scope
-                        )
-                        for scope, key, items in part
+        charged = BatchAllowance(allowance)
+        for start in range(0, len(lists), size):
+            part = lists[start : start + size]
+            async with self._keyed.holding(sum(len(each.items) for each in part)):
+                outcomes += await _at_once(
+                    partial(
+                        self.add_atomic,
+                        *(namespace, items, key, charged),
+                        operation="event",
+                        scope=scope,
                     )
+                    for scope, key, items in part
+                )
         return outcomes
 
     async def issue_tokens(self, count: int) -> list[Token]:
@@ -361,6 +396,7 @@ class CounterService:
         operation: str,
         target: str,
         credential: Credential,
+        allowance: Allowance,
         submit: Callable[[Token], Awaitable[_Answer]],
     ) -> _Answer:
         """Submit with the credential's token; the first use of an arbitrary key reserves one."""
@@ -370,7 +406,7 @@ class CounterService:
             raise _token_missing(namespace)
         if isinstance(credential, Token):
             return await submit(credential)
-        rate_limits.reserve()
+        allowance.reserve(1)
         nonce = nonce_of_key(namespace.id, operation, target, credential)
         ttl_us = namespace.settings.key_ttl_us
         now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
@@ -433,15 +469,17 @@ class CounterService:
             if isinstance(each, CounterError):
                 count_failure(self.tally, each)
 
-    async def _submit(self, namespace: Namespace, event: Event) -> Added:
+    async def _submit(self, namespace: Namespace, event: Event, allowance: Allowance) -> Added:
         if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):
             [outcome] = await self._writer.write(namespace, (event,))
             if outcome is not Written.LATE:
                 return self._added(event, outcome)
-        await self._resolve(namespace, (event,))
+        await self._resolve(namespace, (event,), allowance)
         return Added(event.counter, event.delta, event.event_time_us, True)
 
-    async def _submit_atomic(self, namespace: Namespace, events: Sequence[Event]) -> list[Added]:
+    async def _submit_atomic(
+        self, namespace: Namespace, events: Sequence[Event], allowance: Allowance
+    ) -> list[Added]:
         time_us = events[0].event_time_us
         outcome: Written | UnavailableError = Written.LATE
         if not self._writer.is_late(namespace, time_us, self._clock.now_us()):
@@ -451,7 +489,7 @@ class CounterService:
             raise conflict(events[0])
         if outcome is not Written.LATE:
             return [self._added(event, outcome) for event in events]
-        await self._resolve(namespace, events)
+        await self._resolve(namespace, events, allowance)
         return [Added(event.counter, event.delta, time_us, True) for event in events]
 
     def _added(self, event: Event, outcome: Written | UnavailableError) -> Added:
@@ -499,6 +537,7 @@ class CounterService:
         namespace: Namespace,
         results: Sequence[Added | CounterError | None],
         adds: Sequence[Add],
+        allowance: Allowance,
     ) -> list[Added | CounterError]:
         """Complete *results* with the outcomes of late adds and of adds without a token.
 
@@ -511,15 +550,15 @@ class CounterService:
         missing = _token_missing(namespace)
         count_failure(self.tally, missing, len(left) - late - keys)
         refusals = {
-            Token: self._refused(rate_limits.resolve, late),
-            str: self._refused(rate_limits.reserve, keys),
+            Token: self._refused(allowance.resolve, late),
+            str: self._refused(allowance.reserve, keys),
             NoneType: missing,
         }
         admitted = [each for each in left if refusals.get(type(each.credential)) is None]
         others: Iterator[Added | CounterError] = iter(())
         if admitted:
-            with rate_limits.charged_batch(resolutions=0 if refusals[Token] else late):
-                others = iter(await self._add_one_by_one(namespace, admitted))
+            charged = BatchAllowance(allowance, 0 if refusals[Token] else late)
+            others = iter(await self._add_one_by_one(namespace, admitted, charged))
         return [
             result or refusals.get(type(each.credential)) or next(others)
             for each, result in zip(adds, results, strict=True)
@@ -537,18 +576,22 @@ class CounterService:
         return None
 
     async def _add_one_by_one(
-        self, namespace: Namespace, adds: Sequence[Add]
+        self, namespace: Namespace, adds: Sequence[Add], allowance: Allowance
     ) -> list[Added | CounterError]:
         try:
             with self.one_by_one.holding(len(adds)):
-                return await _at_once(partial(self.add, namespace, *each) for each in adds)
+                return await _at_once(
+                    partial(self.add, namespace, *each, allowance) for each in adds
+                )
         except OverloadedError as error:
             count_failure(self.tally, error, len(adds))
             return [error] * len(adds)
 
-    async def _resolve(self, namespace: Namespace, events: Sequence[Event]) -> None:
+    async def _resolve(
+        self, namespace: Namespace, events: Sequence[Event], allowance: Allowance
+    ) -> None:
         """Return if the token was applied; otherwise raise its error."""
-        rate_limits.resolve()
+        allowance.resolve(1)
         self.late.take(len(events))
         try:
             async with self._resolving:

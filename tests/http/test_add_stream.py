@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,7 +19,6 @@ from api.routes.items import Items
 from counter import background, limits
 from counter.background import TURN_ITEMS
 from counter.core.admission import Load
-from counter.core.rate_limits import ALLOWANCE
 from counter.core.service import CounterService
 from counter.errors import CounterError, OverloadedError, RateLimitedError, StreamEndedError
 from counter.limits import SECOND
@@ -260,10 +258,10 @@ async def test_what_is_rejected_is_added_later(wire: Wire, waits: list[float]) -
     rejected = [RateLimitedError("wait", retry_after_us=1), OverloadedError("wait")]
 
     async def add_some(*given: Any) -> list[Any]:
-        service, namespace, events = given
+        service, namespace, events, allowance = given
         if rejected:
             some = events[:-1]
-            done = await add_events(service, namespace, some) if some else []
+            done = await add_events(service, namespace, some, allowance) if some else []
             return [*done, rejected.pop()]
         found: list[Any] = await add_events(*given)
         return found
@@ -322,12 +320,12 @@ async def test_rejected_lines_get_their_answers_in_their_places(
     add = Items.add
     rejected = [{"c1", "c3", "c4"}, {"c3"}, {"c3"}, set()]
 
-    async def add_some(self: Items, service: Any, namespace: Any) -> list[Any]:
+    async def add_some(self: Items, *where: Any) -> list[Any]:
         """Add those that are not rejected this time."""
         names, every = rejected.pop(0), self.events or self.adds
         is_rejected = [not isinstance(e, CounterError) and e[0] in names for e in every]
         some: Any = [e for e, no in zip(every, is_rejected, strict=True) if not no]
-        done = iter(await add(Items(some) if self.events else Items((), some), service, namespace))
+        done = iter(await add(Items(some) if self.events else Items((), some), *where))
         return [OverloadedError("wait") if no else next(done) for no in is_rejected]
 
     with patch.object(Items, "add", add_some):
@@ -415,9 +413,10 @@ async def test_a_key_that_loses_its_right_ends_it(
         losing = patch.object(keys, "find", return_value=changed)
         add_events = CounterService.add_events
 
-        async def reject(service: Any, namespace: Any, events: Any) -> list[Any]:
+        async def reject(*given: Any) -> list[Any]:
+            _, _, events, _ = given
             if not is_waiting or events[0].delta == 1:
-                return await add_events(service, namespace, events)
+                return await add_events(*given)
             losing.start()
             return [OverloadedError("wait")] * len(events)
 
@@ -526,9 +525,26 @@ async def test_none_begins_under_a_load_that_refuses_requests(wire: Wire) -> Non
 
 
 async def test_late_lines_are_charged_to_the_key_as_it_is_now(streams: AddStreams) -> None:
-    call: Any = SimpleNamespace(header=lambda _: None, namespace="default")
-    caller, _ = await streams._check(call)
-    assert ALLOWANCE.get() is caller
+    charged: list[tuple[int, bool]] = []
+
+    class Caller:
+        def resolve(self, count: int, *, overdraws: bool) -> None:
+            charged.append((count, overdraws))
+
+    class Lines:
+        async def pause(self, _: int) -> None: ...
+
+    async def check(_: Any) -> tuple[Any, Any]:
+        return Caller(), None
+
+    refusals = [RateLimitedError("wait"), OverloadedError("wait")]
+    with patch.object(streams, "_check", check):
+        allowance, _ = await streams._wait(None, Lines(), refusals)  # type: ignore[arg-type]
+    assert charged == [(1, False)]
+    # One was charged before; what turns out to be late as well is charged to the same key.
+    allowance.resolve(1)
+    allowance.resolve(1)
+    assert charged == [(1, False), (1, True)]
 
 
 NO_ADDS = [b"x\n", b'{"counter": "c", "delta": 1}\n', b'{"counter": "", "delta": 1}\n']

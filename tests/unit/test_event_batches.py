@@ -66,12 +66,12 @@ async def test_the_adds_of_event_batches_under_way_at_once_are_bounded() -> None
     namespace = await with_rules(world)
     add_atomic = world.api.add_atomic
 
-    async def watched(namespace: Namespace, items: Any, key: Any, **named: Any) -> Any:
+    async def watched(namespace: Namespace, items: Any, *given: Any, **named: Any) -> Any:
         nonlocal under_way, most
         under_way += len(items)
         most = max(most, under_way)
         try:
-            return await add_atomic(namespace, items, key, **named)
+            return await add_atomic(namespace, items, *given, **named)
         finally:
             under_way -= len(items)
 

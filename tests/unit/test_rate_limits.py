@@ -1,15 +1,10 @@
 """Token buckets."""
 
-import asyncio
-from contextvars import copy_context
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.core.rate_limits import ALLOWANCE, Allowance, TokenBucket, charged_batch
+from counter.core.rate_limits import TokenBucket
 from counter.errors import RateLimitedError
 
 _RATES = st.one_of(st.integers(1, 10_000), st.floats(0.01, 1))
@@ -98,17 +93,3 @@ def test_after_the_wait_that_it_names_it_gives_again(rate: float, amount: int) -
     bucket = TokenBucket("adds", rate)
     assert bucket.take(amount, 50.0)
     assert bucket.take(1, 50.0 + bucket.wait_s(50.0) + 1e-6)
-
-
-def test_a_request_that_waits_for_late_tokens_can_be_closed_in_another_context() -> None:
-    """Regression: at the end of a process the event loop closes what still waits."""
-
-    async def waits() -> None:
-        ALLOWANCE.set(cast(Allowance, SimpleNamespace(reserve=None)))
-        with charged_batch():
-            await asyncio.sleep(0)
-
-    request = waits()
-    copy_context().run(request.send, None)
-    request.close()
-    assert ALLOWANCE.get() is None

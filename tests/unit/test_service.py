@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from counter.core.rate_limits import ALLOWANCE, Allowance
+from counter.core.rate_limits import Allowance
 from counter.core.results import Add, Added, Keyed
 from counter.errors import (
     OverloadedError,
@@ -131,16 +131,13 @@ async def test_a_batch_that_is_past_the_rate_of_keys_is_charged_once_and_counts_
         charged.append(count)
         raise RateLimitedError("no more keys", retry_after_us=1)
 
-    token = ALLOWANCE.set(cast(Allowance, SimpleNamespace(reserve=reserve)))
-    try:
-        if keyed:
-            lists = [Keyed("event", f"key-{number}", [("c", 1)]) for number in range(3)]
-            answers: Sequence[object] = await world.api.add_keyed(namespace, lists)
-        else:
-            adds = [Add("c", 1, f"key-{number}") for number in range(3)]
-            answers = await world.api.add_many(namespace, adds)
-    finally:
-        ALLOWANCE.reset(token)
+    allowance = cast(Allowance, SimpleNamespace(reserve=reserve, resolve=None))
+    if keyed:
+        lists = [Keyed("event", f"key-{number}", [("c", 1)]) for number in range(3)]
+        answers: Sequence[object] = await world.api.add_keyed(namespace, lists, allowance)
+    else:
+        adds = [Add("c", 1, f"key-{number}") for number in range(3)]
+        answers = await world.api.add_many(namespace, adds, allowance)
     assert [type(each) for each in answers] == [RateLimitedError] * 3
     assert charged == [3]
     assert (await world.api.reader.read_one(namespace, "c", 0)).count == 0
