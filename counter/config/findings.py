@@ -27,10 +27,3 @@ def ok(part: str, detail: str) -> Finding:
 def wrong(part: str, detail: str, do: str) -> Finding:
     """Return a ``wrong`` finding for *part*, and what to *do* about it."""
     return Finding(part, "wrong", detail, do)
-
-
-def graded(part: str, detail: str, do: str, *, wrong: bool, warning: bool) -> Finding:
-    """Return a finding for *part* that is wrong, a warning or ok."""
-    if not (wrong or warning):
-        return ok(part, detail)
-    return Finding(part, "wrong" if wrong else "warning", detail, do)

@@ -28,9 +28,8 @@ def check_service(url: str, api_key: str | None, version: str) -> Iterator[Findi
         # As a client of the SDK connects: by the same proxies and certificates.
         settings = Common([url], None, Options()).settings(httpx.HTTPTransport)
         with httpx.Client(base_url=url, timeout=_TIMEOUT_S, **settings) as http:
-            with http.stream("GET", "/readyz") as answer:
-                yield _ready(answer, _body(answer, "readyz"))
-            yield from _version(http, version)
+            yield _ready(*_get(http, "/readyz", "readyz"))
+            info = _get(http, "/openapi.json", "openapi")[1].get("info")
     except UnexpectedAnswerError as error:
         yield wrong("service", error.detail, "set --url right: to the service itself")
         return
@@ -41,10 +40,27 @@ def check_service(url: str, api_key: str | None, version: str) -> Iterator[Findi
         why = f"{url} does not answer: {type(error).__name__} {error}".rstrip()
         yield wrong("service", why, "start it with counter serve, or set --url right")
         return
+    found = info.get("version") if isinstance(info, dict) else None
+    if found == version:
+        yield ok("version", f"it is {version}, as this program")
+    elif found is not None:
+        detail = f"it is {found}, and this program {version}"
+        yield Finding("version", "warning", detail, "upgrade the older one")
     yield _clock(url, api_key)
 
 
-def _ready(answer: httpx.Response, body: Mapping[str, Any]) -> Finding:
+def _get(http: httpx.Client, path: str, what: str) -> tuple[int, Mapping[str, Any]]:
+    """Return the status and the JSON object at *path*; an empty one if there is none."""
+    with http.stream("GET", path) as answer:
+        body = read_body(answer, what, time.perf_counter() + _TIMEOUT_S)
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = {}
+    return answer.status_code, found if isinstance(found, dict) else {}
+
+
+def _ready(status: int, body: Mapping[str, Any]) -> Finding:
     troubles = body.get("troubles")
     detail = "; ".join(
         f"{each.get('part')}: {each.get('detail')} (since {each.get('since')})"
@@ -52,7 +68,7 @@ def _ready(answer: httpx.Response, body: Mapping[str, Any]) -> Finding:
         if isinstance(each, dict)
     )
     do = "docs/operations.md says what to do about each"
-    match answer.status_code, body.get("status"):
+    match status, body.get("status"):
         case 200, "ready":
             return ok("service", "it answers, and is ready")
         case 200, "degraded":
@@ -60,19 +76,8 @@ def _ready(answer: httpx.Response, body: Mapping[str, Any]) -> Finding:
     if "code" in body:
         why = detail or str(body.get("detail"))
         return wrong("service", f"it answers, and is not ready: {why}", do)
-    detail = f"the server there is not a counter service: status {answer.status_code}"
+    detail = f"the server there is not a counter service: status {status}"
     return wrong("service", detail, "set --url right: without a path, and to the service itself")
-
-
-def _version(http: httpx.Client, version: str) -> Iterator[Finding]:
-    with http.stream("GET", "/openapi.json") as answer:
-        info = _body(answer, "openapi").get("info")
-    found = info.get("version") if isinstance(info, dict) else None
-    if found == version:
-        yield ok("version", f"it is {version}, as this program")
-    elif found is not None:
-        detail = f"it is {found}, and this program {version}"
-        yield Finding("version", "warning", detail, "upgrade the older one")
 
 
 def _clock(url: str, api_key: str | None) -> Finding:
@@ -98,11 +103,3 @@ def _clock(url: str, api_key: str | None) -> Finding:
         return ok("service clock", detail)
     do = "set both clocks right (NTP): tokens that are made here are late or early there"
     return wrong("service clock", detail, do)
-
-
-def _body(answer: httpx.Response, what: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(read_body(answer, what, time.perf_counter() + _TIMEOUT_S))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -106,5 +106,5 @@ class SqliteKind(StoreKind["Settings"]):
     async def check(self, settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
         from counter.storage.sqlite.check import check_directory, check_disk
 
-        for each in (*check_directory(settings, clock), *check_disk(settings.data)):
+        for each in (*check_directory(settings, clock), check_disk(settings.data)):
             yield each

@@ -1,28 +1,33 @@
-"""Check a data directory, its disk and the clock for ``counter doctor``; it may be served."""
+"""Check a data directory, its disk and the clock for ``counter doctor``, while a process may serve
+it: no lock is taken, and nothing is written."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
-from counter.config.findings import Finding, graded, ok, wrong
+from counter.config.findings import Finding, State, ok, wrong
 from counter.errors import StartupError
 from counter.limits import CLOCK_STEP_MAX_US, SECOND
 from counter.quantities import format_bytes
-from counter.storage.sqlite.glance import glance
+from counter.storage.sqlite.control import latest_time
+from counter.storage.sqlite.copying import DATABASE
+from counter.storage.sqlite.schema import SCHEMA_VERSION, unavailable
 
 if TYPE_CHECKING:
     from counter.config.settings import Settings
     from counter.ports import Clock
 
-_GIB: Final = 1024**3
-#: Below the first size a warning is given; below the second one adds are about to be rejected.
+#: Below the first size, or share of the disk, a warning is given; below the second size adds are
+#: about to be rejected.
+_DISK_LOW: Final = 1024**3
 _DISK_SHARE_MIN: Final = 0.05
-_WAL_SHARE_MAX: Final = 0.25
-_DISK_LOW: Final = _GIB
 _DISK_FULL: Final = 64 * 1024**2
 
 
@@ -32,35 +37,26 @@ def check_directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
     if not data.exists():
         yield ok("store", f"{data} does not exist yet: counter serve creates it")
         return
+    own = "run it as the user that serves"
     try:
-        seen = glance(data)
+        version, stored_us, written_us = inspect(data)
     except StartupError as error:
-        do = "run it as the user that serves, or restore a backup: counter restore --help"
-        yield wrong("store", str(error), do)
+        yield wrong("store", str(error), f"{own}, or restore a backup: counter restore --help")
         return
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
-        do = "run it as the user that serves, or have that user own the directory"
+        do = f"{own}, or have that user own the directory"
         yield wrong("store", f"{data} cannot be written by this user", do)
-    by = "no process serves it now" if seen.holder is None else f"process {seen.holder} serves it"
-    known = seen.newest_version
-    if seen.version is None:
-        yield ok("store", f"{data} holds no counters yet; {by}")
-    elif seen.version > known:
-        detail = f"{data} has schema version {seen.version}; this program knows {known}"
+    if version > SCHEMA_VERSION:
+        detail = f"{data} has schema version {version}; this program knows {SCHEMA_VERSION}"
         do = "start the newer program that made it, or restore a backup of before"
         yield wrong("schema", detail, do)
+    elif version == 0:
+        yield ok("store", f"{data} holds no counters yet")
     else:
-        later = "" if seen.version == known else ", which the next start brings up"
-        yield ok("store", f"{data} holds {format_bytes(seen.size)}; {by}")
-        yield ok("schema", f"version {seen.version} of {known}{later}")
-    size, most = seen.wal_bytes, settings.wal_bytes_max
-    detail = (
-        f"the write-ahead log has {format_bytes(size)}; at {format_bytes(most)} writes are refused"
-    )
-    do = "stop the process that has kept the database open: fuser counter.db in the data directory"
-    nears = size >= most * _WAL_SHARE_MAX
-    yield graded("log", detail, do, wrong=size >= most, warning=nears)
-    ahead_us = max(seen.stored_us, seen.written_us) - clock.now_us()
+        yield ok("store", f"{data} can be read")
+        later = ", which the next start updates" if version < SCHEMA_VERSION else ""
+        yield ok("schema", f"version {version} of {SCHEMA_VERSION}{later}")
+    ahead_us = max(stored_us, written_us) - clock.now_us()
     if ahead_us <= CLOCK_STEP_MAX_US:
         yield ok("clock", "not behind what was written last")
         return
@@ -72,16 +68,48 @@ def check_directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
     )
 
 
-def check_disk(data: Path) -> Iterator[Finding]:
+def inspect(directory: Path) -> tuple[int, int, int]:
+    """Return the schema's version, the latest time of a clock that the database holds, and when a
+    file was last written (µs since 1970); 0 and 0 if there is no database yet.
+
+    Raises StartupError if it is not a data directory, or cannot be read."""
+    try:
+        files = {each.name: each.stat() for each in directory.iterdir() if each.is_file()}
+    except OSError as error:
+        raise StartupError(
+            f"{error.filename or directory} cannot be read: {error.strerror}"
+        ) from error
+    written_us = max((each.st_mtime_ns // 1_000 for each in files.values()), default=0)
+    has_log = f"{DATABASE}-wal" in files
+    if DATABASE not in files or not (has_log or files[DATABASE].st_size):
+        return 0, 0, written_us
+    path = directory / DATABASE
+    # Without a log no process has it open, and SQLite would leave a new log behind.
+    how = "mode=ro" if has_log else "mode=ro&immutable=1"
+    uri = f"file:{quote(str(path.absolute()))}?{how}"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute(
+                "SELECT count(*) FROM sqlite_schema WHERE name IN ('tokens', 'slices')"
+            ).fetchone()
+            is_known = tables == 2 and version <= SCHEMA_VERSION
+            return version, latest_time(connection) if is_known else 0, written_us
+    except sqlite3.Error as error:
+        raise StartupError(f"{path} cannot be read: {unavailable(error).detail}") from error
+
+
+def check_disk(data: Path) -> Finding:
     """Check the space for the data directory *data*."""
     place = data.absolute()
     while not place.exists():
         place = place.parent
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return wrong("disk", f"{place} is mounted read-only", "mount it writable")
     usage = shutil.disk_usage(place)
     detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free at {place}"
+    if usage.free >= min(_DISK_LOW, usage.total * _DISK_SHARE_MIN):
+        return ok("disk", detail)
+    state: State = "wrong" if usage.free < _DISK_FULL else "warning"
     do = "make room: adds are refused while the disk is full, and none is lost"
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        yield wrong("disk", f"{place} is mounted read-only", "mount it writable")
-        return
-    low = min(_DISK_LOW, usage.total * _DISK_SHARE_MIN)
-    yield graded("disk", detail, do, wrong=usage.free < _DISK_FULL, warning=usage.free < low)
+    return Finding("disk", state, detail, do)
