@@ -546,7 +546,7 @@ def test_public_modules_have_a_docstring() -> None:
     must_hold(lacks_a_docstring, sources(*SHIPPED, "benchmarks", "scripts"))
 
 
-def test_what_is_shipped_is_in_plain_english() -> None:
+def test_everything_is_in_plain_english() -> None:
     """Code, messages, SQL and documents; not the tables of faults, whose names others give."""
     documents = tuple(each for each in sources("docs", suffix=".md") if each.path != GUARANTEES)
     must_hold(is_not_plain, (*shipped(), *sources("counter", suffix=".sql"), *documents))
@@ -680,6 +680,6 @@ ALLOWED: Cases = [
     ALLOWED,
     ids=names(ALLOWED),
 )
-def test_what_is_allowed_passes(rule: Rule, path: str, text: str) -> None:
+def test_allowed_code_passes(rule: Rule, path: str, text: str) -> None:
     """A rule says nothing about code that keeps to it."""
     assert violations(rule, (Source(path, text),)) == ""

@@ -49,15 +49,15 @@ def test_namespaces_of_very_many_shards() -> None:
     measure(many_shards.attack, 40, 1.0).check()
 
 
-def test_batches_of_late_tokens_past_their_rate() -> None:
+def test_batches_of_late_tokens_above_the_rate_limit() -> None:
     measure(late_tokens.attack, 1, 1.0, flags=late_tokens.FLAGS).check()
 
 
-def test_streams_of_late_tokens_past_their_rate() -> None:
+def test_streams_of_late_tokens_above_the_rate_limit() -> None:
     measure(late_streams.attack, 50, 1.0, flags=late_streams.FLAGS).check()
 
 
-def test_streams_of_lines_that_are_no_adds() -> None:
+def test_streams_of_invalid_lines() -> None:
     measure(bad_streams.attack, 20, 1.0).check()
 
 

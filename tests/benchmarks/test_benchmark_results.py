@@ -24,13 +24,13 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_folder")
-def test_what_is_stored_comes_back() -> None:
+def test_results_are_read_back() -> None:
     results.store([REPORT], [REPORT.subject])
     assert results.stored() == [REPORT]
 
 
 @pytest.mark.usefixtures("own_folder")
-def test_a_subject_that_is_gone_leaves_the_results_at_the_next_run() -> None:
+def test_a_removed_subject_leaves_the_results_at_the_next_run() -> None:
     results.store([REPORT], [REPORT.subject])
     results.store([], ["single-adds"])
     assert results.stored() == []
@@ -50,5 +50,5 @@ def test_every_result_is_of_a_subject_that_exists() -> None:
     assert {each.subject for each in results.stored()} <= set(SUBJECTS)
 
 
-def test_the_document_is_what_the_results_say() -> None:
+def test_the_document_matches_the_results() -> None:
     assert results.DOCUMENT.read_text(encoding="utf-8") == results.render(results.stored())

@@ -60,7 +60,7 @@ def test_an_embedded_service_is_measured(tmp_path: Path) -> None:
     assert report["store"] == "sqlite"
 
 
-def test_a_cluster_is_measured_in_a_namespace_that_is_gone_afterwards(
+def test_a_cluster_is_measured_in_a_temporary_namespace(
     tmp_path: Path, cassandra: Cluster, memcached: Cluster
 ) -> None:
     point = f"{cassandra.contact_points[0]}:{cassandra.shape.cassandra_port}"
@@ -103,7 +103,7 @@ def _servers_of(home: Path) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("child_processes")
-async def test_an_interrupted_one_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+async def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     run = start(tmp_path, "--seconds=60")
 
     async def serves() -> bool:
@@ -132,9 +132,7 @@ class Miscounting:
 
 
 @pytest.mark.parametrize(("count", "exact"), [(2, False), (3, True), (4, True), (5, False)])
-def test_a_count_that_is_not_what_was_acknowledged_fails(
-    count: int, exact: bool, tmp_path: Path
-) -> None:
+def test_a_wrong_count_fails(count: int, exact: bool, tmp_path: Path) -> None:
     """Three were acknowledged; of one more nobody knows."""
     run = Run(Settings(), tmp_path, {}, (), 1.0, 1, 3, None, lambda _what: None)
     run.acknowledged, run.unknown = [3, 3, 3], [0, 1, 0]
@@ -156,7 +154,7 @@ def test_a_count_that_is_not_what_was_acknowledged_fails(
         (None, 0.3, None, "what it waits for"),
     ],
 )
-def test_what_limited_is_reported(
+def test_the_limiting_resource_is_reported(
     cores: float | None, load: float, idle: float | None, told: str
 ) -> None:
     assert told in measure.limit(cores, load, idle)

@@ -129,7 +129,7 @@ async def the_adds_answer_is_lost(proxy: Misbehaving, x: Exchange) -> bool:
     return await (lost_after if is_add else regular)(proxy, x)
 
 
-def test_an_add_whose_answer_is_lost_is_resolved(run: Run, listed: Listed) -> None:
+def test_an_add_whose_response_is_lost_is_resolved(run: Run, listed: Listed) -> None:
     with misbehaving(listed.url, 1, SLOW_S, [the_adds_answer_is_lost]) as proxy:
         found = run(
             """
@@ -187,9 +187,7 @@ def test_counts_are_exact_through_any_fault(run: Run, listed: Listed) -> None:
     assert ends.count(True) > 0
 
 
-def test_a_page_reads_when_to_come_again_and_how_long_a_token_is_honoured(
-    run: Run, listed: Listed
-) -> None:
+def test_a_page_reads_retry_after_and_the_accept_limit(run: Run, listed: Listed) -> None:
     found = run(
         """
         const answers = [];

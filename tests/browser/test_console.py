@@ -75,7 +75,7 @@ def tab_to(page: Page, wanted: str) -> None:
     raise AssertionError(f"no way by Tab to #{wanted}")
 
 
-def test_the_way_from_all_namespaces_to_a_count(
+def test_namespaces_lead_to_counters_and_counts(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
     with visit(service) as at:
@@ -122,7 +122,7 @@ def test_a_listing_goes_on_and_back_and_by_prefix(
         expect(page.get_by_text("No counter’s name begins with “nobody”.")).to_be_visible()
 
 
-def test_hundreds_of_namespaces_are_chosen_from_by_a_part_of_their_names(
+def test_namespaces_are_filtered_by_a_part_of_their_names(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
     names = sorted([*(f"team-{each:03}" for each in range(340)), "default"])
@@ -206,7 +206,7 @@ def test_lists_refresh_by_themselves_and_pause(
         ("ns/default/c/likes", "history?"),
     ],
 )
-def test_what_rejects_the_key_asks_for_another_once(
+def test_a_rejected_key_is_asked_for_again_once(
     tab: Page, service: str, http: httpx.Client, place: str, part: str
 ) -> None:
     rejected = {"code": "key_invalid", "title": "The API key is not valid", "status": 401}
@@ -340,7 +340,7 @@ def test_a_count_is_live_and_keeps_all_its_digits(
         expect(page.locator("#count")).to_have_text("23 058 430 092 136 939 520")
 
 
-def test_a_count_that_may_be_old_does_not_go_back(
+def test_a_stale_count_does_not_replace_a_newer_one(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
     """What is shown before the stream begins is of the age of what comes by it."""
@@ -386,7 +386,7 @@ def test_a_chart_shows_the_same_as_its_table(
         expect(page.locator("figcaption")).to_contain_text(told, timeout=30_000)
 
 
-def test_the_lab_is_walked_by_clicks_and_reports_each_answer(visit: Visits, service: str) -> None:
+def test_the_lab_runs_by_clicks_and_reports_each_response(visit: Visits, service: str) -> None:
     with visit(service) as at:
         at.meant = {409}
         page = at.go("lab")
@@ -404,7 +404,7 @@ def test_the_lab_is_walked_by_clicks_and_reports_each_answer(visit: Visits, serv
         expect(page.locator("#do-again")).to_have_attribute("aria-disabled", "true")
 
 
-def test_the_lab_finishes_an_add_whose_answer_was_lost(visit: Visits, service: str) -> None:
+def test_the_lab_finishes_an_add_whose_response_was_lost(visit: Visits, service: str) -> None:
     def lose(way: Route) -> None:
         way.fetch()
         way.abort()
@@ -427,7 +427,7 @@ def test_the_lab_finishes_an_add_whose_answer_was_lost(visit: Visits, service: s
         expect(page.locator(".tally")).to_contain_text("You wanted 1 adds of 1, and sent 2")
 
 
-def test_to_open_the_lab_changes_nothing(visit: Visits, service: str) -> None:
+def test_opening_the_lab_changes_nothing(visit: Visits, service: str) -> None:
     """Regression: following a link to it created two namespaces."""
     made: list[str] = []
 
@@ -449,7 +449,7 @@ def test_to_open_the_lab_changes_nothing(visit: Visits, service: str) -> None:
         assert made == ["lab", "lab-rough"]
 
 
-def test_the_lab_is_walked_by_keyboard_alone(visit: Visits, service: str) -> None:
+def test_the_lab_runs_by_keyboard_alone(visit: Visits, service: str) -> None:
     with visit(service) as at:
         at.meant = {409}
         page = at.go("")
@@ -469,7 +469,7 @@ def test_the_lab_is_walked_by_keyboard_alone(visit: Visits, service: str) -> Non
         )
 
 
-def test_health_reports_outcomes_and_who_rolls_up(
+def test_health_reports_outcomes_and_workers(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
     with visit(service) as at:
@@ -510,7 +510,7 @@ def test_a_problem_says_what_to_do(visit: Visits, service: str) -> None:
 @pytest.mark.parametrize(
     ("status", "body"), [(200, "<html>Sign in</html>"), (502, '{"message": "no upstream"}')]
 )
-def test_an_answer_of_something_else_is_reported_as_that(
+def test_a_response_of_a_proxy_is_reported_as_such(
     visit: Visits, service: str, status: int, body: str
 ) -> None:
     """As of a proxy that asks for a password, or has an error of its own kind."""
@@ -532,7 +532,7 @@ def test_colours_change_and_are_forgotten(visit: Visits, service: str) -> None:
         assert page.evaluate(background) == "rgb(255, 255, 255)"
 
 
-def test_a_key_that_may_not_make_the_lab_learns_who_can(
+def test_without_admin_scope_the_lab_names_the_scope_it_needs(
     visit: Visits, guarded: tuple[str, list[str]]
 ) -> None:
     url, (_, writer) = guarded
@@ -549,9 +549,7 @@ def test_a_key_that_may_not_make_the_lab_learns_who_can(
         expect(page.get_by_role("alert").filter(has_text="does not allow")).to_be_visible()
 
 
-def test_a_key_is_asked_for_used_and_kept_nowhere(
-    visit: Visits, guarded: tuple[str, list[str]]
-) -> None:
+def test_a_key_is_used_and_not_stored(visit: Visits, guarded: tuple[str, list[str]]) -> None:
     url, (key, _) = guarded
     with visit(url) as at:
         at.meant = {401, 409}
@@ -657,7 +655,7 @@ def test_a_key_stays_for_the_session_if_asked_until_signed_out(
 
 
 @pytest.mark.parametrize(("phone", "dark"), [(False, False), (True, True)], ids=["desk", "phone"])
-def test_every_page_is_for_everybody(
+def test_every_page_is_accessible(
     visit: Visits, service: str, http: httpx.Client, phone: bool, dark: bool
 ) -> None:
     """axe finds nothing, and no page is wider than its window."""

@@ -68,7 +68,7 @@ def test_every_code_has_a_section(site: Path) -> None:
     assert codes == set(re.findall(r'<section id="(\w+)">', problems_page().decode()))
 
 
-def test_a_problem_means_the_same_wherever_it_is_explained() -> None:
+def test_a_problem_is_explained_alike_everywhere() -> None:
     """In docs/http.md, on the service's page and in the reference."""
     row = r"^\| `(\w+)` \| \d{3} \| \w+ \| \w+ \| (.*?) \| (.*?) \|$"
     document = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
@@ -113,7 +113,7 @@ def test_every_name_of_the_sdk_has_a_section_and_a_docstring(site: Path) -> None
 
 
 @pytest.mark.usefixtures("child_processes")
-def test_what_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     """With the settings of the site, and nothing else of it."""
     folder = tmp_path / "docs"
     folder.mkdir()
@@ -150,7 +150,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("phone", "dark"), [(False, False), (True, True)], ids=["desk", "phone"])
-def test_it_is_for_everybody(visit: Visits, address: str, phone: bool, dark: bool) -> None:
+def test_the_site_is_accessible(visit: Visits, address: str, phone: bool, dark: bool) -> None:
     """axe finds nothing that hinders, no page is wider than its window, no other host is asked."""
     looked_over = {"index", "python" if phone else "http"}
     with visit(address, phone=phone, dark=dark) as at:
@@ -165,7 +165,7 @@ def test_it_is_for_everybody(visit: Visits, address: str, phone: bool, dark: boo
                 at.check_access(beside=_OF_THE_THEME)
 
 
-def test_it_reads_from_a_folder_too(visit: Visits, site: Path) -> None:
+def test_the_site_works_from_a_folder(visit: Visits, site: Path) -> None:
     """All but the search: no browser gives a page of a folder the worker that it takes."""
     with visit(site.as_uri()) as at:
         at.is_down = True

@@ -88,7 +88,7 @@ def printed_commands(shell: Shell) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.startswith("counter add ")]
 
 
-def test_what_is_unknown_is_printed_as_commands(shell: Shell, name: str) -> None:
+def test_unknown_outcomes_are_printed_as_commands(shell: Shell, name: str) -> None:
     with answers_lost():
         assert stream(shell, f"{name}\t3\n", "--timeout", "500ms") == (4, "")
     [command] = printed_commands(shell)
@@ -106,7 +106,7 @@ def test_what_is_unknown_is_printed_as_commands(shell: Shell, name: str) -> None
         ),
     ],
 )
-def test_what_is_not_counted_is_printed(shell: Shell, name: str, error: CounterError) -> None:
+def test_uncounted_adds_are_printed(shell: Shell, name: str, error: CounterError) -> None:
     """What was not sent in a form that can be added again; what was rejected by its reason."""
     close = Buffer.close
 

@@ -61,7 +61,7 @@ def test_all_is_right(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert remarks == ""
 
 
-def test_what_is_wrong_is_said_with_the_numbers(
+def test_a_wrong_count_is_reported_with_both_numbers(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
@@ -101,7 +101,7 @@ def test_a_repair_counts_again_and_says_so(data: Path, capsys: pytest.CaptureFix
     assert (code, found["mismatches"]) == (0, [])
 
 
-def test_only_what_is_asked_for_is_looked_at(
+def test_only_the_selected_counters_are_audited(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'b'")
@@ -127,7 +127,7 @@ def test_only_what_is_asked_for_is_looked_at(
         (["--last=long"], "long"),
     ],
 )
-def test_what_it_cannot_do_it_says(
+def test_impossible_requests_are_refused(
     words: list[str], hint: str, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([f"--data={data}", *words]) == 2
@@ -142,7 +142,7 @@ def test_a_directory_without_counters_stays_as_it_is(
     assert not (tmp_path / "typo").exists()
 
 
-def test_while_a_process_serves_it_says_what_to_do(
+def test_during_service_an_audit_is_refused_with_advice(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def beside() -> int:

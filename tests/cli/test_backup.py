@@ -62,7 +62,7 @@ def below(place: Path, folders: str) -> list[str]:
     return sorted(each.name for each in place.glob(f"{folders}/*"))
 
 
-def test_a_backup_is_made_beside_who_serves_and_restored_elsewhere(
+def test_a_backup_is_made_during_service_and_restored(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the keys; readable by its owner alone; and audited as it was told to be."""
@@ -115,7 +115,7 @@ def test_a_backup_gives_up_before_the_write_ahead_log_stops_the_service(place: P
     assert not list(place.glob("new*"))
 
 
-def test_what_was_given_out_is_not_given_out_again(place: Path) -> None:
+def test_a_restored_store_issues_no_token_again(place: Path) -> None:
     """Tokens, ids of namespaces and versions: the old life may have gone on after its backup."""
 
     async def live(data: Path, name: str) -> tuple[list[Any], int, int]:
@@ -172,7 +172,7 @@ async def test_a_backup_that_is_asked_to_end_leaves_nothing(place: Path) -> None
     assert below(place, ".") == ["copy", "data"]
 
 
-def test_of_nothing_there_is_no_backup(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backup_of_nothing_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And a place that cannot be written is said."""
     assert run(["backup", "new", "--data=typo"]) == 2
     assert "typo holds no counters" in capsys.readouterr().err
@@ -291,7 +291,7 @@ def spoil(copy: Path, kind: str) -> None:
         ("other files", "manifest.json names ['../passwd'"),
     ],
 )
-def test_what_is_not_whole_is_not_restored(
+def test_a_damaged_backup_is_not_restored(
     kind: str, hint: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is written."""
@@ -303,7 +303,7 @@ def test_what_is_not_whole_is_not_restored(
 
 @pytest.mark.parametrize("name", ["manifest.json", "counter.db", "keys.sqlite3"])
 @pytest.mark.parametrize("kind", ["a FIFO", "a device", "a directory"])
-def test_a_backup_of_what_is_no_file_is_not_restored(
+def test_a_backup_with_special_files_is_not_restored(
     name: str, kind: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: a FIFO was waited for, and an endless device was read for ever."""
@@ -321,7 +321,7 @@ def test_a_backup_of_what_is_no_file_is_not_restored(
     assert not Path("restored").exists()
 
 
-def test_a_backup_without_keys_is_restored_where_that_is_said(place: Path) -> None:
+def test_a_backup_without_keys_needs_a_flag_to_be_restored(place: Path) -> None:
     spoil(place / "copy", "keyless")
     assert run(["restore", "copy", "--data=new", "--without-keys"]) == 0
     assert below(place, "new") == ["counter.db", "lock"]

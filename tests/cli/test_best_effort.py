@@ -20,7 +20,7 @@ def shell(shell: Shell) -> Iterator[Shell]:
     shell.said("namespace", "delete", NAMESPACE, "--yes")
 
 
-def test_nothing_is_resolved_where_what_is_sent_again_counts_again(shell: Shell) -> None:
+def test_best_effort_adds_are_not_resolved(shell: Shell) -> None:
     """Regression: it was sent again, counted again, and said to be counted once."""
     assert shell.said("add", "x", "5", "--key", "order-1", *HERE) == "x: 5 added"
     assert "BEST_EFFORT: a retry counts again" in shell.err

@@ -40,7 +40,7 @@ def test_every_setting_is_a_flag() -> None:
     assert names(ServeFlags) == set(Settings.model_fields) - NO_FLAGS
 
 
-def test_what_places_data_is_a_flag_of_every_command() -> None:
+def test_dataset_settings_are_flags_of_every_command() -> None:
     """A dataset must be the same dataset for whoever makes it, writes it and rolls it up."""
     assert set(DatasetSettings.model_fields) <= names(StoreFlags)
     assert names(StoreFlags) < names(RollupFlags) < names(ServeFlags)
@@ -49,16 +49,14 @@ def test_what_places_data_is_a_flag_of_every_command() -> None:
 @pytest.mark.parametrize(
     "command", [["serve"], ["rollup"], ["schema", "apply"], ["config", "check"]]
 )
-def test_each_command_says_what_it_does_and_ends_with(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_names_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--help"]) == 0
     help_text = capsys.readouterr().out
     assert "Exit codes: 0" in help_text
     assert "--contact-points" in help_text
 
 
-def test_the_effective_settings_are_toml_and_say_where_each_comes_from(
+def test_the_effective_settings_are_toml_with_their_origins(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("counter.toml").write_text('slice = "12h"\n[datasets.videos]\nretention = "30d"\n')

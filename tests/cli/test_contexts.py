@@ -260,7 +260,7 @@ def test_contexts_are_added_replaced_and_removed(known: Shell) -> None:
         assert known.run("context", *words) == (1, "")
 
 
-def test_what_no_client_can_have_is_not_kept(shell: Shell, home: Path) -> None:
+def test_an_invalid_context_is_not_stored(shell: Shell, home: Path) -> None:
     (home / "bad.key").write_text("no key at all\n", encoding="utf-8")
     for name, words in (
         ("-x", ["--url", "http://a"]),
@@ -313,7 +313,7 @@ def test_a_file_that_holds_no_contexts_is_an_error_that_names_it(
     assert str(path) not in shell.err
 
 
-def test_what_was_kept_is_kept_if_it_cannot_be_replaced(known: Shell, home: Path) -> None:
+def test_a_failed_write_keeps_the_old_contexts(known: Shell, home: Path) -> None:
     path = home / "config" / FILE
     before = path.read_bytes()
     with patch("counter.cli.contexts.os.replace", side_effect=OSError(28, "No space left")):

@@ -74,7 +74,7 @@ class Load:
 
 
 @pytest.mark.slow
-async def test_what_was_taken_is_answered_and_counted(tmp_path: Path) -> None:
+async def test_accepted_requests_are_answered_and_counted(tmp_path: Path) -> None:
     """First it goes on, and only says that it will end; then it lets nobody in, tells every client
     that its answer is the last on its connection, and ends with code 0."""
     flags = {"accept_limit": "1m", "shutdown_delay": "5m"}

@@ -57,12 +57,12 @@ def test_anybody_else_needs_both(host: str, own: Signed) -> None:
     check(host, keys=True, tls_in_front=True)
 
 
-def test_what_is_there_is_not_asked_for(own: Signed) -> None:
+def test_only_the_missing_part_is_asked_for(own: Signed) -> None:
     assert "--https-cert" not in refusal("::", keys=False, tls_in_front=True)
     assert "key create" not in refusal("::", keys=True)
 
 
-def test_who_insists_is_let_and_warned(caplog: pytest.LogCaptureFixture, own: Signed) -> None:
+def test_insecure_is_allowed_with_a_warning(caplog: pytest.LogCaptureFixture, own: Signed) -> None:
     check("0.0.0.0", keys=False, insecure=True)
     assert "0.0.0.0:8080 although there is no API key" in caplog.text
     assert "there is no TLS" in caplog.text
@@ -89,7 +89,7 @@ def test_a_process_refuses_before_it_answers_anybody(tmp_path: Path) -> None:
     assert "there is no API key" not in said
 
 
-def test_where_it_serves_is_reported_with_its_scheme(
+def test_the_address_is_reported_with_its_scheme(
     own: Signed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say_where(cast(socket.socket, Listener("::1")), Settings())

@@ -86,7 +86,7 @@ def test_a_command_beside_the_store_has_the_flags_that_it_needs_first(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_its_help_names_values_by_words(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_values_by_words(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: STR and INT said nothing of what to write."""
     assert re.findall(r"\b(STR|INT|PATH)\b", helped(capsys, *name.split())) == []
 
@@ -111,7 +111,7 @@ def test_its_help_names_values_by_words(name: str, capsys: pytest.CaptureFixture
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else None,
 )
-def test_an_error_of_its_words_is_written_as_all_others_are(
+def test_a_usage_error_is_written_like_other_errors(
     words: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -129,7 +129,7 @@ def test_the_reference_has_each_usage_once_and_no_empty_panel() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_its_help_has_examples_that_hold_and_its_exit_codes(name: str) -> None:
+def test_help_has_valid_examples_and_exit_codes(name: str) -> None:
     text = ALL[name].help or ""
     examples = examples_of(name)
     assert examples, text
@@ -166,7 +166,7 @@ def test_an_example_names_a_key_as_keys_are_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - NO_JSON))
-def test_what_it_prints_it_prints_as_json_too(name: str) -> None:
+def test_every_output_has_a_json_form(name: str) -> None:
     command = ALL[name].default_command
     assert command is not None
     given = signature(command, eval_str=True).parameters.values()

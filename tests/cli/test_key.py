@@ -45,7 +45,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> KeyShell:
 
 
 @pytest.mark.parametrize("command", ["create", "list", "rotate", "revoke"])
-def test_each_command_says_what_it_does_and_ends_with(command: str, shell: KeyShell) -> None:
+def test_help_names_exit_codes(command: str, shell: KeyShell) -> None:
     code, text = shell.run(command, "--help")
     assert code == 0
     assert "Exit codes: 0; 1 if" in text
@@ -105,7 +105,7 @@ def test_only_its_owner_may_read_the_file(shell: KeyShell) -> None:
     assert stat.S_IMODE(Path("data/keys.sqlite3").stat().st_mode) == 0o600
 
 
-def test_what_is_listed(shell: KeyShell) -> None:
+def test_keys_are_listed(shell: KeyShell) -> None:
     """Nothing is cut or folded, and a label is no markup."""
     assert shell.run("list") == (0, "")
     assert "there are no keys: no request needs one" in shell.err
@@ -160,7 +160,7 @@ def test_a_rotation_prints_the_new_key_and_when_the_old_one_ends(shell: KeyShell
 
 
 @pytest.mark.parametrize("form", ["{key}", " {key} ", "ck_{id}_", "ck_{id}_abcd"])
-def test_a_key_that_stays_valid_is_no_argument(form: str, shell: KeyShell) -> None:
+def test_a_valid_key_is_refused_as_an_argument(form: str, shell: KeyShell) -> None:
     """Regression: every user of the machine could read it in the list of processes."""
     key = shell.create()
     key_id = key.split("_")[1]
@@ -240,7 +240,7 @@ def test_a_directory_that_cannot_be_made_is_named(shell: KeyShell) -> None:
     assert "counter: data/keys.sqlite3 cannot be made: [Errno " in shell.err
 
 
-def test_a_file_that_its_user_cannot_open_is_said_to_be_so(
+def test_a_file_without_permission_is_reported(
     shell: KeyShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By root, who may all, it cannot be seen."""
@@ -255,7 +255,9 @@ def test_a_file_that_its_user_cannot_open_is_said_to_be_so(
     assert "must be able to read and write it" in shell.err
 
 
-def test_what_root_makes_is_the_service_s(shell: KeyShell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_made_by_root_belong_to_the_service(
+    shell: KeyShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The user that owns the data directory must be able to read its keys."""
     given: list[tuple[str, int, int]] = []
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -284,7 +286,7 @@ def test_a_file_that_cannot_be_used_is_named(shell: KeyShell) -> None:
         assert "restore it from a backup" in shell.err
 
 
-def test_what_is_done_to_keys_is_in_the_audit_log(shell: KeyShell) -> None:
+def test_changes_of_keys_are_in_the_audit_log(shell: KeyShell) -> None:
     flags = ["--audit-log", "audit.jsonl"]
     text = shell.create("--namespace", "videos", "--scope", "read", *flags)
     key_id = text.split("_")[1]

@@ -38,20 +38,20 @@ def test_an_address_of_another_machine_is_named() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_it_listens_where_it_can(host: str) -> None:
+def test_loopback_and_names_can_be_listened_on(host: str) -> None:
     if host == "::1" and not socket.has_ipv6:
         pytest.skip("there is no IPv6 here")
     with listen(host, 0) as listener:
         assert listener.getsockname()[1] > 0
 
 
-def test_a_process_has_no_port_of_its_own_that_all_share() -> None:
+def test_the_shared_port_is_not_a_port_of_one_process() -> None:
     settings = Settings(port=9001, metrics_port=9001)
     with pytest.raises(StartupError, match="metrics_port 9001 and port 9001 meet"):
         serve(settings, Mock())
 
 
-def test_each_process_has_a_port_that_there_is() -> None:
+def test_every_process_needs_a_valid_port() -> None:
     """Regression: the processes past the last port failed with a trace, again and again."""
     settings = Settings(
         store="cassandra", contact_points=("127.0.0.1",), port=0, workers=3, metrics_port=65_534

@@ -34,7 +34,7 @@ def made_key(data: Path, audit: Path) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
-async def test_a_run_reports_who_did_what_and_no_secret(tmp_path: Path) -> None:
+async def test_a_run_logs_each_act_and_no_secret(tmp_path: Path) -> None:
     data, audit = tmp_path / "data", tmp_path / "audit.jsonl"
     key, said = made_key(data, audit)
     key_id, secret = key.split("_")[1:]

@@ -74,7 +74,7 @@ class Elsewhere:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-def test_a_watch_ends_with_what_will_not_get_better(shell: Shell, name: str) -> None:
+def test_a_watch_ends_at_a_permanent_error(shell: Shell, name: str) -> None:
     """Regression: it asked again at once, and again, as fast as it could."""
     asked: list[str] = []
 

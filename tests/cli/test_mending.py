@@ -122,9 +122,7 @@ def test_a_service_on_this_machine_is_looked_at_without_a_proxy(
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else None,
 )
-def test_what_is_wrong_is_found(
-    flags: list[str], part: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_are_found(flags: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("a-file").touch()
     Path("damaged").mkdir()
     Path("damaged/counter.db").write_bytes(b"x" * 200)
@@ -215,7 +213,7 @@ def test_a_bash_completes_commands_and_flags(
     assert [each.strip() for each in completed] == ["export", "create", "--prefix"]
 
 
-def test_where_keys_are_asked_for_it_says_what_it_cannot_tell_without_one(
+def test_without_a_required_key_the_clock_check_is_a_warning(
     service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one here: from the first key on every request needs one."""

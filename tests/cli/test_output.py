@@ -83,7 +83,7 @@ def test_an_add_is_counted_once_in_every_encoding(
     ],
     ids=" ".join,
 )
-def test_every_command_prints_what_the_encoding_does_not_have_as_json_escapes(
+def test_unencodable_characters_are_printed_as_json_escapes(
     words: Sequence[str], shell: Shell
 ) -> None:
     name = f"売上🎉 {words[0]} {len(words)}"
@@ -134,7 +134,7 @@ def test_lines_need_a_standard_input(service: Service) -> None:
 
 
 @pytest.mark.usefixtures("child_processes")
-def test_help_that_cannot_be_printed_is_no_outcome_of_an_add() -> None:
+def test_help_that_cannot_be_printed_ends_with_141() -> None:
     """Regression: it ended with 1."""
     for words in (["add", "--help"], ["--help"], ["--version"]):
         with FULL.open("wb", buffering=0) as full:
@@ -180,7 +180,7 @@ def test_an_outcome_that_cannot_be_printed_keeps_its_exit_code(
     assert "standard output: No space left on device" in shell.err
 
 
-def test_an_exit_code_is_kept_where_there_is_one_and_else_the_failure_passes() -> None:
+def test_an_existing_exit_code_is_kept() -> None:
     with pytest.raises(OutputError), exiting(0):
         raise OutputError
     with exiting(0):

@@ -68,7 +68,7 @@ def run_counter(*words: str, **flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_without_its_schema_it_says_what_to_run(cassandra: Cluster, tmp_path: Path) -> None:
+def test_without_its_schema_a_start_names_the_command(cassandra: Cluster, tmp_path: Path) -> None:
     code, said = refused(tmp_path, **flags_of(cassandra, "never_made"))
     assert code == 2
     assert "counter schema apply" in said
@@ -134,9 +134,7 @@ async def sent_to(port: int, counter: str) -> httpx.Response:
 
 
 @pytest.mark.slow
-async def test_workers_that_are_asked_to_end_finish_what_they_took(
-    cassandra: Cluster, tmp_path: Path
-) -> None:
+async def test_workers_finish_accepted_adds_on_shutdown(cassandra: Cluster, tmp_path: Path) -> None:
     """Each answers the adds that it has under way, however late the store answers them; none takes
     any more. They are in the count."""
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)

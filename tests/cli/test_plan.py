@@ -27,7 +27,7 @@ def run(words: str) -> int:
 
 
 @pytest.mark.parametrize("command", ["dedup", "storage"])
-def test_each_says_what_it_does_and_ends_with(command: str, capsys: Captured) -> None:
+def test_help_names_exit_codes(command: str, capsys: Captured) -> None:
     assert run(f"{command} --help") == 0
     help_text = capsys.readouterr().out
     assert "Exit codes: 0" in help_text
@@ -118,6 +118,6 @@ def test_a_wrong_value_is_named_with_its_bound(words: str, told: str, capsys: Ca
     assert told in err
 
 
-def test_what_is_missing_ends_with_2_too(capsys: Captured) -> None:
+def test_a_missing_flag_ends_with_2(capsys: Captured) -> None:
     assert run("dedup") == 2
     assert "--rate" in "".join(capsys.readouterr())

@@ -24,7 +24,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("body", [b"{}", b"null", b'{"status": "ok"}', b"[]", b"<html>", b""])
 @pytest.mark.parametrize("words", [[TOKEN, "views", "1"], ["key:order-1", "views", "1"]])
-def test_a_page_of_a_proxy_is_no_outcome(
+def test_a_page_of_a_proxy_is_not_an_outcome(
     words: list[str], body: bytes, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: any 2xx with JSON was "counted: once, however often it was sent"."""

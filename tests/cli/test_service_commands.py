@@ -38,9 +38,7 @@ TOKEN = "8fa0ccf7-4c84-42bc-b1e0-ff71bde8f6a3@2026-11-21T04:55:02.911482Z"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_each_command_has_examples_and_says_what_it_ends_with(
-    command: list[str], shell: Shell
-) -> None:
+def test_help_has_examples_and_exit_codes(command: list[str], shell: Shell) -> None:
     text = shell.said(*command, "--help")
     assert f"  counter {' '.join(command)}" in text
     assert "Exit codes: " in text
@@ -123,7 +121,7 @@ def test_bad_input_ends_with_2_and_one_message(words: list[str], shell: Shell) -
     [["get", "c"], ["add", "c"], ["watch", "c"], ["history", "c"], ["events", "c"]],
     ids=" ".join,
 )
-def test_what_is_not_there_ends_with_1(words: list[str], shell: Shell) -> None:
+def test_an_unknown_namespace_ends_with_1(words: list[str], shell: Shell) -> None:
     code, out = shell.run(*words, "--namespace", "nowhere")
     assert (code, out) == (1, "")
     assert "there is no namespace 'nowhere'" in shell.err
@@ -189,7 +187,7 @@ def test_an_unknown_outcome_is_finished_by_the_command_that_is_printed(
     assert "-2 was counted before, and is not again" in shell.err
 
 
-def test_a_script_reads_it_on_standard_output(shell: Shell, name: str) -> None:
+def test_a_script_reads_the_outcome_as_json(shell: Shell, name: str) -> None:
     with answers_lost():
         code, out = shell.run("clear", name, "--json")
     assert code == 4
@@ -222,7 +220,7 @@ def test_a_clock_that_is_behind_is_helped_once(shell: Shell, name: str) -> None:
     assert "was not applied in time and never will be" in shell.err
 
 
-def test_what_became_of_a_token_is_found_or_decided(shell: Shell, name: str) -> None:
+def test_a_token_is_looked_up_or_resolved(shell: Shell, name: str) -> None:
     """Without what was sent nothing is decided: a token that is in time would be used up."""
     token = shell.said("token", "new")
     assert shell.run("token", "resolve", token, name) == (4, "")

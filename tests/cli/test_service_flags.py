@@ -65,7 +65,7 @@ def test_flags_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert parsed("--url", "http://here:2").url == "http://here:2"
 
 
-def test_what_a_client_reads_is_no_mistake_of_a_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_variables_are_not_unknown_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("COUNTER_URL", "COUNTER_NAMESPACE", "COUNTER_API_KEY", "COUNTER_CONTEXT"):
         monkeypatch.setenv(name, "x")
     assert load({}).warnings == ()
@@ -100,7 +100,7 @@ def test_the_key_is_of_its_file_or_the_environment(
     ],
     ids=["no time", "none", "another scheme", "nowhere"],
 )
-def test_what_no_client_can_have_ends_with_2(
+def test_an_invalid_option_ends_with_2(
     flags: ServiceFlags, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end, ended(), opened(flags):
@@ -111,7 +111,7 @@ def test_what_no_client_can_have_ends_with_2(
     assert err.startswith("counter: ")
 
 
-def test_a_read_whose_connection_is_refused_is_not_tried_again(
+def test_a_read_whose_connection_is_refused_is_not_retried(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Regression: it was, until --timeout had passed."""
@@ -168,14 +168,14 @@ def test_a_scope_that_is_too_low_is_answered_by_the_command_that_makes_a_key(
     counter.parse_args(command, print_error=False, exit_on_error=False)
 
 
-def test_what_is_no_answer_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_errors_have_exit_codes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert end_of(KeyboardInterrupt()) == 130
     assert end_of(StartupError("no")) == 2
     assert end_of(FileNotFoundError(2, "No such file", "here")) == 2
     assert capsys.readouterr().err.endswith("counter: here: No such file\n")
 
 
-def test_a_reader_that_went_away_is_no_success_and_no_trace(
+def test_a_closed_pipe_ends_with_141_and_no_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert end_of(BrokenPipeError()) == 141
@@ -183,7 +183,7 @@ def test_a_reader_that_went_away_is_no_success_and_no_trace(
     assert capfd.readouterr().err == ""
 
 
-def test_an_answer_that_finds_no_room_is_none_that_was_not_done(
+def test_a_full_standard_output_ends_with_141(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: an add that was counted ended with 2, which says that nothing was sent."""
@@ -196,7 +196,7 @@ def test_an_answer_that_finds_no_room_is_none_that_was_not_done(
 
 
 @pytest.mark.usefixtures("child_processes")
-def test_so_it_is_where_nothing_is_buffered(
+def test_a_full_unbuffered_standard_output_ends_with_141(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: as in a container with PYTHONUNBUFFERED, where a second try to print nothing
@@ -222,7 +222,7 @@ def test_so_it_is_where_nothing_is_buffered(
     assert (done.returncode, done.stderr) == (141, told)
 
 
-def test_an_interrupt_before_a_command_begins_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_during_imports_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: what a command imports takes a while, and Ctrl-C in it printed all of that."""
 
     def interrupted() -> None:
@@ -249,7 +249,7 @@ def test_an_unknown_outcome_is_reported_with_the_command_that_finds_it_out(
     )
 
 
-def test_it_says_what_the_environment_would_say_otherwise(
+def test_the_command_overrides_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Regression: what was given as a flag and is the default was left out, and the command went to
@@ -292,7 +292,7 @@ def test_an_atomic_add_is_finished_by_its_text() -> None:
     assert isinstance(Unfinished.parse(text).token, Token)
 
 
-def test_where_there_is_no_standard_output_what_was_done_is_done(
+def test_without_standard_output_a_finished_command_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Regression: an add that was counted ended with 1, which says that it is not."""

@@ -34,7 +34,7 @@ def is_harmless(text: str) -> bool:
 
 
 @given(st.text())
-def test_what_is_printed_has_no_character_that_controls(text: str) -> None:
+def test_printed_text_has_no_control_characters(text: str) -> None:
     assert is_harmless(printable(text).replace("\u200c", "").replace("\u200d", ""))
     assert "\n" not in printable(text)
     document = json.dumps({"name": text}, ensure_ascii=False)
@@ -43,14 +43,12 @@ def test_what_is_printed_has_no_character_that_controls(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["views", "größe €", "日本 語", "👩\u200d💻", "a\u00a0b"])
-def test_what_a_counter_may_be_called_is_printed_as_it_is(text: str) -> None:
+def test_valid_names_are_printed_unchanged(text: str) -> None:
     assert printable(text) == text
 
 
 @pytest.mark.parametrize("say", [print_out, remark, lambda text: print_out("", [text])])
-def test_what_is_said_is_escaped(
-    say: Callable[[str], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_is_escaped(say: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: it reached the terminal as it came; half a character ended in a traceback."""
     say(HOSTILE)
     out, err = capsys.readouterr()
@@ -76,7 +74,7 @@ def test_what_is_said_is_escaped(
         ("302 Found", {}, ["get", "c"]),
     ],
 )
-def test_no_command_prints_what_a_service_sends_as_it_is(
+def test_every_command_escapes_what_a_service_sends(
     status: str, body: Any, words: list[str], shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = http(status, json.dumps(body).encode(), "Location: https://x/\x1b[2J")
@@ -120,14 +118,14 @@ def test_a_problem_cannot_look_like_lines_of_the_command(
     assert set(out + shell.err).isdisjoint("\r\u2028\x85\x0b")
 
 
-def test_a_remark_has_lines_only_where_it_is_given_them(
+def test_a_remark_has_only_the_given_line_breaks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     remark("one\u2028two\x0bthree\nfour")
     assert capsys.readouterr().err == "counter: one\\u2028two\\u000bthree\ncounter: four\n"
 
 
-def test_what_rich_draws_controls_nothing_but_by_itself() -> None:
+def test_text_drawn_by_rich_is_escaped() -> None:
     file = io.StringIO()
     console = Screen(file=file, force_terminal=True, width=200)
     console.print(Text(HOSTILE), HOSTILE)

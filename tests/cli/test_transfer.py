@@ -200,7 +200,7 @@ def test_an_export_that_was_changed_is_refused_whole(
     assert why in capsys.readouterr().err
 
 
-def test_files_of_others_are_counted_by_their_content(service: Service, target: str) -> None:
+def test_foreign_files_are_identified_by_their_content(service: Service, target: str) -> None:
     """CSV with a header or without one, NDJSON, after a byte order mark or none; lines of one
     counter add up. The same content is the same import, whatever the file is called; another --id
     is another one."""
@@ -242,7 +242,7 @@ def test_files_of_others_are_counted_by_their_content(service: Service, target: 
         "no text",
     ],
 )
-def test_a_line_that_is_no_count_is_named_and_nothing_is_counted(
+def test_an_invalid_line_is_named_and_nothing_is_counted(
     service: Service, text: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("in").write_text(text)
@@ -252,13 +252,13 @@ def test_a_line_that_is_no_count_is_named_and_nothing_is_counted(
         assert list(client.counters(prefix="import")) == []
 
 
-def test_a_directory_is_no_file_to_export_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_is_refused_as_an_export_file(capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: it ended with a traceback."""
     assert run("export", ".") == 2
     assert "no name of a file" in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_reread_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo("pipe")
     writer = os.open("pipe", os.O_RDWR)
     try:
@@ -273,7 +273,7 @@ def test_what_cannot_be_read_twice_is_refused(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.count("read") >= 5
 
 
-def test_counters_that_others_added_to_are_left_alone_unless_it_is_asked_for(
+def test_counters_with_other_adds_need_a_flag(
     service: Service, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("in.csv").write_text("a,1\nb,2\n")
@@ -301,7 +301,7 @@ def test_a_missing_namespace_is_created_if_it_is_asked_for(
     assert capsys.readouterr().err.count("did not exist: created, ACCURATE") == 1
 
 
-def test_where_no_retry_is_safe_nothing_is_moved(
+def test_best_effort_counters_are_not_moved(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with CounterClient(service.url, "rough", options=OPTIONS) as client:
@@ -335,7 +335,7 @@ def test_after_an_interrupt_both_go_on(
     assert without_marks(counts(service, target)) == COUNTS
 
 
-def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
+def test_a_file_that_changes_during_an_import_ends_it(
     service: Service,
     target: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -360,7 +360,7 @@ def test_a_file_that_is_changed_meanwhile_breaks_the_import_off(
     assert run("import", "in.csv", "--namespace", target, "--verify") == 0
 
 
-def test_an_import_whose_keys_may_be_forgotten_counts_nothing_more(
+def test_an_import_whose_keys_may_have_expired_counts_nothing(
     service: Service, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first key counts a second time, as it does when it was forgotten."""

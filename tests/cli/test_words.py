@@ -108,7 +108,7 @@ def test_no_message_in_the_source_of_the_service_does_either() -> None:
 
 
 @pytest.mark.parametrize("phrase", SERVICE_PHRASES)
-def test_what_is_put_in_terms_of_commands_is_what_the_service_says(phrase: str) -> None:
+def test_every_translated_phrase_occurs_in_the_service(phrase: str) -> None:
     """A message that is reworded there is put into commands here as well."""
     said = "".join(
         each.read_text(encoding="utf-8")
@@ -159,7 +159,7 @@ def test_commands_speak_of_no_requests() -> None:
         assert "/v1/" not in source.read_text(encoding="utf-8") or source.name == "client.py"
 
 
-def test_so_it_is_where_an_error_is_told_beside_the_answer(shell: Shell, tmp_path: Path) -> None:
+def test_secondary_errors_are_translated_too(shell: Shell, tmp_path: Path) -> None:
     """Regression: doctor, watch and an unknown outcome printed what the service says as it is."""
     asked = PROBLEMS["key_missing"]["detail"]
     found = Finding("service clock", "warning", f"it cannot be read: {asked}")

@@ -138,7 +138,7 @@ async def gone(pids: list[int]) -> None:
     await eventually(ended, f"{pids} ended")
 
 
-async def test_one_that_is_killed_is_started_again(service: Service, workers: list[int]) -> None:
+async def test_a_killed_worker_is_restarted(service: Service, workers: list[int]) -> None:
     """And whichever of them is asked tells what all of them counted, the dead one too: a sum that
     went back would be taken for a burst."""
     await service.look_up(1, 3)
@@ -172,15 +172,13 @@ async def test_one_that_is_killed_is_started_again(service: Service, workers: li
     await eventually(goes_on, "the new worker's requests come on top")
 
 
-async def test_none_outlives_a_supervisor_that_is_killed(
-    service: Service, workers: list[int]
-) -> None:
+async def test_no_worker_outlives_a_killed_supervisor(service: Service, workers: list[int]) -> None:
     service.process.kill()
     await gone(workers)
 
 
 @pytest.mark.usefixtures("child_processes")
-async def test_each_answers_over_tls_and_all_end_in_order(tmp_path: Path) -> None:
+async def test_workers_serve_tls_and_end_in_order(tmp_path: Path) -> None:
     """On the port that they share, and on each one's own. When they are told to end, the shared
     port is closed at once, also where their supervisor has it: nobody waits there for an answer."""
     authority = Authority(tmp_path / "authority")
@@ -218,7 +216,7 @@ async def listens(port: int) -> bool:
 
 
 @pytest.mark.usefixtures("child_processes")
-def test_where_none_can_start_it_says_why_once() -> None:
+def test_a_failed_start_of_all_workers_is_reported_once() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.workers", str(WORKERS), "0"],
         cwd=ROOT,
@@ -232,7 +230,7 @@ def test_where_none_can_start_it_says_why_once() -> None:
     assert done.stdout == b""
 
 
-def test_a_start_without_a_folder_to_write_to_says_what_to_do() -> None:
+def test_a_start_without_a_temporary_folder_names_the_fix() -> None:
     """They tell each other there what they counted."""
     full = OSError(errno.ENOSPC, "No space left on device")
     settings = Settings(store="cassandra", contact_points=("127.0.0.1",), workers=2)

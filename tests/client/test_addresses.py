@@ -29,7 +29,7 @@ def test_each_attempt_goes_to_the_next(endpoints: Endpoints) -> None:
     assert [endpoints.pick(number) for number in range(5)] == ["a", "b", "c", "a", "b"]
 
 
-def test_one_that_is_away_is_passed_by(endpoints: Endpoints) -> None:
+def test_an_address_that_is_away_is_skipped(endpoints: Endpoints) -> None:
     endpoints.failed("a")
     assert [endpoints.pick(number) for number in range(4)] == ["b", "b", "c", "b"]
 
@@ -42,7 +42,7 @@ def test_after_a_while_one_attempt_finds_out(endpoints: Endpoints, clock: Clock)
     assert [endpoints.pick(0) for _ in range(3)] == ["a"] * 3
 
 
-def test_where_none_answers_all_are_tried(endpoints: Endpoints) -> None:
+def test_if_none_answers_all_are_tried(endpoints: Endpoints) -> None:
     for url in URLS:
         endpoints.failed(url)
     assert [endpoints.pick(number) for number in range(4)] == ["a", "b", "c", "a"]

@@ -43,7 +43,7 @@ def test_the_bounds_are_those_of_the_service(module: ModuleType, name: str) -> N
     assert getattr(module, name) == getattr(limits, name)
 
 
-def test_every_answer_fits_what_a_client_reads() -> None:
+def test_every_response_fits_the_clients_bound() -> None:
     """With each character of a name escaped as two surrogates."""
     one = 12 * limits.COUNTER_NAME_CHARS_MAX + 1_024
     assert one <= transport.ANSWER_ONE_BYTES_MAX

@@ -46,7 +46,7 @@ def result(call: Call[Any], body: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", READS)
-def test_a_proper_answer_is_read(name: str) -> None:
+def test_a_valid_response_is_read(name: str) -> None:
     result(*READS[name])
 
 
@@ -76,7 +76,7 @@ def changes(body: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["settings", "change_namespace", "create_namespace", "get_many"])
-def test_an_answer_about_another_namespace_is_noticed(name: str) -> None:
+def test_a_response_about_another_namespace_is_noticed(name: str) -> None:
     call, body = READS[name]
     other = json.loads(json.dumps(body).replace('"default"', '"other"'))
     with pytest.raises(UnexpectedAnswerError):

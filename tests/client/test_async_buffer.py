@@ -62,7 +62,7 @@ async def test_a_flush_ends_with_the_buffer() -> None:
                 await flushing
 
 
-async def test_one_that_waits_for_room_is_notified_of_the_end() -> None:
+async def test_an_add_that_waits_for_room_fails_when_the_buffer_closes() -> None:
     async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
         buffer = client.buffer(max_items=1)
         await buffer.__aenter__()
@@ -80,7 +80,7 @@ async def test_one_that_waits_for_room_is_notified_of_the_end() -> None:
         await buffer.close()
 
 
-async def test_they_are_sent_within_the_delay_without_a_flush(service: Service) -> None:
+async def test_adds_are_sent_within_the_delay_without_a_flush(service: Service) -> None:
     flushed: list[Flush] = []
     options = Options(trust_env=False, on_flush=flushed.append)
 
@@ -98,7 +98,7 @@ async def test_they_are_sent_within_the_delay_without_a_flush(service: Service) 
         assert (await client.get("delayed-async")).count == 5
 
 
-async def test_what_no_counter_takes_is_refused_at_the_add(service: Service) -> None:
+async def test_an_invalid_add_is_refused_at_once(service: Service) -> None:
     bad: list[Any] = [("", 1), ("a", 2**63), ("a", 1.5), (3, 1)]
     async with (
         AsyncCounterClient(service.url, options=QUICK) as client,
@@ -140,7 +140,7 @@ async def test_a_buffer_whose_disk_fails_reports_every_add_so(
         assert caught.value.unsent == {"failing": 2}
 
 
-async def test_what_was_refused_is_reported_though_the_rest_is_not_sent(
+async def test_a_flush_reports_rejected_adds_although_it_fails(
     service: Service, tmp_path: Path
 ) -> None:
     """A flush that ends in vain must not swallow it."""
@@ -173,7 +173,7 @@ async def test_what_was_refused_is_reported_though_the_rest_is_not_sent(
     assert [(each.counter, each.delta) for each in caught.value.rejected] == [("told", 3)]
 
 
-async def test_a_sync_is_on_disk_though_nothing_can_be_sent(tmp_path: Path) -> None:
+async def test_a_sync_reaches_the_disk_although_the_service_is_away(tmp_path: Path) -> None:
     """And so is what comes while the service is away, in its time."""
     async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
         buffer = client.buffer(max_delay=0.001, spool=tmp_path / "spool")
@@ -197,7 +197,7 @@ async def test_a_sync_is_on_disk_though_nothing_can_be_sent(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_spooled", [False, True])
-async def test_a_buffer_whose_task_is_cancelled_says_so_and_hands_over_what_is_left(
+async def test_a_buffer_whose_task_is_cancelled_returns_its_adds(
     is_spooled: bool, tmp_path: Path
 ) -> None:
     """Regression: a program that cancelled all tasks to end had adds taken that nobody sent, and
@@ -224,7 +224,7 @@ async def test_a_buffer_whose_task_is_cancelled_says_so_and_hands_over_what_is_l
         spool.close()
 
 
-async def test_no_adds_are_moved_while_a_piece_is_made(tmp_path: Path) -> None:
+async def test_no_adds_move_while_a_batch_is_written(tmp_path: Path) -> None:
     """The disk may be busy with it in a thread."""
     client = AsyncCounterClient("http://127.0.0.1:9", options=QUICK)
     buffer = client.buffer(spool=tmp_path / "spool", max_delay=3_600.0)

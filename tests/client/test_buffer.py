@@ -52,7 +52,7 @@ def test_adds_of_one_counter_are_merged(service: Service) -> None:
         assert len(list(client.events("merged"))) == 1
 
 
-def test_they_are_sent_within_the_delay_without_a_flush(service: Service) -> None:
+def test_adds_are_sent_within_the_delay_without_a_flush(service: Service) -> None:
     sent = threading.Event()
     options = Options(trust_env=False, on_flush=lambda _: sent.set())
     with CounterClient(service.url, options=options) as client, client.buffer() as buffer:
@@ -113,9 +113,7 @@ def test_threads_share_a_buffer(service: Service) -> None:
 @pytest.mark.parametrize(
     ("counter", "delta"), [("", 1), ("a\n", 1), ("a", 2**63), ("a", 1.5), ("a", True), (3, 1)]
 )
-def test_what_no_counter_takes_is_refused_at_the_add(
-    service: Service, counter: Any, delta: Any
-) -> None:
+def test_an_invalid_add_is_refused_at_once(service: Service, counter: Any, delta: Any) -> None:
     with (
         CounterClient(service.url, options=QUICK) as client,
         client.buffer() as buffer,
@@ -207,7 +205,7 @@ async def test_a_server_that_is_killed_again_and_again_counts_exactly(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_answers_that_are_lost_and_connections_that_are_cut_count_exactly(
+async def test_lost_responses_and_cut_connections_count_exactly(
     kind: str, service: Service
 ) -> None:
     expected: Counter[str] = Counter()
@@ -266,7 +264,7 @@ async def check(server: Server | Service, expected: Counter[str]) -> None:
     assert {each.counter: each.count for each in found} == expected
 
 
-async def test_what_is_cancelled_while_it_waits_has_taken_nothing(service: Service) -> None:
+async def test_an_add_that_is_cancelled_while_it_waits_is_not_taken(service: Service) -> None:
     async with AsyncCounterClient(service.url, options=QUICK) as client:
         async with client.buffer(max_delay=0.001) as buffer:
             for number in range(50):
@@ -298,7 +296,9 @@ def test_an_interrupt_from_the_keyboard_loses_nothing(service: Service) -> None:
         assert client.get("interrupted").count == 3
 
 
-def test_what_is_refused_for_good_is_handed_back_and_kept(service: Service, tmp_path: Path) -> None:
+def test_an_add_that_is_refused_for_good_is_returned_and_kept(
+    service: Service, tmp_path: Path
+) -> None:
     """Here its token was used for something else meanwhile; the other item is counted."""
     spool = Spool(tmp_path / "spool", "default")
     spool.put({"refused": 3, "not refused": 1})

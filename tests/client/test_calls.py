@@ -134,7 +134,7 @@ async def test_a_deleted_counter_is_not_listed(client: Any, name: str) -> None:
     assert (await client.delete(name, token=Token.from_key(f"gone-{uuid4()}"))).counter == name
 
 
-async def test_looking_back(client: Any, name: str) -> None:
+async def test_history_and_events_are_read(client: Any, name: str) -> None:
     for _ in range(3):
         await client.add(name, 2)
     await client.clear(name)
@@ -146,7 +146,7 @@ async def test_looking_back(client: Any, name: str) -> None:
     assert name in await client.counters(prefix="a/b?c&d")
 
 
-async def test_what_is_busy(client: Any, name: str) -> None:
+async def test_the_busiest_counters_are_found(client: Any, name: str) -> None:
     await client.add(name, 3)
     found = await client.busiest(100, span="1m")
     (busy,) = (each for each in found.counters if each.counter == name)
@@ -203,7 +203,7 @@ async def test_tokens_of_the_service(client: Any, name: str) -> None:
     assert (await client.add(name, 1, token=first)).replayed is True
 
 
-async def test_what_is_unfinished_is_finished_by_sending_it_again(client: Any, name: str) -> None:
+async def test_an_unfinished_add_is_finished_by_sending_it_again(client: Any, name: str) -> None:
     token = Token.new()
     unfinished = Unfinished("add", "default", ((name, 4),), str(token))
     assert (await client.resolve(str(unfinished))).applied is True
@@ -320,7 +320,7 @@ def test_a_hook_that_fails_stops_no_counting(
     assert "a hook's fault" in caplog.text
 
 
-def test_answers_can_be_pickled(service: Service, name: str) -> None:
+def test_results_can_be_pickled(service: Service, name: str) -> None:
     with CounterClient(service.url, options=OPTIONS) as client:
         added = client.add(name)
     assert pickle.loads(pickle.dumps(added)) == added

@@ -148,7 +148,7 @@ def test_a_request_is_never_larger_than_the_service_reads() -> None:
     assert sum(ledger.counts.values()) == 1_000
 
 
-def test_what_can_never_be_counted_is_handed_back() -> None:
+def test_an_add_that_can_never_count_is_returned() -> None:
     conflict = b'{"code":"token_conflict","retry":"never","applied":null,"detail":"used"}'
     backlog = Backlog()
     backlog.put({"a": 3})
@@ -158,7 +158,7 @@ def test_what_can_never_be_counted_is_handed_back() -> None:
     assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, "token_conflict")
 
 
-def test_what_a_closed_buffer_did_not_send_is_handed_over_whole() -> None:
+def test_a_closed_buffer_returns_all_unsent_adds() -> None:
     """Regression: what was left was looked at while it was still being sent. A piece that was being
     made was in neither of its parts, and lost; one that was sent just then was said to be unsent,
     and would have been counted twice."""
@@ -195,7 +195,7 @@ def closed(buffer: Buffer, timeout: float) -> UnsentError | None:
     return None
 
 
-def test_what_was_refused_of_a_piece_that_did_not_end_is_handed_back() -> None:
+def test_rejected_adds_of_an_unfinished_batch_are_returned() -> None:
     """Regression: it was in no part of the error, and nobody was told."""
 
     def send(_: Send) -> Answer:
@@ -252,14 +252,14 @@ def test_a_machine_whose_clock_is_slow_learns_the_time_from_void_tokens() -> Non
     assert later.token.generation_time_us >= ahead.generation_time_us
 
 
-def test_what_has_no_deadline_waits_an_hour_at_most_for_the_next_attempt() -> None:
+def test_without_a_deadline_a_pause_is_an_hour_at_most() -> None:
     """Regression: a Retry-After of a year, as a proxy may send it, ended the sending for a year."""
     script = Script([problem("overloaded", 503, "same_token", retry_after=10**9), added])
     script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
     assert script.pauses == [3_600.0]
 
 
-def test_a_piece_has_the_time_at_which_it_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_the_time_at_which_it_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("counter_client.delivery._now_us", lambda: 1_700_000_000_000_000)
     backlog = Backlog()
     backlog.put({"a": 1, "b": 2})

@@ -133,7 +133,7 @@ def test_a_refusal_by_one_waits_for_the_other() -> None:
         ("get", [200, 404], 404, [0]),
     ],
 )
-def test_who_refuses_a_write_does_not_speak_for_the_other(
+def test_a_refusal_of_a_hedge_does_not_end_the_first_attempt(
     operation: str, statuses: list[int], status: int, cancelled: list[int]
 ) -> None:
     """Regression: the 404 of a hedge cancelled the first attempt, and was raised as the end of an
@@ -148,7 +148,7 @@ def test_who_refuses_a_write_does_not_speak_for_the_other(
     virtually(run())
 
 
-def test_what_is_cancelled_leaves_no_attempt_behind() -> None:
+def test_a_cancelled_call_leaves_no_attempt_running() -> None:
     async def run() -> None:
         transport = Timed(Options(hedge_after_s=1.0), [10.0, 10.0], [200, 200])
         with pytest.raises(TimeoutError):
@@ -159,7 +159,7 @@ def test_what_is_cancelled_leaves_no_attempt_behind() -> None:
     virtually(run())
 
 
-def test_the_delay_follows_what_answers_take() -> None:
+def test_the_delay_follows_the_response_times() -> None:
     """Not before enough were seen; then the next one after the slowest 5 of 100."""
 
     async def run() -> None:
@@ -324,7 +324,7 @@ def test_work_is_given_to_the_loop_under_the_lock_that_closing_takes() -> None:
     assert held == [True, True]
 
 
-def test_of_the_threads_of_a_forked_process_one_makes_its_pool() -> None:
+def test_one_thread_of_a_forked_process_makes_its_pool() -> None:
     transport = SyncTransport(["http://127.0.0.1:9"], None, Options())
     make, held = transport._make_client, []
     pid, pool = transport._pool

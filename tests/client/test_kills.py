@@ -19,9 +19,7 @@ OPTIONS = Options(trust_env=False)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("child_processes")
-def test_a_client_that_is_killed_again_and_again_loses_nothing_it_had_on_disk(
-    service: Server, tmp_path: Path
-) -> None:
+def test_a_killed_client_loses_nothing_it_had_on_disk(service: Server, tmp_path: Path) -> None:
     """Each life goes on where the last one may have got to. All that counts is a part of what was
     taken that begins at its beginning, and holds what was durable."""
     seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))

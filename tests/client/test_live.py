@@ -36,7 +36,7 @@ def told(stream: LiveStream, event: str, data: str) -> Count | CounterError | No
     return stream.line("")
 
 
-def test_counts_and_passing_trouble_are_reported_and_the_rest_is_not() -> None:
+def test_counts_and_transient_errors_are_reported() -> None:
     stream = stream_of(Script([]))
     count = told(stream, "count", COUNT)
     assert isinstance(count, Count)
@@ -47,7 +47,7 @@ def test_counts_and_passing_trouble_are_reported_and_the_rest_is_not() -> None:
     assert told(stream, "end", "{}") is None
 
 
-def test_what_will_not_get_better_is_raised() -> None:
+def test_a_permanent_error_is_raised() -> None:
     gone = problem("namespace_unknown", 404, "never").body.decode()
     with pytest.raises(NamespaceUnknownError):
         told(stream_of(Script([])), "problem", gone)
@@ -67,7 +67,7 @@ def test_a_stream_that_ended_in_order_is_taken_up_at_once() -> None:
     assert stream.number == 1
 
 
-def test_silence_is_borne_as_long_as_a_call_may_take() -> None:
+def test_silence_ends_the_stream_at_the_deadline_of_a_call() -> None:
     """Each line that is heard begins it anew; the pauses grow until then."""
     script = Script([])
     stream = stream_of(script, backoff_first_s=0.1, deadline_s=3.0)
@@ -82,7 +82,7 @@ def test_silence_is_borne_as_long_as_a_call_may_take() -> None:
         stream.pause_s(lost)
 
 
-def test_a_wait_past_that_is_not_begun() -> None:
+def test_no_pause_reaches_past_that_deadline() -> None:
     """Regression: a Retry-After of a year was a year of silence."""
     stream = stream_of(Script([]), backoff_first_s=0.1, deadline_s=3.0)
     assert stream.pause_s(UnavailableError("busy", retry_after_us=2_000_000)) == 2.2

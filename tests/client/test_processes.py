@@ -278,7 +278,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         assert client.get(name).count == 1
 
 
-def test_what_a_program_leaves_in_a_buffer_is_sent_at_its_end(service: Service) -> None:
+def test_adds_left_in_a_buffer_are_sent_at_exit(service: Service) -> None:
     """Regression: it was lost, and nobody was told."""
     name = f"left-{uuid4()}"
     script = """

@@ -64,7 +64,7 @@ async def test_a_proxy_that_cannot_be_used_is_named_by_its_variable(
 @pytest.mark.parametrize(
     "exempt", ["localhost,127.0.0.1,[::1]", "[::1]", "http://[", "a b,,/", "\u2603"]
 )
-def test_what_no_proxy_has_of_other_hosts_does_not_matter(
+def test_no_proxy_entries_of_other_hosts_are_ignored(
     exempt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: [::1] ended the client with an InvalidURL."""
@@ -77,7 +77,7 @@ def test_what_no_proxy_has_of_other_hosts_does_not_matter(
         CounterClient(url).close()
 
 
-def test_each_url_has_the_proxy_of_its_scheme_and_one_of_the_name_in_brackets(
+def test_each_url_has_the_proxy_of_its_scheme(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://one:1")

@@ -48,7 +48,7 @@ def options(note: Callable[[Attempt], None], *, wait: bool = False) -> Options:
 
 
 @pytest.mark.parametrize(("wait", "expected"), [(False, 1), (True, 4)])
-def test_a_read_is_retried_only_if_it_waits(wait: bool, expected: int) -> None:
+def test_only_a_blocking_read_is_retried(wait: bool, expected: int) -> None:
     made: list[Attempt] = []
     with (
         CounterClient(URL, options=options(made.append, wait=wait)) as client,
@@ -66,7 +66,7 @@ async def test_a_read_on_an_event_loop_is_not_retried() -> None:
     assert len(made) == 1
 
 
-def test_an_add_is_retried_all_the_same() -> None:
+def test_an_add_is_always_retried() -> None:
     made: list[Attempt] = []
     with (
         CounterClient(URL, options=options(made.append)) as client,

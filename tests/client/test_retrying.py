@@ -107,7 +107,7 @@ def test_no_attempt_lasts_past_the_deadline() -> None:
     assert script.sent[-1].timeout_s < 8.0
 
 
-def test_to_ask_for_a_new_token_lasts_no_longer_than_the_deadline() -> None:
+def test_asking_for_a_new_token_ends_at_the_deadline() -> None:
     script = Script([lost(), VOID, FRESH, added])
     policy = script.policy(deadline_s=2.0, backoff_first_s=0.3)
     script.run(attempts(CALLS.add("c", 1, None), policy))

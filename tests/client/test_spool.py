@@ -268,7 +268,7 @@ def test_namespaces_share_a_directory_and_nothing_in_it(tmp_path: Path) -> None:
         assert dict(spool.unsent()) == {"c": 1}
 
 
-def test_each_buffer_has_a_slot_and_the_next_ones_send_what_the_dead_left(tmp_path: Path) -> None:
+def test_each_buffer_has_a_slot_and_sends_the_adds_of_dead_ones(tmp_path: Path) -> None:
     """Regression: the second buffer of a spool failed. Slots are used again, and are no more than
     buffers that live at once."""
     path = tmp_path / "spool"
@@ -290,7 +290,7 @@ def test_each_buffer_has_a_slot_and_the_next_ones_send_what_the_dead_left(tmp_pa
     assert path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_spool_that_holds_nothing_looks_for_the_dead_from_time_to_time(tmp_path: Path) -> None:
+def test_an_empty_spool_looks_for_slots_of_dead_buffers(tmp_path: Path) -> None:
     path, now_s = tmp_path / "spool", [1_000.0]
     with closing(Spool(path, "default", lambda: now_s[0])) as alive:
         other = Spool(path, "default")
@@ -427,7 +427,7 @@ def test_a_sync_has_on_disk_what_was_open_when_the_sending_ended(tmp_path: Path)
     again.close()
 
 
-def test_what_the_disk_did_not_take_is_written_with_the_next(tmp_path: Path) -> None:
+def test_a_failed_write_is_repeated_with_the_next(tmp_path: Path) -> None:
     """A put that failed must not look durable to the one that follows."""
     spool = Spool(tmp_path / "spool", "default")
     spool._own._db.execute("PRAGMA query_only = 1")
@@ -475,7 +475,7 @@ STEPS = st.one_of(ADDS, st.integers(0, 6))
 
 @settings(max_examples=80)
 @given(st.lists(st.lists(STEPS, max_size=6), max_size=5), st.data())
-def test_what_a_put_returned_for_survives_a_disk_that_is_full_at_any_statement(
+def test_an_acknowledged_put_survives_a_full_disk_at_any_statement(
     lives: list[list[dict[str, int] | int]], data: st.DataObject
 ) -> None:
     """Each life puts adds, or sends for a few effects and finishes. A step that failed has moved
@@ -522,7 +522,7 @@ def test_what_a_put_returned_for_survives_a_disk_that_is_full_at_any_statement(
     assert ledger.counts == expected
 
 
-def test_a_piece_that_the_disk_did_not_take_stays_in_the_totals(tmp_path: Path) -> None:
+def test_a_batch_that_failed_to_be_written_stays_in_the_totals(tmp_path: Path) -> None:
     """Regression: its totals left memory before the write that failed, and the next write replaced
     them on disk by what had come since."""
     spool = Spool(tmp_path / "spool", "default")
@@ -558,7 +558,7 @@ def test_a_put_is_on_disk_whole_or_not_at_all(tmp_path: Path) -> None:
     assert len(kept) > 3
 
 
-def test_what_was_refused_is_still_known_when_the_disk_is_full(tmp_path: Path) -> None:
+def test_rejected_adds_are_kept_when_the_disk_is_full(tmp_path: Path) -> None:
     """Regression: a finish whose write failed had let go of the piece, and of what it rejected."""
     spool = Spool(tmp_path / "spool", "default")
     spool.put({"a": 5})
@@ -620,7 +620,7 @@ def test_a_kill_after_a_disk_was_full_leaves_what_was_synced(tmp_path: Path) -> 
     assert failed > 100
 
 
-def test_what_an_earlier_process_left_counts_as_held(tmp_path: Path) -> None:
+def test_adds_of_an_earlier_process_count_as_held(tmp_path: Path) -> None:
     """So it is sent at once, and takes its part of the room."""
     left = Spool(tmp_path / "spool", "default")
     left.put({"a": 1, "b": 2})

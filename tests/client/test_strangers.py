@@ -54,7 +54,7 @@ def test_a_redirect_is_not_followed_and_says_where_it_leads() -> None:
     ],
     ids=["page", "deep-and-long", "deep", "half", "other-protocol", "nothing"],
 )
-async def test_what_is_no_answer_says_so_and_leaves_the_token(answer: bytes, said: str) -> None:
+async def test_a_malformed_response_is_an_error_with_the_token(answer: bytes, said: str) -> None:
     """Regression: an answer of many brackets was a RecursionError."""
     with stranger(answer) as other:
         with (
@@ -68,7 +68,7 @@ async def test_what_is_no_answer_says_so_and_leaves_the_token(answer: bytes, sai
                 await patient.add("c", 2)
 
 
-def test_an_answer_that_a_proxy_has_packed_is_read() -> None:
+def test_a_compressed_response_is_read() -> None:
     packed = http("200 OK", gzip.compress(ADDED), "Content-Encoding: gzip")
     with stranger(packed) as other, CounterClient(other.url, options=OPTIONS) as client:
         assert client.add("c", token=TOKEN).delta == 1
@@ -83,7 +83,7 @@ BOMB = http("200 OK", gzip.compress(b" " * 2**26), "Content-Encoding: gzip")
 
 @pytest.mark.parametrize("pieces", [(CHUNKED, SPACES), (BOMB,)], ids=["endless", "bomb"])
 @pytest.mark.parametrize(("many", "bound"), [(False, "65,536"), (True, "8,388,608")])
-async def test_what_is_read_of_an_answer_is_bounded(
+async def test_the_body_that_is_read_is_bounded(
     pieces: tuple[bytes, ...], many: bool, bound: str
 ) -> None:
     """Regression: all that came within the time of an attempt was read into memory: gigabytes."""
@@ -100,7 +100,7 @@ async def test_what_is_read_of_an_answer_is_bounded(
                 await (patient.get_many(["c"]) if many else patient.get("c"))
 
 
-def test_an_add_whose_answer_is_too_large_has_an_unknown_end() -> None:
+def test_an_add_whose_response_is_too_large_has_an_unknown_outcome() -> None:
     with (
         stranger(CHUNKED, SPACES) as other,
         CounterClient(other.url, options=OPTIONS) as client,
@@ -156,7 +156,7 @@ def test_an_event_that_is_no_count_says_so(data: str) -> None:
         stream.line("")
 
 
-def test_an_answer_that_is_packed_as_none_can_read_says_so() -> None:
+def test_an_unknown_compression_is_an_error() -> None:
     with (
         stranger(http("200 OK", ADDED, "Content-Encoding: br")) as other,
         CounterClient(other.url, options=OPTIONS) as client,
@@ -165,7 +165,7 @@ def test_an_answer_that_is_packed_as_none_can_read_says_so() -> None:
         client.get("c")
 
 
-def test_an_answer_without_end_is_bounded_by_the_time_of_the_attempt() -> None:
+def test_an_endless_body_ends_at_the_deadline_of_the_attempt() -> None:
     """Regression: each part of it came in time, so the call went on for as long as they came."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     with (
@@ -186,7 +186,7 @@ def test_a_write_says_how_long_its_sender_waits_for_its_turn() -> None:
     assert other.header("request-timeout")[:3] == ["2500ms", "2500ms", None]
 
 
-def test_a_head_without_end_is_bounded_by_the_time_of_the_attempt() -> None:
+def test_an_endless_head_ends_at_the_deadline_of_the_attempt() -> None:
     """Regression: each part of it came in time, and so the call went on past any deadline."""
     hint = b"HTTP/1.1 103 Early Hints\r\n\r\n"
     with (
@@ -214,7 +214,7 @@ def test_retry_after_is_read_as_proxies_write_it(said: str, waits_us: int | None
     assert error_of_answer(503, b"<html>", said).retry_after_us == waits_us
 
 
-def test_no_wait_is_longer_than_a_number_can_say() -> None:
+def test_a_huge_retry_after_is_bounded() -> None:
     """Regression: it was an OverflowError."""
     text = f'{{"code":"overloaded","retry":"same_token","retry_after":1{"0" * 400}}}'
     year_us = 366 * 86_400 * 1_000_000
@@ -222,7 +222,7 @@ def test_no_wait_is_longer_than_a_number_can_say() -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "-5", '"soon"', "null", "{}"])
-def test_a_problem_with_a_strange_wait_is_a_problem_all_the_same(value: str) -> None:
+def test_a_problem_with_an_invalid_retry_after_is_a_problem(value: str) -> None:
     """Regression: NaN ended the call with a ValueError."""
     text = f'{{"code":"overloaded","retry":"same_token","retry_after":{value}}}'
     error = error_of_answer(503, text.encode(), None)
@@ -230,7 +230,7 @@ def test_a_problem_with_a_strange_wait_is_a_problem_all_the_same(value: str) -> 
     assert "overloaded" in str(error)
 
 
-def test_what_is_on_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """HTTP_PROXY names a machine that cannot reach this one's loopback; others are asked by it."""
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

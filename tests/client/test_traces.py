@@ -114,7 +114,7 @@ async def test_the_rollup_sends_its_batches(service: Server, collector: Collecto
     await eventually(arrived, "the rollup's spans arrive at the collector")
 
 
-def test_an_attempt_without_an_answer_is_an_error(program: Program) -> None:
+def test_an_attempt_without_a_response_is_an_error(program: Program) -> None:
     client = CounterClient("http://127.0.0.1:9", options=program.options)
     with client, pytest.raises(UnreachableError):
         client.get("c")

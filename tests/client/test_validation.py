@@ -46,7 +46,7 @@ def client() -> CounterClient:
         (lambda client: client.resolve("x"), "Unfinished"),
     ],
 )
-def test_a_call_names_what_it_cannot_send(
+def test_a_call_names_the_invalid_argument(
     client: CounterClient, call: Callable[[Any], object], said: str
 ) -> None:
     """Regression: some were counted as something else, others ended in an AttributeError."""
@@ -67,7 +67,7 @@ def test_a_call_names_what_it_cannot_send(
     ],
 )
 @pytest.mark.parametrize("kind", [CounterClient, AsyncCounterClient])
-def test_a_base_url_that_is_none_is_named(kind: type, url: Any, said: str) -> None:
+def test_an_invalid_base_url_is_named(kind: type, url: Any, said: str) -> None:
     with pytest.raises(InvalidParameterError, match=said):
         kind(url)
 
@@ -79,7 +79,7 @@ def test_a_password_in_a_base_url_is_rejected_and_not_shown() -> None:
 
 
 @pytest.mark.parametrize("namespace", ["", "..", "a/b", "Videos", None])
-def test_a_namespace_that_is_none_is_named(namespace: Any) -> None:
+def test_an_invalid_namespace_is_named(namespace: Any) -> None:
     """Regression: by its path '..' was another route."""
     with pytest.raises(InvalidParameterError, match="namespace"):
         CounterClient(NOWHERE, namespace)
@@ -98,20 +98,20 @@ def test_a_namespace_that_is_none_is_named(namespace: Any) -> None:
         ("on_attempt", "print"),
     ],
 )
-def test_an_option_that_is_none_is_named(name: str, value: Any) -> None:
+def test_an_invalid_option_is_named(name: str, value: Any) -> None:
     """Regression: with NaN for a deadline a call went on for ever."""
     with pytest.raises(InvalidParameterError, match=f"{name} is "):
         Options(**{name: value})
 
 
 @pytest.mark.parametrize(("delay", "items"), [("1", 5), (-1.0, 5), (0.1, 1.5), (0.1, 0)])
-def test_bounds_of_a_buffer_that_are_none_are_named(delay: Any, items: Any) -> None:
+def test_invalid_bounds_of_a_buffer_are_named(delay: Any, items: Any) -> None:
     with pytest.raises(InvalidParameterError, match="max_"):
         Bounds(delay, items)
 
 
 @pytest.mark.parametrize("spool", ["", 3, "/not/there/spool"])
-def test_a_spool_that_cannot_be_is_named(client: CounterClient, spool: Any) -> None:
+def test_an_invalid_spool_path_is_named(client: CounterClient, spool: Any) -> None:
     """Regression: with no name at all nothing was kept, and nobody was told."""
     with client, pytest.raises(InvalidParameterError, match="the spool"):
         client.buffer(spool=spool)

@@ -69,13 +69,13 @@ def test_a_derived_key_is_one_key_for_each_label() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x" * 256, "ü", "a\n", " a"], ids=repr)
-def test_what_cannot_be_a_key_is_refused(text: str) -> None:
+def test_an_invalid_key_is_refused(text: str) -> None:
     with pytest.raises(InvalidParameterError):
         Token.from_key(text)
 
 
 @pytest.mark.parametrize("text", ["", "x@y", "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b", "key:"])
-def test_what_is_no_token_is_refused(text: str) -> None:
+def test_an_invalid_token_is_refused(text: str) -> None:
     with pytest.raises(InvalidParameterError):
         Token.parse(text)
 
@@ -85,7 +85,7 @@ def test_new_tokens_are_never_the_same() -> None:
 
 
 @given(st.lists(st.tuples(st.text(), st.integers()), min_size=1), st.one_of(TOKENS, KEYS))
-def test_what_is_unfinished_comes_back_from_its_text(
+def test_an_unfinished_add_is_parsed_from_its_text(
     items: list[tuple[str, int]], credential: Token | Key
 ) -> None:
     operation = "add" if len(items) == 1 else "atomic/add"
@@ -104,7 +104,7 @@ def test_what_is_unfinished_comes_back_from_its_text(
         str(Unfinished("add", "default", (("a", 1),), "key:k")).replace("1]", "1e999]"),
     ],
 )
-def test_what_is_no_unfinished_is_refused(text: str) -> None:
+def test_an_invalid_unfinished_add_is_refused(text: str) -> None:
     """Regression: what was read without a word ended resolve, before or after it was sent, with
     errors of Python."""
     with pytest.raises(InvalidParameterError):
@@ -126,7 +126,7 @@ def test_each_problem_is_read_back_as_the_error_it_was(
     assert found.fields == error.fields
 
 
-def test_a_code_that_is_not_known_yet_says_what_to_do_all_the_same() -> None:
+def test_an_unknown_code_still_says_whether_to_retry() -> None:
     text = '{"code": "new_one", "retry": "same_token", "applied": null, "retry_after": 1}'
     found = error_of_problem(json.loads(text))
     assert (found.retry, found.applied, found.retry_after_us) == ("same_token", None, 1_000_000)
@@ -139,7 +139,7 @@ def test_options_can_be_pickled() -> None:
 
 
 @pytest.mark.parametrize("given", ["", " \n", "ck_a b", "ck_caf\u00e9", "ck_a\x00b"])
-def test_what_is_no_api_key_is_rejected_and_not_shown(given: str) -> None:
+def test_an_invalid_api_key_is_rejected_and_not_shown(given: str) -> None:
     with pytest.raises(InvalidParameterError) as refused:
         CounterClient("http://127.0.0.1:1", api_key=given)
     assert not given.strip() or given.strip() not in str(refused.value)
@@ -150,7 +150,7 @@ def test_a_key_may_come_as_a_file_has_it() -> None:
     assert common.headers["Authorization"] == "Bearer ck_abc"
 
 
-def test_only_what_is_asked_over_tls_loads_the_certificates_of_authorities() -> None:
+def test_only_tls_loads_the_certificates_of_authorities() -> None:
     """The other one trusts no certificate."""
     urls = ["http://127.0.0.1:1", "https://127.0.0.1:2"]
     assert context_of(Options(), urls).get_ca_certs() != []

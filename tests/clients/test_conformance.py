@@ -143,7 +143,7 @@ def test_headers_are_those_of_the_protocol(done: Run) -> None:
     assert 0 < min(limits_ms) <= max(limits_ms) == 10_000
 
 
-def test_each_answer_means_what_the_protocol_says(done: Run) -> None:
+def test_each_response_means_what_the_protocol_says(done: Run) -> None:
     wrong = []
     for at, case in enumerate(vectors("answers")):
         asked = done.asked[str(at)]
@@ -282,7 +282,7 @@ def counts(service: Server, counters: Iterable[str]) -> dict[str, int]:
     return {each["counter"]: each["count"] for each in answer.json()["results"]}
 
 
-def test_what_has_no_connection_is_unsent(program: list[str], service: Server) -> None:
+def test_without_a_connection_an_add_is_unsent(program: list[str], service: Server) -> None:
     """And any client finishes what another one did not send."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"

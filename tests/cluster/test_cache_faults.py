@@ -148,7 +148,7 @@ async def test_a_frozen_server_is_not_waited_for(
         assert cache.trouble is None
 
 
-async def test_an_increment_without_an_answer_may_have_been_made(
+async def test_an_increment_without_a_response_may_have_been_made(
     breakable_cache: Cluster, clock: FakeClock
 ) -> None:
     """And its error says so; the next one, to a server that is left alone, was surely not."""
@@ -184,7 +184,7 @@ async def test_a_wiped_server_has_lost_all(any_cache: Cluster, clock: FakeClock)
         assert cache.trouble is None
 
 
-async def test_one_dead_server_of_two_leaves_the_other_its_keys(
+async def test_one_dead_server_of_two_leaves_the_keys_of_the_other(
     breakable_memcached: Cluster, clock: FakeClock
 ) -> None:
     """They are not moved to the one that lives, nor are they lost with the other's return."""
@@ -213,7 +213,7 @@ async def test_one_dead_server_of_two_leaves_the_other_its_keys(
         assert await known(cache) == NAMES
 
 
-async def test_a_failed_server_is_left_alone_for_a_while(
+async def test_a_failed_server_is_skipped_for_a_while(
     breakable_cache: Cluster, clock: FakeClock
 ) -> None:
     """Nobody waits for the same time-out again; a ping asks all the same."""
@@ -273,7 +273,7 @@ async def test_a_name_of_several_addresses_leads_to_the_one_that_answers(
     await cache.close()
 
 
-async def test_of_two_processes_the_newer_count_stands(
+async def test_the_newer_count_of_two_processes_is_kept(
     any_cache: Cluster, clock: FakeClock
 ) -> None:
     """However their puts cross: the seed of a failure is in its message."""
@@ -297,7 +297,7 @@ async def test_of_two_processes_the_newer_count_stands(
             assert list(await one.get_many(SPACE, [name])) == [newest], f"seed {seed}"
 
 
-async def test_of_two_processes_every_increment_counts(
+async def test_every_increment_of_two_processes_counts(
     any_cache: Cluster, clock: FakeClock
 ) -> None:
     """Also where both find no counter yet, and both make one."""
@@ -313,7 +313,7 @@ async def test_of_two_processes_every_increment_counts(
         assert list(await one.best_effort(SPACE, names)) == [6] * len(names)
 
 
-async def test_of_two_processes_one_is_told_that_the_token_is_new(
+async def test_one_of_two_processes_learns_that_the_token_is_new(
     any_cache: Cluster, clock: FakeClock
 ) -> None:
     prefix = uuid.uuid4().hex

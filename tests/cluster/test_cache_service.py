@@ -92,9 +92,7 @@ async def test_the_guard_of_one_process_knows_the_tokens_of_another(app: App, ot
     assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
 
 
-async def test_without_its_servers_events_are_counted_and_best_effort_waits(
-    app: App, breakable_cache: Cluster
-) -> None:
+async def test_without_cache_servers_events_are_counted(app: App, breakable_cache: Cluster) -> None:
     """Nothing is lost, nothing hangs, and nobody starts anything again."""
     server = processes_of(breakable_cache)[0]
     rest, best_effort = app.rest, await loose(app)

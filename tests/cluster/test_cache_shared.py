@@ -12,7 +12,7 @@ from tests.support.caches import cache_url
 from tests.support.clock import FakeClock
 
 
-async def test_keyspaces_keep_apart_what_has_the_same_number(any_cache: Cluster) -> None:
+async def test_keyspaces_are_separate_in_a_shared_cache(any_cache: Cluster) -> None:
     """Namespaces are numbered from 1 in every keyspace: a count of another one must not show."""
     async with AsyncExitStack() as stack:
         first, again, other = [

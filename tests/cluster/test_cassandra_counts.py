@@ -81,7 +81,7 @@ async def windows_on_disk(store: CassandraStore, namespace: Namespace) -> list[i
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["first", "last"])
-async def test_of_two_batches_up_to_one_instant_one_stands_as_a_whole(
+async def test_one_of_two_batches_up_to_one_instant_is_kept_whole(
     stores: Stores, namespace: Namespace, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers that saw different writes: never one's row beside the other's checkpoint."""
@@ -96,7 +96,7 @@ async def test_of_two_batches_up_to_one_instant_one_stands_as_a_whole(
     assert await head(stores[0], namespace) == Head(Checkpoint(end(2), 805), NOTHING)
 
 
-async def test_at_equal_timestamps_the_later_checkpoint_stands(
+async def test_at_equal_timestamps_the_later_checkpoint_is_kept(
     stores: Stores, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its time comes first in the cell, and its count is its own: cells never mix."""
@@ -137,9 +137,7 @@ async def test_a_batch_that_settles_leaves_its_own_rows(
     assert await rows(store, namespace) == [row(3, 33), row(5, 5)]
 
 
-async def test_rows_that_were_settled_are_shown_to_nobody(
-    stores: Stores, namespace: Namespace
-) -> None:
+async def test_settled_rows_are_never_returned(stores: Stores, namespace: Namespace) -> None:
     """Not even those of a batch that began before the settling and reached further than it."""
     one, other = stores
     await apply(

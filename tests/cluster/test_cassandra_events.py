@@ -127,7 +127,7 @@ async def test_adds_of_one_turn_travel_together(stores: Stores, guard: Namespace
 @pytest.mark.parametrize(
     "error", [cassandra.Unavailable("no quorum"), cassandra.InvalidRequest("unconfigured table e")]
 )
-async def test_a_partition_that_fails_fails_its_own_events(
+async def test_a_failed_partition_fails_only_its_own_events(
     stores: Stores, guard: Namespace, now: int, error: Exception
 ) -> None:
     """They have the error in place of an outcome. Others that shared its statement are written by
@@ -160,7 +160,7 @@ async def test_a_statement_that_times_out_leaves_all_its_events_unverified(
     assert sent.sizes == [3]
 
 
-async def test_within_a_call_the_first_of_an_identity_stands(
+async def test_within_a_call_the_first_event_of_an_identity_is_kept(
     stores: Stores, guard: Namespace, now: int
 ) -> None:
     """Also where the store cannot tell new from replayed."""
@@ -209,7 +209,7 @@ async def test_a_late_event_under_a_void_stays_invisible(
 
 
 @pytest.mark.parametrize("voiding", [PayloadCheck.GUARD, PayloadCheck.STRICT])
-async def test_a_void_holds_while_the_check_changes(
+async def test_a_void_holds_while_the_payload_check_changes(
     stores: Stores, now: int, voiding: PayloadCheck
 ) -> None:
     """Processes that have not heard yet write in the other way, and what was sent before the change
@@ -229,7 +229,7 @@ async def test_a_void_holds_while_the_check_changes(
         assert await seen(one, namespace, event) == HIDDEN
 
 
-async def test_strict_tells_exactly_between_processes(
+async def test_strict_outcomes_are_exact_between_processes(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
     """Of many sends at once from two processes one is new; the payload that stands is one for all,

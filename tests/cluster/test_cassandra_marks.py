@@ -119,7 +119,7 @@ async def test_a_long_outage_is_caught_up_with_in_order(
     assert len(sent.sizes) < len(dirty) + 12
 
 
-async def test_what_a_crashed_process_rolled_up_is_dropped_by_the_next_one(
+async def test_marks_rolled_up_by_a_crashed_process_are_dropped_by_the_next(
     stores: Stores, namespace: Namespace
 ) -> None:
     """The first time that a process drops marks it looks for some that were left behind; then it
@@ -140,7 +140,7 @@ async def test_what_a_crashed_process_rolled_up_is_dropped_by_the_next_one(
     assert await marks(one, namespace) == []
 
 
-async def test_watermarks_are_read_once_for_all_who_ask(
+async def test_concurrent_reads_of_watermarks_share_one_query(
     stores: Stores, namespace: Namespace
 ) -> None:
     """By all the gets of one turn of the loop."""

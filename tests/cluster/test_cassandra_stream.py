@@ -93,7 +93,7 @@ async def test_writes_and_those_that_failed_are_tallied() -> None:
     assert (sum(calls.seconds.counts), calls.errors) == (3, 2)
 
 
-async def test_no_more_are_under_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_writes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait, and go in order as room is made."""
     monkeypatch.setattr(driver_connection, "STREAM_IN_FLIGHT_MAX", 2)
     driver, ends = Driver(), list[BaseException | None]()
@@ -124,7 +124,7 @@ class Closing:
         self.task = asyncio.create_task(connection.close())
 
 
-async def test_who_closes_waits_for_what_is_under_way() -> None:
+async def test_closing_waits_for_writes_in_flight() -> None:
     """Its end is told, and the driver is let go of only then."""
     closing = Closing(60 * SECOND)
     await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_who_closes_waits_for_what_is_under_way() -> None:
     assert [type(end) for end in closing.ends] == [type(None), EOFError]
 
 
-async def test_who_closes_does_not_wait_for_ever() -> None:
+async def test_closing_does_not_wait_for_ever() -> None:
     """A node may never answer."""
     closing = Closing(MILLISECOND)
     await closing.task

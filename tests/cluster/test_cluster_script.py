@@ -39,7 +39,7 @@ def is_paused(server: ServerProcess) -> bool:
     return state.startswith("T")
 
 
-def test_a_second_start_finds_what_runs(memcached: Cluster) -> None:
+def test_a_second_start_finds_the_running_servers(memcached: Cluster) -> None:
     """Whoever asks: another object, or another process."""
     found = Cluster.find(memcached.directory)
     assert found is not None
@@ -92,7 +92,7 @@ def test_a_server_that_ends_at_its_start_shows_its_log(tmp_path: Path) -> None:
         server.start()
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the package that has it."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("COUNTER_JARS", str(tmp_path / "none"))

@@ -69,7 +69,7 @@ async def test_thousands_of_statements_come_back_in_order(
     assert connection._in_flight == 0
 
 
-async def test_where_too_many_wait_the_next_are_refused_and_nobody_else(
+async def test_above_the_bound_only_further_statements_are_refused(
     connection: CassandraConnection, table: str
 ) -> None:
     select = await connection.prepare(f"SELECT n FROM {table} WHERE k = ?", QUORUM)
@@ -81,7 +81,7 @@ async def test_where_too_many_wait_the_next_are_refused_and_nobody_else(
     assert await connection.run(statements[:1]) == [None]
 
 
-async def test_who_gives_up_leaves_no_hole_in_the_bound(
+async def test_a_cancelled_statement_counts_until_it_is_answered(
     connection: CassandraConnection, table: str
 ) -> None:
     """What was sent counts until it is back; what waited is not sent."""
@@ -108,7 +108,9 @@ async def test_all_pages_come(connection: CassandraConnection, table: str) -> No
     assert not nothing
 
 
-async def test_an_error_stands_in_its_place(connection: CassandraConnection, table: str) -> None:
+async def test_an_error_is_in_the_place_of_its_result(
+    connection: CassandraConnection, table: str
+) -> None:
     """The others are answered."""
     await filled(connection, table, 1)
     gone = f"{table}_gone"
@@ -137,7 +139,7 @@ async def test_many_who_prepare_a_statement_at_once_get_one(
     assert len({id(each) for each in made}) == 1
 
 
-async def test_a_node_tells_the_time(connection: CassandraConnection) -> None:
+async def test_a_node_returns_the_time(connection: CassandraConnection) -> None:
     """It lies between before and after, a millisecond more or less: it is the same machine's."""
     (node,) = connection.near_nodes()
     before_us, node_us, after_us = await connection.clock_of(node, now_us)
@@ -211,14 +213,14 @@ async def register(far: CassandraConnection, table: str) -> Register:
     return register
 
 
-async def test_a_compare_and_set_is_answered_by_what_stands(register: Register) -> None:
+async def test_a_compare_and_set_returns_the_stored_row(register: Register) -> None:
     assert await register.set(b"first", b"second")
     assert register.settled == 0
     assert not await register.set(b"first", b"third")
     assert await register.value() == b"second"
 
 
-async def test_one_that_was_applied_and_not_answered_was_applied(
+async def test_an_applied_compare_and_set_without_a_response_was_applied(
     register: Register, relay: Relay
 ) -> None:
     """The answer is held on its way until it was given up."""
@@ -228,7 +230,7 @@ async def test_one_that_was_applied_and_not_answered_was_applied(
     assert await register.value() == b"second"
 
 
-async def test_one_that_was_lost_on_its_way_is_run_again(register: Register, relay: Relay) -> None:
+async def test_a_lost_compare_and_set_is_run_again(register: Register, relay: Relay) -> None:
     """The row shows that it was not applied, so far."""
     relay.deaf = True
     assert await register.set(b"first", b"second", relay)
@@ -237,7 +239,7 @@ async def test_one_that_was_lost_on_its_way_is_run_again(register: Register, rel
     assert await register.value() == b"second"
 
 
-async def test_one_that_finds_another_there_when_it_is_run_again_was_not_applied(
+async def test_a_rerun_compare_and_set_that_finds_another_row_was_not_applied(
     register: Register, relay: Relay, connection: CassandraConnection, table: str
 ) -> None:
     """Who came in between did not see it."""
@@ -251,7 +253,9 @@ async def test_one_that_finds_another_there_when_it_is_run_again_was_not_applied
     assert await register.value() == b"other"
 
 
-async def test_one_that_nobody_answers_is_an_error(register: Register, relay: Relay) -> None:
+async def test_a_compare_and_set_without_any_response_is_an_error(
+    register: Register, relay: Relay
+) -> None:
     """It may have been made: nobody says that it was not."""
     relay.mute = True
     with pytest.raises((WriteTimeoutError, StoreUnavailableError)):
@@ -259,7 +263,7 @@ async def test_one_that_nobody_answers_is_an_error(register: Register, relay: Re
     relay.mute = False
 
 
-async def test_a_write_that_is_not_answered_may_have_been_made(
+async def test_a_write_without_a_response_may_have_been_made(
     far: CassandraConnection, relay: Relay, table: str
 ) -> None:
     """A read that is not answered is just not answered."""

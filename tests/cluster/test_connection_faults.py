@@ -38,7 +38,7 @@ async def trouble(options: CassandraOptions) -> str:
     return caught.value.detail
 
 
-async def test_nobody_at_the_contact_point() -> None:
+async def test_nothing_listens_at_the_contact_point() -> None:
     """Nobody yet, perhaps."""
     text = await trouble(NOBODY)
     assert "cannot reach Cassandra at 127.0.0.1:1" in text
@@ -51,14 +51,14 @@ async def test_a_contact_point_without_an_address() -> None:
     assert text == "no address is known for nowhere.invalid:9042; check --contact-points"
 
 
-async def test_a_contact_point_that_is_something_else(memcached: Cluster) -> None:
+async def test_a_contact_point_that_is_not_cassandra(memcached: Cluster) -> None:
     """A server that closes the connection, or says what no Cassandra would."""
     host, port = memcached.memcached_addresses[0].split(":")
     text = await trouble(at(NOBODY, (host, int(port))))
     assert f"cannot reach Cassandra at {host}:{port}" in text
 
 
-async def test_a_contact_point_that_says_nothing(cassandra: Cluster) -> None:
+async def test_a_contact_point_that_is_silent(cassandra: Cluster) -> None:
     """It is given up after a while."""
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     relay.deaf = True
@@ -212,7 +212,7 @@ async def test_tls(cassandra: Cluster, tmp_path: Path) -> None:
     assert "--tls-ca" in stranger
 
 
-async def test_tls_where_none_is_spoken(cassandra: Cluster, tmp_path: Path) -> None:
+async def test_tls_to_a_node_without_tls(cassandra: Cluster, tmp_path: Path) -> None:
     tls = Tls(certificate(tmp_path, "ours"))
     text = await refusal(replace(options_for(cassandra), tls=tls))
     assert "no TLS connection" in text
@@ -233,7 +233,7 @@ def test_the_driver_is_not_installed() -> None:
     assert "pip install '.[cassandra]' in its checkout" in run.stdout
 
 
-async def test_a_node_that_was_away_is_found_again(cassandra: Cluster) -> None:
+async def test_a_node_that_returns_is_found_again(cassandra: Cluster) -> None:
     """Within the time it takes to notice; the store is the same."""
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     options = options_for(cassandra)

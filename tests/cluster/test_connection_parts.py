@@ -100,7 +100,7 @@ async def sent(driver: Driver, statements: Sequence[Any]) -> asyncio.Task[list[A
     return task
 
 
-async def test_results_stand_in_the_order_of_the_statements(driver: Driver) -> None:
+async def test_results_are_in_the_order_of_the_statements(driver: Driver) -> None:
     """Whatever the order of the answers; an error stands in its result's place."""
     refused, lost = RuntimeError("refused"), OperationTimedOut()
     results = await sent(driver, ["a", refused, "b", "c"])
@@ -198,7 +198,7 @@ async def test_a_call_while_one_is_under_way_gets_one_that_begins_later() -> Non
     assert begun.empty()
 
 
-async def test_an_error_is_everybodys_who_asked_for_that_call() -> None:
+async def test_an_error_goes_to_every_caller_of_that_call() -> None:
     """And nobody's after it."""
     errors = [ValueError("first"), None]
 
@@ -228,7 +228,7 @@ def test_one_slow_node_of_three_costs_each_of_its_statements_a_second_send() -> 
     assert seconds_sent(SparingSpeculation(), 30_000, every=3) == 10_000
 
 
-def test_where_all_is_slow_statements_are_not_all_sent_twice() -> None:
+def test_if_all_nodes_are_slow_few_statements_are_sent_twice() -> None:
     """That would make it worse."""
     assert seconds_sent(SparingSpeculation(), 10_000, every=1) < 5_000
 
@@ -249,18 +249,18 @@ TOLD = [
 
 
 @pytest.mark.parametrize("error", UNTOLD)
-def test_what_may_have_been_applied_has_an_unknown_outcome(error: Exception) -> None:
+def test_errors_after_a_possible_write_have_an_unknown_outcome(error: Exception) -> None:
     assert is_outcome_unknown(error)
 
 
 @pytest.mark.parametrize("error", TOLD)
-def test_what_was_refused_has_a_known_outcome(error: Exception) -> None:
+def test_refusals_have_a_known_outcome(error: Exception) -> None:
     assert not is_outcome_unknown(error)
 
 
 @pytest.mark.parametrize("error", [*UNTOLD, *TOLD])
 @pytest.mark.parametrize("wrote", [True, False], ids=["write", "read"])
-def test_every_failure_of_the_store_says_when_to_try_again(error: Exception, wrote: bool) -> None:
+def test_every_failure_of_the_store_has_retry_advice(error: Exception, wrote: bool) -> None:
     """In the service's own terms."""
     ours = translated(error, wrote=wrote)
     assert isinstance(ours, UnavailableError)
@@ -268,7 +268,7 @@ def test_every_failure_of_the_store_says_when_to_try_again(error: Exception, wro
     assert ours.detail
 
 
-def test_a_time_that_is_over_means_something_else_for_a_read() -> None:
+def test_a_timed_out_read_is_not_an_unknown_outcome() -> None:
     """Nobody wonders whether a read may yet be made."""
     assert isinstance(translated(OperationTimedOut()), WriteTimeoutError)
     assert isinstance(translated(OperationTimedOut(), wrote=False), StoreUnavailableError)
@@ -280,14 +280,14 @@ def test_a_busy_cluster_is_overloaded() -> None:
     assert isinstance(translated(NoHostAvailable("none", {"a": busy})), OverloadedError)
 
 
-def test_a_node_that_is_left_alone_says_so() -> None:
+def test_an_excluded_node_is_reported() -> None:
     """Also where the driver went on to ask nodes that are down."""
     alone = Unavailable("no", required_replicas=2, alive_replicas=1)
     for error in (alone, NoHostAvailable("none", {"a": ConnectionShutdown("gone"), "b": alone})):
         assert "1 of the 2 replicas" in str(translated(error))
 
 
-def test_a_bug_is_nobodys_failure() -> None:
+def test_an_error_of_the_program_is_not_translated() -> None:
     """What the driver raises for a statement that is wrong stays what it is."""
     error = TypeError("wrong number of cells")
     assert translated(error) is error
@@ -352,7 +352,7 @@ def asked(ring: Ring, now_s: float, monkeypatch: pytest.MonkeyPatch) -> list[str
     return list(policy.make_query_plan())
 
 
-def test_a_node_that_owes_answers_and_is_silent_is_asked_last(
+def test_a_silent_node_with_pending_requests_is_asked_last(
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not one that was not asked, nor one that answers something, however much it owes."""
@@ -365,7 +365,7 @@ def test_a_node_that_owes_answers_and_is_silent_is_asked_last(
     assert asked(ring, 100.0, monkeypatch) == ["a", "b", "c"]
 
 
-def test_where_all_are_silent_their_order_stays(
+def test_if_all_nodes_are_silent_their_order_stays(
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then it is this process, or all are slow: none is spared."""
@@ -382,14 +382,14 @@ def test_a_node_that_has_no_connection_is_not_silent(
     assert asked(ring, 100.0, monkeypatch) == ["a", "b", "c"]
 
 
-def test_a_row_that_others_contend_for_is_tried_for_a_while() -> None:
+def test_a_contended_row_is_retried_for_a_while() -> None:
     """Not for a few tries, which would all fall into the same moment."""
     connection = Contended(until_s=3.5)
     assert virtually(connection.set())
     assert len(connection.tries) > 5
 
 
-def test_a_reading_that_contention_spoils_is_made_again() -> None:
+def test_a_contended_read_is_repeated() -> None:
     """A reading contends as well: that it failed tells nothing of who set the row."""
     connection = Contended(until_s=0)
     readings = [UnavailableError("unknown"), UnavailableError("unknown"), None]
@@ -414,7 +414,7 @@ def test_a_compare_and_set_is_not_tried_for_ever() -> None:
     assert len(connection.tries) < 60
 
 
-def test_who_must_answer_sooner_bounds_it() -> None:
+def test_a_shorter_deadline_bounds_it() -> None:
     """Whatever it is at then: nobody knows what becomes of it."""
     connection = Contended(until_s=1_000)
 
@@ -444,7 +444,7 @@ def test_the_driver_logs_a_node_that_is_down_in_one_line(
     assert record.exc_info is None
 
 
-def test_a_response_that_was_answered_holds_nothing_that_holds_it() -> None:
+def test_an_answered_response_has_no_reference_cycle() -> None:
     """Or nobody but the garbage collector would ever free it."""
     response = Response(None)
     timer = SimpleNamespace(callback=response.answer)

@@ -133,7 +133,7 @@ def outcome_of(found: Counter[str]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("sstable_format", PARTS)
-def test_what_a_flipped_bit_of_each_file_does(sstable_format: str) -> None:
+def test_the_effect_of_a_flipped_bit_of_each_file(sstable_format: str) -> None:
     """Damage of data and of statistics is noticed. That of indexes and filters may make rows
     disappear in silence."""
     seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
@@ -175,7 +175,7 @@ def lose_the_range(summary: bytearray) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
-def test_what_repairs_indexes_and_filters() -> None:
+def test_upgradesstables_repairs_indexes_and_filters() -> None:
     """``upgradesstables -a``, because it reads the data and writes the rest. Not ``scrub``, which
     believes the index."""
     damages = {

@@ -66,9 +66,7 @@ async def have_statements(store: CassandraStore, namespace: Namespace) -> bool:
 
 
 @pytest.mark.parametrize("ask", [reserve, rereserve, decide, void, add_under_a_key])
-async def test_what_needs_a_decision_takes_no_longer_than_a_write(
-    cassandra: Cluster, ask: Ask
-) -> None:
+async def test_a_decision_takes_no_longer_than_a_write(cassandra: Cluster, ask: Ask) -> None:
     """A compare-and-set, and the reading that settles it, may each take much longer."""
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     dataset = replace(DATASET, write_timeout_us=300 * MILLISECOND)

@@ -70,7 +70,7 @@ def standing(connection: MemcachedConnection) -> int | None:
 
 @pytest.mark.parametrize("before", [None, NOW])
 @pytest.mark.parametrize(("own", "other"), [(NOW + 1, NOW + 2), (NOW + 2, NOW + 1)])
-def test_the_newer_count_stands_whoever_was_first(
+def test_the_newer_count_is_kept_in_either_order(
     ours: Overtaken, theirs: MemcachedConnection, before: int | None, own: int, other: int
 ) -> None:
     """Where a count stood before, and where none did."""
@@ -81,7 +81,7 @@ def test_the_newer_count_stands_whoever_was_first(
     assert standing(theirs) == max(own, other)
 
 
-def test_a_count_that_vanishes_meanwhile_is_put_all_the_same(
+def test_a_count_that_vanishes_during_a_put_is_stored(
     ours: Overtaken, theirs: MemcachedConnection
 ) -> None:
     put(theirs, NOW)
@@ -90,7 +90,9 @@ def test_a_count_that_vanishes_meanwhile_is_put_all_the_same(
     assert standing(theirs) == NOW + 1
 
 
-def test_two_who_find_no_counter_both_count(ours: Overtaken, theirs: MemcachedConnection) -> None:
+def test_two_concurrent_first_increments_both_count(
+    ours: Overtaken, theirs: MemcachedConnection
+) -> None:
     """One of them makes it, the other adds to it."""
     ours.meanwhile = [lambda: commands.change(theirs, [Change(KEY, 5)])]
     assert list(commands.change(ours, [Change(KEY, -7)])) == [-2]
@@ -99,7 +101,7 @@ def test_two_who_find_no_counter_both_count(ours: Overtaken, theirs: MemcachedCo
     assert unpack_value(found) == -2
 
 
-def test_a_counter_that_is_cleared_again_and_again_is_given_up(
+def test_a_counter_that_keeps_vanishing_is_given_up(
     ours: Overtaken, theirs: MemcachedConnection
 ) -> None:
     """Not for ever tried: each time it was there when it was to be made, and not when it was to be
@@ -117,7 +119,7 @@ def test_a_counter_that_is_cleared_again_and_again_is_given_up(
         commands.change(ours, [Change(KEY, 1)])
 
 
-def test_a_token_that_is_forgotten_meanwhile_counts_as_new(
+def test_a_token_that_is_evicted_during_a_check_counts_as_new(
     ours: Overtaken, theirs: MemcachedConnection
 ) -> None:
     """The guard may forget: it never says more than it knows."""

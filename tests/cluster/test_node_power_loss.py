@@ -169,7 +169,7 @@ async def namespace_of(store: CassandraStore) -> Namespace:
 @pytest.mark.slow
 @pytest.mark.timeout(3 * TIMEOUT_S)
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_what_each_sync_of_the_commit_log_loses(fast_dir: Path, nodes: int) -> None:
+async def test_the_losses_of_each_commit_log_sync(fast_dir: Path, nodes: int) -> None:
     """``group`` and ``batch`` lose nothing acknowledged; ``periodic`` does, decisions too."""
     seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
     print(f"POWER_SEED={seed}")

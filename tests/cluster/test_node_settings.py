@@ -126,6 +126,6 @@ async def test_nodes_that_differ_are_named() -> None:
     assert none == "Cassandra at 10.0.0.5: it does not report commitlog_sync"
 
 
-async def test_no_node_that_can_be_asked_is_said() -> None:
+async def test_unreachable_nodes_are_reported() -> None:
     (warning,) = await node_warnings(Reporting())
     assert "commitlog_sync is unknown" in warning

@@ -124,7 +124,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
     assert len(partitions) == 4
 
 
-async def test_nodes_tell_how_large_partitions_are(processes: tuple[Process, Process]) -> None:
+async def test_nodes_return_partition_sizes(processes: tuple[Process, Process]) -> None:
     """The query is one that a node answers; what it rounds up is taken for the least it may be."""
     one, _ = processes
     sizes = await one.store.partition_sizes._largest_partitions("system_schema")

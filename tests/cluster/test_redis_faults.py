@@ -111,7 +111,7 @@ async def test_full_memory_refuses_writes_and_heals(
         assert list(await cache.best_effort(SPACE, ["refused"])) == [0]
 
 
-async def test_full_memory_that_evicts_forgets_and_goes_on(
+async def test_full_memory_that_evicts_keeps_serving(
     breakable_redis: Cluster, admin: Any, clock: FakeClock
 ) -> None:
     """As memcached does: best-effort values too."""
@@ -130,7 +130,7 @@ async def test_full_memory_that_evicts_forgets_and_goes_on(
         assert 0 < sum(await cache.best_effort(SPACE, names)) < len(names)
 
 
-async def test_a_replica_is_not_written_to_and_a_primary_again_is(
+async def test_a_replica_is_not_written_to_and_a_new_primary_is(
     breakable_redis: Cluster, admin: Any, clock: FakeClock
 ) -> None:
     """As after a failover in which the old primary became a replica: it connects again."""
@@ -147,7 +147,7 @@ async def test_a_replica_is_not_written_to_and_a_primary_again_is(
         assert cache.trouble is None
 
 
-async def test_a_failover_to_a_replica_keeps_what_it_had(clock: FakeClock) -> None:
+async def test_a_failover_to_a_replica_keeps_its_data(clock: FakeClock) -> None:
     """The address leads to the new primary: what was replicated is there, and nothing is stuck."""
     space = replace(SPACE, settings=replace(SPACE.settings, cache_ttl_us=3_600 * SECOND))
     with running_cluster(Shape(nodes=0, memcached=0, redis=2)) as pair:
@@ -181,7 +181,7 @@ async def test_a_failover_to_a_replica_keeps_what_it_had(clock: FakeClock) -> No
                     assert cache.trouble is None
 
 
-async def test_a_change_that_is_half_refused_has_answers_for_the_rest(
+async def test_a_partly_refused_change_has_results_for_the_rest(
     redis: Cluster, clock: FakeClock
 ) -> None:
     """A key of another type is nobody's counter; the one beside it was changed, and says so."""
@@ -200,7 +200,7 @@ async def test_a_change_that_is_half_refused_has_answers_for_the_rest(
         assert "was not made" in refused.detail
 
 
-async def test_a_password_and_a_user_let_in_and_others_do_not(
+async def test_only_the_right_user_and_password_connect(
     breakable_redis: Cluster, admin: Any, clock: FakeClock
 ) -> None:
     """No message shows a password; a wrong one is a server that is down until it is right."""
@@ -245,7 +245,7 @@ async def test_a_role_with_its_keys_and_commands_is_enough(
         assert "NOPERM" in str(cache.trouble)
 
 
-async def test_databases_are_apart_and_a_wrong_one_is_named(
+async def test_databases_are_separate_and_an_invalid_one_is_named(
     redis: Cluster, clock: FakeClock
 ) -> None:
     prefix = uuid.uuid4().hex
@@ -261,9 +261,7 @@ async def test_databases_are_apart_and_a_wrong_one_is_named(
         assert "DB index is out of range" in str(cache.trouble)
 
 
-async def test_scripts_that_a_server_forgot_are_sent_again(
-    redis: Cluster, clock: FakeClock
-) -> None:
+async def test_scripts_that_a_server_lost_are_sent_again(redis: Cluster, clock: FakeClock) -> None:
     async with cache_at(redis.redis_url, clock, uuid.uuid4().hex) as cache:
         assert await works(cache)
         with Redis.from_url(redis.redis_url) as client:

@@ -52,7 +52,7 @@ async def say_version(options: CassandraOptions, version: int) -> None:
         )
 
 
-async def test_all_is_made_and_told_once(options: CassandraOptions) -> None:
+async def test_the_schema_is_created_and_reported_once(options: CassandraOptions) -> None:
     told = "\n".join(await have_schema(options))
     assert f"created keyspace {options.keyspace}, replicas dc1:1" in told
     assert f"created keyspace {options.keyspace}_default, replicas dc1:1" in told
@@ -151,7 +151,7 @@ async def test_a_newer_schema_is_left_alone(options: CassandraOptions) -> None:
         assert not await tables(connection, f"{options.keyspace}_more")
 
 
-async def test_what_a_dataset_was_first_given_stays(options: CassandraOptions) -> None:
+async def test_the_first_settings_of_a_dataset_stay(options: CassandraOptions) -> None:
     """It is told which; partitions of new slices and consistency may change."""
     await have_schema(options)
     asked = replace(DATASET, retention_us=DAY, write_timeout_us=9 * SECOND, event_buckets=9)
@@ -187,7 +187,7 @@ async def test_a_dataset_that_is_not_named_stays(options: CassandraOptions) -> N
     ],
     ids=["too-many", "elsewhere"],
 )
-async def test_replicas_that_the_cluster_cannot_have(
+async def test_a_replication_that_the_cluster_cannot_hold(
     options: CassandraOptions, replication: tuple[tuple[str, int], ...], message: str
 ) -> None:
     """Nothing is made then."""
@@ -204,7 +204,7 @@ async def test_nodes_that_join_at_this_moment_are_waited_for(options: CassandraO
     assert f"created keyspace {options.keyspace}, replicas dc1:1" in told
 
 
-async def test_names_that_no_keyspace_can_have(options: CassandraOptions) -> None:
+async def test_names_that_are_not_valid_for_a_keyspace(options: CassandraOptions) -> None:
     """Too long, or the same as another's when - becomes _."""
     long = replace(DATASET, name="x" * 48)
     with pytest.raises(StartupError, match="at most 47 more"):

@@ -85,7 +85,7 @@ async def rows_of(store: CassandraStore, namespace: Namespace) -> dict[str, int]
     return found
 
 
-async def test_one_of_many_who_create_a_name_at_once_does(stores: Stores) -> None:
+async def test_one_of_many_concurrent_creations_succeeds(stores: Stores) -> None:
     """The others learn that it is taken. An attempt of theirs may land within an hour: after that
     the purge leaves nothing."""
     one, other = stores
@@ -126,7 +126,7 @@ async def test_a_namespace_that_another_process_deleted_is_unknown(stores: Store
     await one.events.append(again, [event])
 
 
-async def test_a_name_is_free_when_no_process_can_take_adds_for_its_last_namespace(
+async def test_a_name_is_free_when_no_process_can_add_to_its_last_namespace(
     stores: Stores,
 ) -> None:
     """By the clock of each process that saw the deletion; nobody sees the namespace meanwhile."""
@@ -170,7 +170,7 @@ async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gon
     await one.events.append(created[0], [Event("c", NOW, bytes(16), 0, 1)])
 
 
-async def test_strict_is_refused_where_a_read_could_miss_what_a_retry_completed(
+async def test_strict_is_refused_if_a_read_could_miss_a_completed_retry(
     stores: Stores,
 ) -> None:
     """Cassandra completes a compare-and-set at a quorum of all replicas, which LOCAL_QUORUM need
@@ -187,7 +187,7 @@ async def test_strict_is_refused_where_a_read_could_miss_what_a_retry_completed(
     assert await store.control.create_namespace("strict", strict, NOW) is not None
 
 
-async def test_of_two_who_change_a_namespace_at_once_one_does(stores: Stores) -> None:
+async def test_one_of_two_concurrent_changes_of_a_namespace_succeeds(stores: Stores) -> None:
     namespace = await create(stores[0])
     changed = await asyncio.gather(
         *(
@@ -199,7 +199,7 @@ async def test_of_two_who_change_a_namespace_at_once_one_does(stores: Stores) ->
     assert list(await stores[0].control.namespaces()) == [updated]
 
 
-async def test_a_change_whose_answer_is_lost_is_told_by_what_stands(
+async def test_a_change_whose_response_is_lost_is_found_by_reading(
     stores: Stores, cassandra: Cluster
 ) -> None:
     """A namespace is created, changed and deleted once, by the process that asked."""
@@ -261,7 +261,7 @@ async def test_numbers_of_several_processes_are_all_different(stores: Stores) ->
     assert all(block.time_us >= NOW + n for n, block in enumerate(blocks))
 
 
-async def test_who_gives_up_a_lease_of_numbers_takes_none_from_others(stores: Stores) -> None:
+async def test_a_cancelled_lease_of_numbers_takes_none_from_others(stores: Stores) -> None:
     one, _ = stores
     asked = [asyncio.create_task(one.control.lease_tokens(1, NOW)) for _ in range(9)]
     await asyncio.sleep(0)
@@ -291,7 +291,7 @@ async def fill(store: CassandraStore, namespace: Namespace, names: list[str]) ->
     await store.rollups.apply(namespace, updates, through_us=NOW - 1)
 
 
-async def test_all_of_a_deleted_namespace_is_purged(stores: Stores) -> None:
+async def test_a_deleted_namespace_is_purged_completely(stores: Stores) -> None:
     """However many counters and shards it has, a part at a time; of others nothing."""
     one, other = stores
     doomed = await create(one, "doomed", replace(SETTINGS, shards=4))
@@ -315,7 +315,7 @@ async def test_all_of_a_deleted_namespace_is_purged(stores: Stores) -> None:
     assert await rows_of(one, lives) == stood
 
 
-async def test_what_is_written_after_its_purge_stays_hidden(stores: Stores) -> None:
+async def test_writes_after_a_purge_stay_hidden(stores: Stores) -> None:
     """By a process that has not heard that the namespace is gone."""
     one, other = stores
     doomed = await create(one)
@@ -372,7 +372,7 @@ async def test_counters_of_many_shards_are_listed_in_one_order(stores: Stores, s
             assert len(found) == len(expected) or len(found) > enough
 
 
-async def test_the_clock_that_is_farthest_off_is_told(stores: Stores) -> None:
+async def test_the_clock_that_is_farthest_off_is_reported(stores: Stores) -> None:
     """Of nodes that answer; a reading that is not sure is not far off."""
     one, _ = stores
     clocks = {"a": (0, 1_000, 2_000), "b": (0, 50_000, 2_000), "c": (0, 90_000, 400_000)}

@@ -113,7 +113,7 @@ async def test_a_slice_that_another_process_dropped_is_missing(
     assert list(await other.control.slices(DATASET)) == [slice_at(NOW)]
 
 
-async def test_a_slice_that_two_make_at_once_is_one(
+async def test_a_slice_that_two_processes_make_is_one(
     stores: tuple[CassandraStore, CassandraStore], namespace: Namespace
 ) -> None:
     """With the partitions of one of the two, for both."""
@@ -130,7 +130,9 @@ async def test_a_slice_that_two_make_at_once_is_one(
     assert list(await other.events.find(namespace, [event])) == [event]
 
 
-async def test_two_drop_a_slice_at_once(stores: tuple[CassandraStore, CassandraStore]) -> None:
+async def test_two_processes_drop_a_slice_at_once(
+    stores: tuple[CassandraStore, CassandraStore],
+) -> None:
     one, other = stores
     await asyncio.gather(*(each.control.drop_slice(DATASET, NOW - SIZE) for each in stores))
     assert await standing(one) == {NOW}
@@ -177,7 +179,7 @@ async def test_a_slice_that_is_dropped_while_another_process_makes_it_stays_drop
     assert [each.start_us for each in await one.control.slices(DATASET)] == [NOW - SIZE, NOW]
 
 
-async def test_a_table_that_nobody_knows_is_found(
+async def test_an_unknown_table_is_found(
     stores: tuple[CassandraStore, CassandraStore],
 ) -> None:
     """Of a process that ended between making it and learning that the slice is dropped."""

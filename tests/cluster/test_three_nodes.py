@@ -148,7 +148,7 @@ async def told(ask: Callable[[], Awaitable[T]]) -> T:
     return answer
 
 
-def test_many_processes_on_three_nodes_make_the_same(
+def test_many_processes_on_three_nodes_create_one_schema(
     three_nodes: Cluster, made: tuple[CassandraOptions, list[str]]
 ) -> None:
     """Each asks a node of its own first. A table that two of them create is one table."""
@@ -195,7 +195,7 @@ async def test_more_replicas_ask_for_a_repair(three_nodes: Cluster) -> None:
     ]
 
 
-async def test_one_node_may_be_down_and_below_a_quorum_nothing_is_claimed(
+async def test_one_node_may_be_down_and_below_a_quorum_requests_fail(
     breakable: Cluster, options: CassandraOptions
 ) -> None:
     """With one down of three, writes, compare-and-sets and schema changes go on, and a process can
@@ -234,7 +234,7 @@ async def test_one_node_may_be_down_and_below_a_quorum_nothing_is_claimed(
         await all_works(store, namespace, 4)
 
 
-async def test_a_node_that_says_nothing_holds_up_nobody(
+async def test_a_silent_node_delays_no_request(
     breakable: Cluster, options: CassandraOptions
 ) -> None:
     """It is not known to be down at first. Idempotent statements are sent to another node; a
@@ -251,7 +251,7 @@ async def test_a_node_that_says_nothing_holds_up_nobody(
         await all_works(store, namespace, 6)
 
 
-async def test_atomic_adds_are_answered_while_a_node_says_nothing(
+async def test_atomic_adds_are_answered_while_a_node_is_silent(
     breakable: Cluster, options: CassandraOptions
 ) -> None:
     """All are sent before any node can know that the silent one is down, so the others wait for it

@@ -240,7 +240,7 @@ async def site(ways: Ways, options: CassandraOptions) -> AsyncIterator[Site]:
 
 
 @pytest.mark.parametrize(("write", "read"), [("EACH_QUORUM", "LOCAL_QUORUM"), ("QUORUM", "QUORUM")])
-async def test_what_was_acknowledged_is_counted_through_every_data_center(
+async def test_acknowledged_adds_count_in_every_data_center(
     two_datacenters: Ways, options: CassandraOptions, write: str, read: str
 ) -> None:
     """While one of them is frozen, or does not hear the other, or neither hears the other."""
@@ -260,7 +260,7 @@ async def test_what_was_acknowledged_is_counted_through_every_data_center(
             await each.all_is_counted()
 
 
-async def test_what_is_found_in_one_data_center_is_counted_in_each(
+async def test_an_event_found_in_one_data_center_counts_in_each(
     two_datacenters: Ways, options: CassandraOptions
 ) -> None:
     """It is repaired there before the look-up returns."""

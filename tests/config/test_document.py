@@ -33,7 +33,7 @@ def test_every_setting_is_in_a_table() -> None:
     assert set(rows()) == set(Settings.model_fields) - WITHOUT_ROW
 
 
-def test_what_datasets_may_set_is_in_their_section() -> None:
+def test_the_settings_of_datasets_are_in_their_section() -> None:
     section = DOCUMENT.partition("## Datasets")[2].partition("## New namespaces")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(
         DatasetSettings.model_fields

@@ -76,7 +76,7 @@ class TestSources:
     def test_a_named_file_that_is_not_there_is_refused(self) -> None:
         assert "'none.toml' is not there" in refusal(config="none.toml")
 
-    def test_a_file_that_is_no_toml_is_refused_with_the_place(self) -> None:
+    def test_a_file_that_is_not_toml_is_refused_with_the_position(self) -> None:
         Path("counter.toml").write_text("port = 1\nhost = \ndata = 2")
         assert "counter.toml: it is not TOML" in refusal()
         assert "line 2" in refusal()
@@ -99,7 +99,7 @@ class TestSources:
             "unknown setting COUNTER_RETENTOIN in the environment; is it COUNTER_RETENTION?",
         )
 
-    def test_an_empty_variable_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_empty_variable_counts_as_unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A compose file hands on what is not set as the empty text."""
         monkeypatch.setenv("COUNTER_PORT", "")
         loaded = load({})
@@ -148,7 +148,7 @@ class TestDefaults:
         assert dataset.write_timeout_us == 2 * SECOND
         assert settings.placements() == {"default": Placement((("", 3),))}
 
-    def test_a_default_gives_way(self) -> None:
+    def test_a_default_depends_on_other_settings(self) -> None:
         settings = made(rollup=True, shards=4, clock_skew_max="1s")
         assert (settings.rollup, settings.shards, settings.clock_skew_max) == (True, 4, SECOND)
 
@@ -179,7 +179,7 @@ class TestValues:
         assert endpoint(text, 9042) == expected
 
     @pytest.mark.parametrize("text", ["", ":9042", "host:", "host:0", "host:70000", "a b", "a:b"])
-    def test_anything_else_is_refused(self, text: str) -> None:
+    def test_an_invalid_contact_point_is_refused(self, text: str) -> None:
         assert "is not host or host:port" in refusal(store="cassandra", contact_points=text)
 
     def test_contact_points_are_a_list_or_text_with_commas(
@@ -296,7 +296,9 @@ class TestValues:
         assert 'cache = "redis://********@one:1/2"' in shown[0]
 
     @given(st.text(max_size=20), st.sampled_from(["redis://", "rediss:/", "x:", "", "MEM://"]))
-    def test_nothing_before_the_last_at_is_shown(self, secret: str, scheme: str) -> None:
+    def test_no_part_of_a_url_before_the_last_at_sign_is_shown(
+        self, secret: str, scheme: str
+    ) -> None:
         """Of a URL that is written wrong too."""
         shown = without_password(f"{scheme}:SECRET{secret}SECRET@host")
         assert "SECRET" not in shown
@@ -339,7 +341,7 @@ class TestRelations:
             ({"single_datacenter": True}, ["single_datacenter is set", "--local-datacenter"]),
         ],
     )
-    def test_what_does_not_fit_is_refused_with_values_and_the_fix(
+    def test_contradictory_settings_are_refused_with_values_and_the_fix(
         self, values: dict[str, Any], words: list[str]
     ) -> None:
         message = refusal(**values)
@@ -361,7 +363,7 @@ class TestRelations:
         assert settings.cassandra_password.get_secret_value() == "from the file"
         assert "keep one of them" in refusal(**login, cassandra_password="hush")
 
-    def test_a_password_that_is_no_text_is_named_and_not_shown(self, tmp_path: Path) -> None:
+    def test_a_password_that_is_not_text_is_named_and_not_shown(self, tmp_path: Path) -> None:
         path = tmp_path / "password"
         path.write_bytes(b"hush\xff")
         message = refusal(**CASSANDRA, cassandra_username="me", cassandra_password_file=path)
@@ -400,7 +402,7 @@ class TestRelations:
 class TestDatasets:
     """Tables ``[datasets.NAME]`` of the file."""
 
-    def test_what_they_leave_out_is_as_for_the_default(self) -> None:
+    def test_a_dataset_inherits_the_defaults(self) -> None:
         Path("counter.toml").write_text(
             'store = "cassandra"\ncontact_points = ["one"]\nclock_skew_max = "1s"\n'
             '[datasets.videos]\nretention = "30d"\nreplication = {dc1 = 3, dc2 = 2}\n'
@@ -432,7 +434,7 @@ class TestDatasets:
             ("v" * 31, {}, ["48"]),
         ],
     )
-    def test_what_is_wrong_with_one_is_reported_with_its_name(
+    def test_an_error_in_a_dataset_is_reported_with_its_name(
         self, name: str, own: dict[str, Any], words: list[str]
     ) -> None:
         message = refusal(**CASSANDRA, keyspace="k" * 20, datasets={name: own})
@@ -448,7 +450,7 @@ class TestDatasets:
         ({"accept_limit": "5m"}, "make rollup_window at least 30s"),
     ],
 )
-def test_what_is_often_a_mistake_is_reported(values: dict[str, Any], word: str) -> None:
+def test_likely_mistakes_are_warned_of(values: dict[str, Any], word: str) -> None:
     told = "\n".join(warnings_of(Settings(**CASSANDRA, **values)))
     assert word in told
 

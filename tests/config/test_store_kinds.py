@@ -109,7 +109,7 @@ class RestoredControl(MemoryControl):
 
 
 @pytest.mark.parametrize("kind", [CassandraKind, DynamodbKind])
-async def test_a_restored_store_begins_a_new_life_as_one_act(
+async def test_restoring_a_store_is_one_audited_act(
     kind: type[ServerKind], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In a store without transactions, which needs a repair afterwards."""

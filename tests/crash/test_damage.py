@@ -306,7 +306,7 @@ async def test_no_backup_is_made_of_a_log_that_was_damaged_beside_a_service(
     await store.close()
 
 
-async def test_power_may_fail_while_the_log_is_deleted_by_a_stop(
+async def test_a_power_loss_while_the_log_is_deleted_loses_nothing(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite syncs what it copies from the log; the checksums are on disk before that."""
@@ -340,7 +340,7 @@ async def test_power_may_fail_while_the_log_is_deleted_by_a_stop(
     await store.close()
 
 
-async def test_a_backup_takes_no_page_that_a_service_writes_meanwhile_for_damaged(
+async def test_a_backup_during_writes_reports_no_damage(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While all pages of a large database are read, its log is copied into it again and again."""

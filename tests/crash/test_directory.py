@@ -113,7 +113,7 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("child_processes")
-async def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_left_alone(tmp_path: Path) -> None:
     async with filled(tmp_path / "data", tmp_path / "logs") as (server, _):
         await server.stop()
     database = tmp_path / "data" / "counter.db"

@@ -228,7 +228,7 @@ async def test_every_acknowledged_add_survives_kill_9_exactly_once(
         assert "Traceback" not in server.all_errors()
 
 
-async def test_what_is_in_flight_at_sigterm_is_answered_or_retried(
+async def test_requests_in_flight_at_sigterm_are_answered_or_retried(
     tmp_path: Path, flags: Mapping[str, str]
 ) -> None:
     """A graceful end acknowledges what it took; the rest is as after a crash."""

@@ -86,7 +86,7 @@ async def holds(at: Path, adds: list[Acknowledged], length: int) -> None:
         await store.close()
 
 
-async def test_what_was_acknowledged_survives_a_loss_of_power(
+async def test_acknowledged_adds_survive_a_loss_of_power(
     tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each sync and each answer of a run with two starts: with nothing that was not synced, with
@@ -144,7 +144,7 @@ os._exit(0)
 """
 
 
-def test_what_a_spool_took_survives_a_loss_of_power(tmp_path: Path, fast_dir: Path) -> None:
+def test_spooled_adds_survive_a_loss_of_power(tmp_path: Path, fast_dir: Path) -> None:
     """``put`` returns when the add is on disk, and so is the name of the spool's directory."""
     seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
     print(f"POWER_SEED={seed}")

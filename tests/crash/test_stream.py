@@ -18,7 +18,7 @@ LINES = 1_500
 KILLS = 2
 
 
-async def test_a_stream_is_sent_again_until_all_is_answered(fast_dir: Path) -> None:
+async def test_a_stream_is_sent_again_until_every_line_is_answered(fast_dir: Path) -> None:
     seed = random.randrange(10**6)
     print("seed", seed)
     draw = random.Random(seed)

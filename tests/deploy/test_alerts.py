@@ -55,12 +55,12 @@ def judged() -> Iterator[dict[str, Any]]:
             yield one(case, quiet, [])
 
 
-def test_the_rules_are_what_prometheus_reads() -> None:
+def test_prometheus_reads_the_rules() -> None:
     found = promtool("check", "rules", str(RULES))
     assert f"{len(ALERTS)} rules found" in found
 
 
-def test_each_alert_fires_where_it_should_and_nowhere_else(tmp_path: Path) -> None:
+def test_each_alert_fires_in_its_cases_only(tmp_path: Path) -> None:
     assert sorted(case.alert for case in CASES) == sorted(ALERTS)
     assert all(case.quiet for case in CASES)
     path = tmp_path / "tests.yaml"
@@ -69,7 +69,7 @@ def test_each_alert_fires_where_it_should_and_nowhere_else(tmp_path: Path) -> No
     promtool("test", "rules", str(path))
 
 
-def test_a_case_that_is_wrong_is_reported(tmp_path: Path) -> None:
+def test_a_wrong_case_is_reported(tmp_path: Path) -> None:
     """Else all of the above may say nothing."""
     case = next(case for case in CASES if case.alert == "CounterStoreDown")
     wrong = [each for each in judged() if each["name"] == "CounterStoreDown fires"]

@@ -33,13 +33,13 @@ PINNED = re.compile(
 )
 
 
-def test_it_is_what_compose_reads() -> None:
+def test_compose_reads_it() -> None:
     schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text(encoding="utf-8"))
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(COMPOSE, schema, cls=jsonschema.Draft202012Validator)
 
 
-def test_the_schema_refuses_what_compose_would() -> None:
+def test_the_schema_refuses_invalid_compose_files() -> None:
     schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text(encoding="utf-8"))
     wrong = {"services": {"api": {"image": "x", "prots": []}}}
     with pytest.raises(jsonschema.ValidationError):
@@ -70,7 +70,7 @@ def test_over_cassandra_it_has_two_of_each_process() -> None:
     assert {"cassandra", "memcached"} <= SERVICES.keys()
 
 
-def test_what_is_named_is_there() -> None:
+def test_every_name_refers_to_something_defined() -> None:
     for name, each in SERVICES.items():
         for other, how in each.get("depends_on", {}).items():
             assert other in SERVICES, name
@@ -141,7 +141,9 @@ def test_its_settings_are_settings(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_it_listens_where_it_may(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_service_listens_on_allowed_addresses(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The image listens on all addresses, so a service must say why that is well."""
     host = re.search(r"COUNTER_HOST=(\S+)", DOCKERFILE)
     assert host is not None

@@ -342,7 +342,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         cache.stop()
 
 
-def test_it_has_what_is_locked_and_no_tools(image: Image) -> None:
+def test_the_image_has_the_locked_packages_and_no_tools(image: Image) -> None:
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     locked = set(re.findall(r"^(\S+)==(\S+)", lock, re.MULTILINE))
     own = {(f"distributed-counter-{each}", __version__) for each in ("client", "server")}

@@ -96,7 +96,7 @@ def test_the_unit_waits_for_the_service_to_end() -> None:
     assert stop > Settings.model_fields["shutdown_delay"].default + 2 * DRAIN_TIMEOUT_US
 
 
-def test_what_the_unit_sets_are_settings() -> None:
+def test_the_unit_sets_only_settings() -> None:
     known = {f"COUNTER_{name.upper()}" for name in Settings.model_fields}
     assert set(re.findall(r"^Environment=(\w+)=", UNIT.read_text(), re.MULTILINE)) <= known
 
@@ -108,7 +108,7 @@ def test_kubernetes_reads_each_manifest(manifest: dict[str, Any]) -> None:
     jsonschema.validate(manifest, SCHEMA, cls=jsonschema.Draft202012Validator)
 
 
-def test_the_schema_refuses_what_kubernetes_would() -> None:
+def test_the_schema_refuses_invalid_manifests() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     wrong = named("Deployment")["counter-api"] | {"spec": {"replica": 3}}
     with pytest.raises(jsonschema.ValidationError, match="replica"):
@@ -181,7 +181,7 @@ def test_a_pod_has_no_rights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_a_pods_environment_are_settings(name: str) -> None:
+def test_the_environment_of_a_pod_has_only_settings(name: str) -> None:
     """And no service's variables are among them: COUNTER_PORT would be rejected."""
     assert PODS[name]["spec"]["enableServiceLinks"] is False
     environment = environment_of(PODS[name])
@@ -208,7 +208,7 @@ def test_a_pod_is_probed_and_has_time_to_end(name: str) -> None:
     assert grace > delay + 2 * DRAIN_TIMEOUT_US
 
 
-def test_what_selects_pods_selects_those_there_are() -> None:
+def test_selectors_match_the_pods() -> None:
     labels = {name: pod["metadata"]["labels"] for name, pod in PODS.items()}
     for name, each in named("Deployment").items():
         assert each["spec"]["selector"]["matchLabels"] == labels[name]
@@ -221,7 +221,7 @@ def test_what_selects_pods_selects_those_there_are() -> None:
     assert set(by_policy["values"]) == components - {"schema"}
 
 
-def test_only_the_schemas_job_is_given_the_owners_password() -> None:
+def test_only_the_schema_job_has_the_owners_password() -> None:
     secrets = {
         name: [each["secretRef"]["name"] for each in container_of(pod)["envFrom"]]
         for name, pod in PODS.items()

@@ -59,7 +59,7 @@ def names_in(expression: str) -> set[str]:
     return set(_NAME.findall(plain))
 
 
-def test_promtool_finds_no_fault_with_any(told: str) -> None:
+def test_promtool_accepts_every_metric(told: str) -> None:
     parts = re.split(r"(?=# HELP )", told)
     once = {part.split()[2]: part for part in parts if part}
     promtool("check", "metrics", given="".join(once.values()))
@@ -84,14 +84,14 @@ def test_each_is_documented_as_it_is_and_nothing_else_is(
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_asks_for_what_is_there(alert: str, families: dict[str, SimpleNamespace]) -> None:
+def test_alerts_use_existing_metrics(alert: str, families: dict[str, SimpleNamespace]) -> None:
     there = {name for each in families.values() for name in each.samples}
     asked = names_in(ALERTS[alert]["expr"])
     assert asked
     assert asked <= there | _OF_PROMETHEUS
 
 
-def test_the_dashboard_asks_for_what_is_there(families: dict[str, SimpleNamespace]) -> None:
+def test_the_dashboard_uses_existing_metrics(families: dict[str, SimpleNamespace]) -> None:
     there = {name for each in families.values() for name in each.samples}
     for query in queries(SERVICE):
         asked = names_in(query)
@@ -99,7 +99,7 @@ def test_the_dashboard_asks_for_what_is_there(families: dict[str, SimpleNamespac
         assert asked <= there | _OF_PROMETHEUS, query
 
 
-def test_the_dashboard_of_the_counts_asks_for_what_a_namespace_exposes() -> None:
+def test_the_dashboard_of_counts_uses_exposed_counts() -> None:
     there = set(re.findall(r"^# TYPE (\w+)", metrics_head("shop", 0), re.MULTILINE))
     asked = [names_in(each) for each in queries(DASHBOARDS["counts"])]
     assert all(asked)

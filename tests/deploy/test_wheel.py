@@ -166,7 +166,7 @@ def tree(folder: Path, *packages: str) -> set[str]:
     }
 
 
-def test_the_servers_has_all_that_is_in_the_tree_and_nothing_else(wheels: dict[str, Path]) -> None:
+def test_the_wheel_of_the_server_has_the_tree_and_nothing_else(wheels: dict[str, Path]) -> None:
     """Types, the console, and the licences of both too."""
     names = files_of(wheels[SERVER], metadata=False)
     assert names == tree(ROOT, "counter", "rollup", "api")
@@ -175,7 +175,7 @@ def test_the_servers_has_all_that_is_in_the_tree_and_nothing_else(wheels: dict[s
     assert {"licenses/LICENSE", "licenses/api/console/static/uplot/LICENSE"} < licences
 
 
-def test_the_clients_has_the_client_alone(wheels: dict[str, Path]) -> None:
+def test_the_wheel_of_the_client_has_the_client_alone(wheels: dict[str, Path]) -> None:
     names = files_of(wheels[CLIENT], metadata=False)
     assert names == tree(ROOT / "clients" / "python", "counter_client")
     assert "counter_client/py.typed" in names
@@ -279,7 +279,7 @@ def test_it_reports_its_version(
 
 
 @pytest.mark.parametrize("words", [["get", "x"], ["doctor", "--url", "http://127.0.0.1:9"]])
-def test_a_command_that_asks_a_service_says_how_to_install_the_client(
+def test_a_command_that_needs_the_client_says_how_to_install_it(
     server: Installed, words: list[str]
 ) -> None:
     done = server.run("counter", *words)
@@ -289,7 +289,7 @@ def test_a_command_that_asks_a_service_says_how_to_install_the_client(
     assert done.returncode == 2
 
 
-def test_with_both_the_commands_ask_the_service(
+def test_with_both_wheels_the_commands_reach_the_service(
     wheels: dict[str, Path], service: Server, tmp_path: Path
 ) -> None:
     both = installed(tmp_path / "venv", wheels[SERVER], wheels[CLIENT])

@@ -92,7 +92,7 @@ async def test_the_tutorial_counts_each_message_once(
         await compare(TEXT, tutorial.places, tutorial.folder)
 
 
-async def test_batches_that_break_off_anywhere_count_once(tutorial: Tutorial) -> None:
+async def test_batches_that_are_interrupted_anywhere_count_once(tutorial: Tutorial) -> None:
     """Two consumers share the partitions; one dies before it sends, one before it commits, and who
     comes next finds their decisions: one too late to be carried out, one that was carried out."""
     produce, program = (

@@ -24,7 +24,7 @@ def test_the_page_has_every_scenario_of_the_model() -> None:
     assert sorted(rows) == sorted([*scenarios, "late slice", "cache", "fence"])
 
 
-def test_the_model_describes_every_letter_that_is_observed() -> None:
+def test_the_page_describes_every_letter_of_the_model() -> None:
     letters = re.findall(
         r'^    \("([\w-]+)", "(.*?)"\),$', (SOURCES / "log/traces.rs").read_text(), re.M
     )

@@ -69,14 +69,14 @@ def test_pages_that_are_followed_with_one_service_have_namespaces_of_their_own()
 
 
 @pytest.mark.usefixtures("child_processes")
-async def test_a_service_of_ones_own_can_be_secured(tmp_path: Path) -> None:
+async def test_the_readers_service_can_be_secured(tmp_path: Path) -> None:
     """Its data are in the directory where the reader is."""
     async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:
         await _follow("how-to/secure-it.md", {WRITTEN_URL: server.url}, tmp_path)
 
 
 @pytest.mark.usefixtures("child_processes")
-async def test_a_service_of_ones_own_can_be_restored(tmp_path: Path) -> None:
+async def test_the_readers_service_can_be_restored(tmp_path: Path) -> None:
     """Its data are in the directory where the reader is."""
     async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:
         text = without(page(BACKUP), "PostgreSQL")
@@ -127,9 +127,7 @@ def as_superuser(database: PostgresqlServer, text: str) -> None:
             database.run("psql", "-qX", "-d", database.dsn(), "-c", statement)
 
 
-async def test_an_order_that_was_left_for_long_is_finished_once(
-    service: Server, tmp_path: Path
-) -> None:
+async def test_an_order_that_waited_long_is_finished_once(service: Server, tmp_path: Path) -> None:
     """Its token is too old to count under: each of its steps gets another one, and keeps it, also
     where two run the order at once."""
     text = page("tutorials/saga.md").replace(WRITTEN_URL, service.url)

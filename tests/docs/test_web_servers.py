@@ -195,7 +195,7 @@ class Visitors:
         await eventually(enough, f"{self.name} answers ten requests")
 
 
-async def test_each_answered_request_counts_once_whatever_is_killed(
+async def test_each_answered_request_counts_once_despite_kills(
     service: Server, client: AsyncCounterClient, fast_dir: Path, http: httpx.AsyncClient
 ) -> None:
     """Workers, the service, and all web servers are killed while requests run. What they left in

@@ -87,7 +87,7 @@ async def test_a_throttled_add_is_refused_and_counts_when_it_is_sent_again(
     assert await tail(store, namespace) == (False, 1)
 
 
-async def test_throttled_batches_of_writes_and_reads_are_tried_again_and_then_refused(
+async def test_throttled_batches_are_retried_and_then_refused(
     store: DynamodbStore, namespace: Namespace, relay: Relay
 ) -> None:
     relay.fault, relay.hits = Fault.THROTTLE, lambda each: each in ("BatchGetItem", "Query")
@@ -100,7 +100,7 @@ async def test_throttled_batches_of_writes_and_reads_are_tried_again_and_then_re
 @pytest.mark.parametrize(
     ("fault", "again"), [(Fault.LOSE, Written.NEW), (Fault.LOSE_ANSWER, Written.REPLAYED)]
 )
-async def test_an_add_without_an_answer_counts_once_when_it_is_sent_again(
+async def test_an_add_without_a_response_counts_once_when_it_is_resent(
     store: DynamodbStore, namespace: Namespace, relay: Relay, fault: Fault, again: Written
 ) -> None:
     """Its outcome is unknown, and the next one says which it was. The driver sends nothing by
@@ -116,7 +116,7 @@ async def test_an_add_without_an_answer_counts_once_when_it_is_sent_again(
 @pytest.mark.parametrize(
     ("fault", "again"), [(Fault.LOSE, Written.NEW), (Fault.LOSE_ANSWER, Written.REPLAYED)]
 )
-async def test_an_atomic_add_without_an_answer_counts_once(
+async def test_an_atomic_add_without_a_response_counts_once(
     store: DynamodbStore, namespace: Namespace, relay: Relay, fault: Fault, again: Written
 ) -> None:
     events = atomic(("c", 1), ("d", 2))
@@ -128,7 +128,7 @@ async def test_an_atomic_add_without_an_answer_counts_once(
     assert await tail(store, namespace) == (False, 1)
 
 
-async def test_what_a_proxy_sends_twice_is_recognized_as_the_same_attempt(
+async def test_a_request_that_a_proxy_sends_twice_is_one_attempt(
     store: DynamodbStore, namespace: Namespace, relay: Relay
 ) -> None:
     """An add is new, a namespace is made, and a later attempt is a replay."""

@@ -80,7 +80,7 @@ async def test_a_window_of_a_dropped_slice_is_not_0_beside_one_of_a_new_slice(
         await store.events.sums(namespace, [("c", FIRST_SLICE), ("c", FIRST_SLICE + SLICE)])
 
 
-async def test_what_is_read_of_a_table_that_is_being_deleted_is_no_answer(
+async def test_a_read_of_a_table_in_deletion_is_discarded(
     store: DynamodbStore, namespace: Namespace
 ) -> None:
     """DynamoDB goes on to answer, perhaps with a part of it."""
@@ -128,7 +128,7 @@ async def test_a_changed_dataset_holds_from_the_next_slice(driver: Driver) -> No
     await store.close()
 
 
-async def test_a_dataset_whose_name_begins_as_anothers_tables_is_in_nobodys_way(
+async def test_datasets_with_similar_names_are_kept_apart(
     driver: Driver,
 ) -> None:
     """Slices are found by the names of their tables."""
@@ -143,7 +143,7 @@ async def test_a_dataset_whose_name_begins_as_anothers_tables_is_in_nobodys_way(
     await store.close()
 
 
-async def test_what_dynamodb_does_not_take_is_an_error_and_no_refusal(store: DynamodbStore) -> None:
+async def test_a_request_that_dynamodb_rejects_is_an_error(store: DynamodbStore) -> None:
     """A condition that did not hold is an answer: new, replayed, decided otherwise."""
     large = put(store.session.control, {"pk": b"large", "sk": b"\x00", "x": b"x" * 500_000})
     with pytest.raises(StoreUnavailableError, match="ValidationException"):
@@ -172,7 +172,7 @@ async def test_a_read_of_many_counters_lets_adds_pass(
     assert max(under_way) <= 16 * DATASET.event_buckets
 
 
-async def test_of_two_payloads_in_one_call_the_stored_one_is_a_replay(
+async def test_the_stored_one_of_two_payloads_is_a_replay(
     store: DynamodbStore, namespace: Namespace
 ) -> None:
     await written(store, namespace, [add(delta=2)])
@@ -283,7 +283,7 @@ async def test_marks_of_a_call_that_failed_may_be_missing(
     assert await store.rollups.mark(namespace, marks) == {}
 
 
-async def test_what_is_missing_to_connect_is_named(
+async def test_a_missing_setting_to_connect_is_named(
     dynamodb: DynamodbOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A region, credentials: each with what to set."""
@@ -306,9 +306,7 @@ async def test_what_is_missing_to_connect_is_named(
 
 
 @pytest.mark.parametrize("units", [None, (7, 9)])
-async def test_tables_are_made_as_the_settings_say(
-    driver: Driver, units: tuple[int, int] | None
-) -> None:
+async def test_tables_follow_the_settings(driver: Driver, units: tuple[int, int] | None) -> None:
     """On demand or provisioned; what expires is deleted, and of slices nothing does."""
     options = replace(driver.options, prefix=f"made{len(units or ())}", units=units)
     made = Driver(options)
@@ -354,7 +352,7 @@ async def test_the_schema_is_applied_once_dynamodb_answers(dynamodb: DynamodbOpt
     assert not failures
 
 
-async def test_recovery_is_turned_on_for_every_table_that_is_made(driver: Driver) -> None:
+async def test_recovery_is_enabled_for_every_table(driver: Driver) -> None:
     """Amazon's local engine has none, so the request is looked at."""
     asked: list[tuple[str, Any]] = []
     call = driver._call

@@ -179,7 +179,7 @@ async def test_a_rollup_after_a_delete(storage: str, fast_dir: Path) -> None:
     await dies_everywhere(storage, fast_dir, prepare, check)
 
 
-async def test_an_atomic_add_whose_client_never_comes_back(storage: str, fast_dir: Path) -> None:
+async def test_an_atomic_add_whose_client_does_not_return(storage: str, fast_dir: Path) -> None:
     """All of it counts or nothing, and whoever asks is told which."""
 
     async def prepare(place: Place) -> Work:
@@ -337,7 +337,7 @@ async def test_a_rollup_that_settles_and_drops_slices(storage: str, fast_dir: Pa
     await dies_everywhere(storage, fast_dir, prepare, check)
 
 
-async def test_a_dead_process_says_nothing_more(storage: str, fast_dir: Path) -> None:
+async def test_a_dead_process_writes_nothing(storage: str, fast_dir: Path) -> None:
     """The harness itself: dead at its first step, a process writes nothing."""
     async with opened(storage, fast_dir) as place:
         token = place.token()

@@ -113,7 +113,7 @@ async def test_a_token_and_a_key_belong_to_their_tenant(rest: Rest, app: App) ->
     assert [await tenant.count("d") for tenant in tenants] == [1, 2]
 
 
-async def test_a_tenant_that_is_made_anew_does_not_inherit_tokens(
+async def test_a_recreated_tenant_does_not_inherit_tokens(
     rest: Rest, app: App, storage: str
 ) -> None:
     tenant = rest.within("tenant")
@@ -131,7 +131,7 @@ async def test_a_tenant_that_is_made_anew_does_not_inherit_tokens(
 
 
 @pytest.mark.parametrize("days", DAYS)
-async def test_a_replay_after_days_is_told_what_became_of_it(app: App, days: int) -> None:
+async def test_a_replay_after_days_gets_the_outcome(app: App, days: int) -> None:
     """The add whose answer was lost, and the one that was: each once for ever."""
     found, lost, other = (fresh(app.clock.now_us()) for _ in range(3))
     for each in (found, other):
@@ -152,9 +152,7 @@ async def test_a_replay_after_days_is_told_what_became_of_it(app: App, days: int
     assert await app.rest.count("c") == 14
 
 
-async def test_a_batch_of_which_a_part_was_applied_is_sent_again_whole(
-    rest: Rest, app: App
-) -> None:
+async def test_a_partly_applied_batch_is_resent_whole(rest: Rest, app: App) -> None:
     """What had counted is told so, what had not counts now, and what cannot says why."""
     now_us = app.clock.now_us()
     tokens = [fresh(now_us) for _ in range(6)]
@@ -208,7 +206,7 @@ def append_that_fails(app: App, number: int, *, after: bool) -> Iterator[None]:
 
 @pytest.mark.parametrize("lands", [False, True])
 @pytest.mark.parametrize("breaks_at", range(len(SAGA)))
-async def test_a_saga_goes_on_where_it_broke_off(
+async def test_an_interrupted_saga_resumes(
     rest: Rest, app: App, breaks_at: int, lands: bool
 ) -> None:
     """Begun anew with nothing remembered but its own token, it does each step once."""
@@ -231,7 +229,7 @@ async def test_a_saga_is_undone_once(rest: Rest, app: App) -> None:
     assert len(await rest.events("charge")) == 2
 
 
-async def test_metrics_tell_originals_duplicates_and_conflicts_apart(rest: Rest, app: App) -> None:
+async def test_metrics_distinguish_originals_duplicates_and_conflicts(rest: Rest, app: App) -> None:
     """Against what the test itself knows of a random mix, sent in a random order."""
     draw = random.Random(20_260_301)
     sent: dict[Token, int] = {}

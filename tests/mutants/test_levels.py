@@ -38,7 +38,7 @@ def killed() -> list[Row]:
     return [row for row in read_rows(ROOT).values() if row.verdict == "killed"]
 
 
-def test_what_kills_a_fault_runs_alone(alone: frozenset[str]) -> None:
+def test_the_tests_that_kill_a_fault_run_alone(alone: frozenset[str]) -> None:
     elsewhere = {
         row.id: row.by
         for row in killed()
@@ -47,14 +47,14 @@ def test_what_kills_a_fault_runs_alone(alone: frozenset[str]) -> None:
     assert elsewhere == {}
 
 
-def test_the_table_says_in_which_level_the_faults_of_each_area_are_caught(
+def test_the_table_gives_the_level_that_catches_each_fault(
     alone: frozenset[str],
 ) -> None:
     found = Counter((row.area, level_of_killer(row.by, alone)) for row in killed())
     assert level_table(found) in (ROOT / "docs" / "guarantees.md").read_text("utf-8")
 
 
-def test_what_catches_a_planted_bug_runs_alone(alone: frozenset[str]) -> None:
+def test_the_tests_that_catch_a_planted_bug_run_alone(alone: frozenset[str]) -> None:
     assert {*DIRECTED, *QUICK} >= {*all_bugs()}
     assert {bug: test for bug, test in DIRECTED.items() if test not in alone} == {}
 

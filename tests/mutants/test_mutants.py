@@ -49,7 +49,7 @@ def test_an_operator_makes_its_fault(operator: str, body: str, fault: str, tmp_p
         "invariant(a < b, 'text')",
     ],
 )
-def test_what_only_people_read_gets_no_fault(body: str, tmp_path: Path) -> None:
+def test_text_for_people_gets_no_fault(body: str, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(f"def f(a, b):\n    {body}\n", "utf-8")
     assert mutants_of(tmp_path, "a.py") == []
 
@@ -69,7 +69,7 @@ def test_a_fault_keeps_its_name_if_other_lines_change(tmp_path: Path) -> None:
     assert len(set(names[0])) == 2
 
 
-def test_what_is_drawn_stays_drawn() -> None:
+def test_drawn_faults_stay_in_the_list() -> None:
     possible = all_mutants(ROOT)
     first = drawn(possible, {})
     assert drawn(possible, dict.fromkeys(first, "killed")) == first
@@ -80,7 +80,7 @@ def test_what_is_drawn_stays_drawn() -> None:
     assert {*of_module} == {path for paths in AREAS.values() for path in paths}
 
 
-def test_what_does_not_start_is_replaced() -> None:
+def test_a_fault_that_prevents_the_start_is_replaced() -> None:
     possible = all_mutants(ROOT)
     first, *_ = drawn(possible, {})
     assert first not in drawn(possible, {first: "does not start"})

@@ -91,7 +91,7 @@ async def test_each_event_has_its_own_outcome(world: World) -> None:
     assert await counted(world, "new", "old", "again", "other") == [1, 0, 1, 1]
 
 
-async def test_a_stalled_batch_holds_back_no_other_and_dies_alone(world: World) -> None:
+async def test_a_stalled_batch_delays_no_other_and_fails_alone(world: World) -> None:
     connection, transaction = await world.stalled(add("a"))
     puts = [add("a")], [add("b")], [add("c"), add("d")]
     stalled = asyncio.create_task(together(world.store, world.namespace, *puts, commits=2))
@@ -105,7 +105,7 @@ async def test_a_stalled_batch_holds_back_no_other_and_dies_alone(world: World) 
     await _resend(world, Written.REPLAYED, Written.NEW)
 
 
-async def test_an_answer_that_is_lost_is_unknown_to_all_and_resending_is_exact(
+async def test_after_a_lost_response_resending_is_exact(
     world: World, postgresql: PostgresqlServer
 ) -> None:
     relay = Relay("127.0.0.1", postgresql.port)
@@ -184,7 +184,7 @@ async def test_an_add_waits_for_no_rollup(world: World) -> None:
     assert await counted(world, "c") == [3]
 
 
-async def test_a_rollup_leaves_turns_to_requests(world: World) -> None:
+async def test_a_rollup_yields_to_requests(world: World) -> None:
     """A process that serves requests works on few counters before its event loop has a turn."""
     names = [f"c{number}" for number in range(3 * TURN_ITEMS)]
     await world.store.events.append(world.namespace, [add(name) for name in names])

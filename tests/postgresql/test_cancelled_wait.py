@@ -145,7 +145,7 @@ async def _through(pair: Pair, is_pooled: bool) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooled"])
-async def test_no_call_acknowledges_what_may_be_on_the_primary_alone(
+async def test_no_call_acknowledges_a_write_before_the_standby_has_it(
     pair: Pair, is_pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pair.begin()

@@ -52,7 +52,7 @@ def test_no_part_of_a_password_is_shown(dsn: str, said: str) -> None:
         ("target_session_attrs=read-write&options=-c%20geqo%3Doff", []),
     ],
 )
-def test_what_has_no_effect_is_left_out_and_named(query: str, ignored: list[str]) -> None:
+def test_parameters_without_effect_are_dropped_and_named(query: str, ignored: list[str]) -> None:
     hosts = Hosts(f"postgresql://u:p@one,two:5433/db?{query}")
     assert hosts.ignored == ignored
     for host, dsn in hosts._hosts:
@@ -63,7 +63,7 @@ def test_what_has_no_effect_is_left_out_and_named(query: str, ignored: list[str]
 
 
 @pytest.mark.parametrize("demanded", ["gssencmode=require", "requirepeer=postgres"])
-def test_what_demands_protection_is_never_ignored(demanded: str) -> None:
+def test_parameters_that_demand_protection_are_never_ignored(demanded: str) -> None:
     """The server refuses the parameter by its name."""
     hosts = Hosts(f"postgresql://u:p@h/db?{demanded}")
     assert hosts.ignored == []

@@ -48,7 +48,7 @@ async def test_a_replay_is_acknowledged_when_the_standby_has_the_add(pair: Pair)
         assert [await rest.count(name) for name in "abc"] == [1, 1, 2]
 
 
-async def test_a_conflict_is_reported_when_the_standby_has_what_it_rests_on(pair: Pair) -> None:
+async def test_a_conflict_is_reported_when_the_standby_has_its_evidence(pair: Pair) -> None:
     """With the header of an atomic add, or with one of its items."""
     await pair.begin()
     async with service(pair.dsn) as rest:

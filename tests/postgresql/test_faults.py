@@ -208,7 +208,7 @@ async def test_a_service_ends_while_its_server_stalls(own_server: PostgresqlServ
         own_server.pause()
 
 
-async def test_a_server_that_crashed_and_came_back(own_server: PostgresqlServer) -> None:
+async def test_a_server_that_crashed_and_restarted(own_server: PostgresqlServer) -> None:
     await fresh_schema(own_server.dsn())
     async with service(own_server.dsn()) as rest:
         await added(rest, "before")
@@ -281,7 +281,7 @@ class _Pool:
         pass
 
 
-async def test_what_is_undone_again_and_again_is_unavailable() -> None:
+async def test_a_transaction_that_is_always_rolled_back_is_unavailable() -> None:
     """After the last attempt the caller gets an error of the service, not one of its own code."""
     database = PostgresqlDatabase(PostgresqlOptions("postgresql://unused"))
     database._pool = _Pool()

@@ -104,7 +104,7 @@ SCENARIOS: list[Scenario] = [
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.__name__.strip("_"))
-async def test_it_holds(world: World, scenario: Scenario) -> None:
+async def test_the_fence_holds(world: World, scenario: Scenario) -> None:
     assert await scenario(world)
 
 

@@ -64,9 +64,7 @@ async def test_a_primary_whose_standby_was_promoted_is_not_read(pair: Pair) -> N
 
 
 @pytest.mark.parametrize("proven_s", [0, _NEVER_S], ids=["by a read", "by a write"])
-async def test_a_primary_that_is_made_read_only_in_place_is_left(
-    pair: Pair, proven_s: float
-) -> None:
+async def test_a_primary_that_becomes_read_only_is_left(pair: Pair, proven_s: float) -> None:
     await pair.begin()
     async with service(pair.dsn) as rest:
         await added(rest, "before")

@@ -124,7 +124,7 @@ def test_a_planted_fault_is_found(
         assert is_found(partial(run_orders, server), seed)
 
 
-def test_what_the_model_does_not_allow_is_found(
+def test_a_violation_of_the_model_is_found(
     postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No client sees this fault unless the server's clock is set back."""

@@ -62,7 +62,7 @@ async def _dsn_of(server: PostgresqlServer, is_pooled: bool) -> AsyncIterator[st
 
 
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooled"])
-async def test_no_call_uses_what_was_planted(postgresql: PostgresqlServer, is_pooled: bool) -> None:
+async def test_no_call_uses_planted_objects(postgresql: PostgresqlServer, is_pooled: bool) -> None:
     async with _dsn_of(postgresql, is_pooled) as dsn:
         database = PostgresqlDatabase(PostgresqlOptions(dsn))
         await database.open()

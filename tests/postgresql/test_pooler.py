@@ -77,7 +77,9 @@ async def pooler(server: PostgresqlServer) -> AsyncIterator[int]:
             process.wait()
 
 
-async def test_it_works_behind_a_pooler_in_transaction_mode(postgresql: PostgresqlServer) -> None:
+async def test_the_store_works_behind_a_pooler_in_transaction_mode(
+    postgresql: PostgresqlServer,
+) -> None:
     fresh = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
     await fresh.open()
     await make_slices(fresh)

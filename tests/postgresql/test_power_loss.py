@@ -126,7 +126,7 @@ class Recorded:
             shutil.rmtree(after.folder)
 
 
-async def test_what_postgresql_acknowledged_survives_a_loss_of_power(fast_dir: Path) -> None:
+async def test_acknowledged_writes_survive_a_loss_of_power(fast_dir: Path) -> None:
     seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
     print(f"POWER_SEED={seed}")
     draw = random.Random(seed)
@@ -146,7 +146,7 @@ async def test_what_postgresql_acknowledged_survives_a_loss_of_power(fast_dir: P
 
 
 @pytest.mark.parametrize("weakened", ["synchronous_commit", "fsync"])
-async def test_a_weaker_setting_loses_what_was_acknowledged(fast_dir: Path, weakened: str) -> None:
+async def test_a_weaker_setting_loses_acknowledged_writes(fast_dir: Path, weakened: str) -> None:
     """So the service does not start with it, and the test above would notice it."""
     draw = random.Random(1)
     recorded = Recorded(fast_dir)

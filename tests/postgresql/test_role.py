@@ -88,7 +88,7 @@ async def use_all(store: PostgresqlStore) -> None:
     await store.ping()
 
 
-async def test_it_suffices(granted: str) -> None:
+async def test_the_role_suffices(granted: str) -> None:
     store = PostgresqlStore(PostgresqlOptions(granted), FakeClock(NOW))
     await store.open()
     await use_all(store)
@@ -98,7 +98,9 @@ async def test_it_suffices(granted: str) -> None:
     await store.close()
 
 
-async def test_it_suffices_after_an_upgrade(postgresql: PostgresqlServer, granted: str) -> None:
+async def test_the_role_suffices_after_an_upgrade(
+    postgresql: PostgresqlServer, granted: str
+) -> None:
     """The functions are other ones then: some new, some with other arguments, some gone."""
     owner = PostgresqlDatabase(PostgresqlOptions(postgresql.dsn()))
     await owner.open()

@@ -63,7 +63,7 @@ async def test_a_good_server_is_shown(database: Answering) -> None:
         ({"default_transaction_isolation": "serializable"}, "= serializable, .*ALTER ROLE"),
     ],
 )
-async def test_what_breaks_the_promise_is_refused(
+async def test_a_server_that_breaks_the_promise_is_refused(
     database: Answering, reported: dict[str, str], refusal: str
 ) -> None:
     database.reported = reported

@@ -79,7 +79,7 @@ async def added(servers: list[Server], counter: str, number: int) -> int:
     raise AssertionError(f"{token} of {counter} got no definite answer")
 
 
-async def test_two_workers_share_and_a_killed_ones_part_is_taken_over(
+async def test_two_workers_share_and_take_over_from_a_killed_one(
     database: PostgresqlServer, tmp_path: Path
 ) -> None:
     """No API process, which would roll up too."""

@@ -124,7 +124,7 @@ def test_the_driver_is_not_installed() -> None:
         ("postgresql://counter:S3cret@{place}/nowhere", '"nowhere" does not exist: create the'),
     ],
 )
-async def test_what_waiting_does_not_mend_is_refused_at_once(
+async def test_a_permanent_error_is_reported_at_once(
     server: PostgresqlServer, dsn: str, said: str
 ) -> None:
     with pytest.raises(StartupError, match=said) as refused:

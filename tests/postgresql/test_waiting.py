@@ -38,7 +38,7 @@ async def test_a_decision_waits_no_longer_than_a_write_may_take(world: World) ->
     await connection.close()
 
 
-async def test_a_replayed_append_is_committed_as_a_write_is(world: World) -> None:
+async def test_a_replayed_append_waits_for_the_standby(world: World) -> None:
     """A commit that writes no WAL would not wait for the synchronous standby, which may lack the
     event that was found."""
     await world.store.events.append(world.namespace, [add()])
@@ -51,7 +51,7 @@ async def test_a_replayed_append_is_committed_as_a_write_is(world: World) -> Non
 
 
 @pytest.mark.parametrize("call", ["find", "decided"])
-async def test_what_was_found_is_reported_as_a_write_is(world: World, call: str) -> None:
+async def test_a_found_event_waits_for_the_standby(world: World, call: str) -> None:
     """The commit of a transaction without an id would not wait for the synchronous standby."""
     store = world.store
     await store.events.append(world.namespace, [add()])
@@ -77,7 +77,7 @@ async def test_another_warning_of_the_server_leaves_the_outcome_known(world: Wor
     assert await world.database.rows(sql) == []
 
 
-async def test_of_two_that_make_a_dataset_at_once_one_makes_it(world: World) -> None:
+async def test_one_of_two_concurrent_creations_makes_the_dataset(world: World) -> None:
     make = "SELECT counter.make_dataset('second', '{}')"
     connection = await asyncpg.connect(world.dsn)
     transaction = connection.transaction()
@@ -90,7 +90,7 @@ async def test_of_two_that_make_a_dataset_at_once_one_makes_it(world: World) -> 
     assert await other is False
 
 
-async def test_calls_one_after_the_other_share_a_connection(world: World) -> None:
+async def test_consecutive_calls_share_a_connection(world: World) -> None:
     assert len({await world.database.value("SELECT pg_backend_pid()") for _ in range(5)}) == 1
 
 
@@ -133,7 +133,7 @@ async def test_the_counters_that_are_known_are_bounded_over_all_namespaces(world
     assert {*known[world.namespace.id]} == {"d", "a"}
 
 
-async def test_a_counter_that_is_deleted_is_noted_again_by_the_next_append(world: World) -> None:
+async def test_a_deleted_counter_is_listed_again_by_the_next_append(world: World) -> None:
     known = world.store.events._known
     await world.store.events.append(world.namespace, [add("c"), add("d")])
     assert {*known[world.namespace.id]} == {"c", "d"}

@@ -229,7 +229,7 @@ def run(seed: int) -> World:
     return world
 
 
-def test_threads_are_told_the_truth() -> None:
+def test_threads_get_true_results() -> None:
     check_seeds(run, SEEDS, SITUATIONS)
 
 

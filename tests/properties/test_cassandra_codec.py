@@ -73,7 +73,7 @@ def test_the_items_of_an_atomic_add_come_back(
     assert unpack_items(pack_items(events), time_us, event_id, atom) == tuple(events)
 
 
-def test_items_of_a_later_version_are_not_guessed_at() -> None:
+def test_items_of_a_later_version_are_refused() -> None:
     """A worker that is older than the process that left the mark says so, and does not sum."""
     cell = pack_items([Event("c", 1, b"i", 1, 1)])
     with pytest.raises(InvariantError, match="version 2"):

@@ -28,7 +28,7 @@ SITUATIONS = frozenset(
 )
 
 
-def test_what_a_client_is_told_is_true() -> None:
+def test_every_result_of_a_client_is_true() -> None:
     check_seeds(run, SEEDS, SITUATIONS)
 
 

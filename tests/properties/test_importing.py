@@ -251,7 +251,7 @@ def test_an_import_that_began_before_half_of_the_life_of_a_key_says_what_is_coun
     assert service.counts == expected(100)
 
 
-def test_after_half_of_the_life_of_a_key_what_was_sent_before_is_still_made_sure_of() -> None:
+def test_a_late_import_still_confirms_lines_sent_in_time() -> None:
     """The last lines were sent in time, and were not acknowledged: they have their token."""
     service = Service()
     sends = iter([service.send, service.lands_half])
@@ -268,7 +268,7 @@ def test_after_half_of_the_life_of_a_key_what_was_sent_before_is_still_made_sure
     assert service.counts == expected(len(LINES))
 
 
-def test_a_run_that_sleeps_past_the_life_of_its_keys_counts_nothing() -> None:
+def test_a_run_that_outsleeps_its_keys_counts_nothing() -> None:
     """Other runs have counted all lines meanwhile, and the keys of these are forgotten."""
     service = Service()
     steps = iter(range(100))

@@ -41,7 +41,7 @@ def written(as_json: bool, message: str, told: dict[str, Any], fault: str | None
 
 @example("\x7f\x9b2J\u2028\u202e\ud800", {"x": {"\n": "\x7f"}}, "\x7f\nforged")
 @given(TEXTS, st.dictionaries(NAMES, VALUES, max_size=4), st.none() | TEXTS)
-def test_json_is_one_line_of_ascii_that_holds_what_was_told(
+def test_json_is_one_line_of_ascii_with_all_fields(
     message: str, told: dict[str, Any], fault: str | None
 ) -> None:
     [line] = written(True, message, told, fault)
@@ -59,7 +59,7 @@ def test_json_is_one_line_of_ascii_that_holds_what_was_told(
 
 @example("\x7f\x9b2J\u2028\u202e\ud800", {"x": {"\n": "\x7f"}}, "\x7f\nforged")
 @given(TEXTS, st.dictionaries(NAMES, VALUES, max_size=4), st.none() | TEXTS)
-def test_text_is_one_line_and_what_follows_is_set_off(
+def test_text_is_one_line_and_the_rest_is_indented(
     message: str, told: dict[str, Any], fault: str | None
 ) -> None:
     first, *further = written(False, message, told, fault)

@@ -153,7 +153,7 @@ def test_both_ways_to_write_a_duration_are_read(text: str, written: str) -> None
     "text",
     ["P", "PT", "P1Y", "P1M", "P1DT", "PT1", "P1H", "PT1D", "p1d", "P-1D", "P1D ", "", "P٣D"],
 )
-def test_what_is_no_fixed_span_is_refused(text: str) -> None:
+def test_a_duration_without_a_fixed_length_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_iso_duration(text)
 
@@ -189,7 +189,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "B", "-1B", "0.5B", "1b", "1EB", "1e19", "4 M", "1e999999"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a|too large"):
         parse_size(text)
 

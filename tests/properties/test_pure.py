@@ -76,7 +76,7 @@ def test_only_a_uuid7_is_read_as_one(bits: bytes, version: int) -> None:
 @example("{1890a5d-ac96-774b-bcce-b302099a805}")
 @example("01890a5d-ac96-774b-0cce-b302099a8057")
 @example("0189 a5d-ac96-774b-bcce-b302099a8057")
-def test_any_text_is_read_as_a_uuid7_or_as_none(key: str) -> None:
+def test_any_text_is_a_uuid7_or_none(key: str) -> None:
     token = token_of_uuid7(key)
     if token is not None:
         assert format_nonce(token.nonce) == key.lower()
@@ -94,7 +94,7 @@ def test_two_keys_share_a_nonce_only_in_one_scope(
     assert (nonce_of_key(*one) == nonce_of_key(*other)) == (one == other)
 
 
-def test_a_generator_never_repeats_itself_nor_goes_back() -> None:
+def test_a_generator_never_repeats_or_goes_back() -> None:
     generator = TokenGenerator()
     made = [generator.next() for _ in range(10_000)]
     made_times = [token.generation_time_us for token in made]
@@ -199,9 +199,7 @@ ROUTED_NONCES = [50, 6, 16, 55]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(-10, 500))
-def test_an_instant_is_in_one_slice_or_says_that_none_is_there(
-    widths: list[int], time_us: int
-) -> None:
+def test_an_instant_is_in_one_slice_or_an_error(widths: list[int], time_us: int) -> None:
     slices, start_us = [], 0
     for position, width in enumerate(widths):
         if position % 3 != 2:
@@ -248,7 +246,7 @@ items = st.lists(st.tuples(st.text(max_size=2), st.integers(0, 2), deltas), min_
 
 
 @given(items, items)
-def test_a_fingerprint_tells_payloads_apart_and_orders_not(
+def test_a_fingerprint_depends_on_the_payload_not_its_order(
     one: list[tuple[str, int, int]], other: list[tuple[str, int, int]]
 ) -> None:
     def of(payload: list[tuple[str, int, int]]) -> bytes:

@@ -184,7 +184,7 @@ ends = st.just("") | st.sampled_from(ENDS)
 @example(
     "", f'{{"items":[],"items":[{{"counter":"c","delta":1,"idempotency_token":{TOKEN}}}]}}', ""
 )
-def test_what_is_nearly_valid_means_the_same_or_is_left_to_the_models(
+def test_a_nearly_valid_body_means_the_same_or_goes_to_the_models(
     start: str, body: str, end: str
 ) -> None:
     check(f"{start}{body}{end}".encode())
@@ -205,7 +205,7 @@ def as_add(batch: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("part", "texts"), [("delta", DELTAS), ("nonce", NONCES), ("time", TIMES), ("name", NAMES)]
 )
-def test_each_near_miss_alone_means_the_same_or_is_left_to_the_models(
+def test_each_near_miss_means_the_same_or_goes_to_the_models(
     part: str, texts: tuple[str, ...]
 ) -> None:
     for text in texts:
@@ -299,7 +299,7 @@ pieces = st.one_of(
 @example([f"{ITEM} {ITEM}", ITEM[:40], ITEM[40:]])
 @example([ITEM[:-1], f"}}{ITEM}"])
 @example([f"{ITEM}{ITEM}", "{}"])
-def test_lines_that_are_read_at_once_mean_the_same_one_by_one(texts: list[str]) -> None:
+def test_lines_read_together_mean_the_same_one_by_one(texts: list[str]) -> None:
     lines = [text.strip().encode() for text in texts if text.strip()]
     events = read_lines(lines)
     if events is not None:

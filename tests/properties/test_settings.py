@@ -110,7 +110,7 @@ def plain(loaded: Loaded) -> dict[str, Any]:
 @given(given_settings)
 @example({"store": "sqlite", "data": "a\x7fb"})
 @example({"store": "sqlite", "data": 'a"b\\c\nd'})
-def test_what_the_program_tells_of_its_settings_is_a_file_that_gives_them_again(
+def test_printed_settings_are_a_file_that_gives_the_same(
     values: dict[str, Any],
 ) -> None:
     loaded = load(values)
@@ -122,7 +122,7 @@ def test_what_the_program_tells_of_its_settings_is_a_file_that_gives_them_again(
 
 @PER_EXAMPLE
 @given(given_settings)
-def test_the_environment_says_what_flags_say(values: dict[str, Any]) -> None:
+def test_environment_and_flags_give_the_same(values: dict[str, Any]) -> None:
     with patch.dict(os.environ, {f"COUNTER_{k.upper()}": str(v) for k, v in values.items()}):
         loaded = load({})
     assert plain(loaded) == plain(load(values))
@@ -137,7 +137,7 @@ def test_the_environment_says_what_flags_say(values: dict[str, Any]) -> None:
     st.none() | st.booleans() | st.integers() | st.floats() | texts | st.lists(st.integers()),
 )
 @example("cache", None)
-def test_any_value_is_taken_or_refused_with_its_name(name: str, value: Any) -> None:
+def test_any_value_is_accepted_or_refused_by_name(name: str, value: Any) -> None:
     """Whatever is wrong with a setting is said; nothing of it is a fault of the program's own."""
     assume(name not in ("config", "extra_datasets"))
     with suppress(StartupError):

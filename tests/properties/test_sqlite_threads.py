@@ -268,7 +268,7 @@ def run(seed: int) -> World:
     return world
 
 
-def test_lanes_answer_what_is_committed() -> None:
+def test_results_are_committed() -> None:
     check_seeds(run, SEEDS, SITUATIONS)
 
 

@@ -90,7 +90,7 @@ def test_a_problem_says_what_its_error_says(error: CounterError) -> None:
 
 
 @given(errors())
-def test_whoever_waits_as_long_as_told_has_waited_long_enough(error: CounterError) -> None:
+def test_retry_after_is_long_enough(error: CounterError) -> None:
     seconds = retry_after_s(error)
     if error.retry_after_us is None:
         assert seconds is None
@@ -109,7 +109,7 @@ event_ids = st.builds(
 
 
 @given(event_ids)
-def test_a_page_goes_on_behind_the_event_it_names(event: Event) -> None:
+def test_a_page_continues_after_the_event_it_names(event: Event) -> None:
     assert _event_of_page("c", _page(_place(event))) == event
 
 
@@ -139,7 +139,7 @@ rows = st.lists(
     st.integers(1, 70),
     st.integers(1, 20),
 )
-def test_a_history_is_the_count_at_each_of_its_instants(
+def test_a_history_is_the_count_at_each_instant(
     settled: int, found: list[WindowRow], from_us: int, span_us: int, step_us: int
 ) -> None:
     """And each delta is what the count changed by."""

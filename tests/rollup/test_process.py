@@ -66,7 +66,7 @@ async def _finishes(settings: Settings, desk: Desk, log: Path) -> None:
         assert "Traceback" not in first.output()
 
 
-async def test_two_workers_share_and_a_killed_ones_part_is_taken_over(
+async def test_two_workers_share_and_take_over_from_a_killed_one(
     settings: Settings, desk: Desk, stack: ExitStack, tmp_path: Path
 ) -> None:
     """By lease, within its time: nobody has to notice."""

@@ -45,8 +45,8 @@ _OPEN: Final = f"{_WINDOWS}test_a_window_is_open_until_the_last_add_of_it_can_ha
 _LEFT: Final = f"{_RESOLUTION}test_a_recount_is_left_for_readers_and_for_the_worker"
 _LATE: Final = f"{_FAULTS}test_a_write_that_lands_in_a_closed_window_counts_once_it_is_resolved"
 _HALVES: Final = f"{_ATOMICS}test_halves_are_made_whole_by_whichever_worker_has_the_shard"
-_ACKNOWLEDGED: Final = f"{_REPLICAS}test_what_two_replicas_have_every_read_sees"
-_VOIDED: Final = f"{_REPLICAS}test_what_was_voided_stays_hidden_whenever_a_write_of_it_lands[item]"
+_ACKNOWLEDGED: Final = f"{_REPLICAS}test_every_read_sees_data_of_two_replicas"
+_VOIDED: Final = f"{_REPLICAS}test_a_voided_event_stays_hidden_whenever_it_lands[item]"
 
 #: By bug: the test that catches it.
 DIRECTED: Final[Mapping[str, str]] = {
@@ -182,9 +182,7 @@ DIRECTED: Final[Mapping[str, str]] = {
     "marks-from-one-replica": f"{_ACKNOWLEDGED}[0-marks]",
     "events-from-one-replica": f"{_ACKNOWLEDGED}[0-events]",
     "counts-from-one-replica": f"{_ACKNOWLEDGED}[0-counts]",
-    "no-read-repair": (
-        f"{_REPLICAS}test_what_one_read_saw_of_a_write_that_was_given_up_the_next_ones_see[events]"
-    ),
+    "no-read-repair": (f"{_REPLICAS}test_a_write_that_one_read_saw_all_later_reads_see[events]"),
     "stamped-in-the-future": _VOIDED,
     "name-free-early": (f"{_REBIRTH}test_adds_to_a_namespace_that_is_created_again_count[4000]"),
     "directory-checked-at-the-door": (
@@ -194,9 +192,11 @@ DIRECTED: Final[Mapping[str, str]] = {
     "best-effort-of-any-namespace": (
         "tests/contracts/test_memory.py::TestCache::test_namespaces_are_apart"
     ),
-    "best-effort-sent-again": (f"{_CACHES}test_a_change_whose_answer_is_lost_was_made[memcached]"),
+    "best-effort-sent-again": (
+        f"{_CACHES}test_a_change_whose_response_is_lost_was_made[memcached]"
+    ),
     "late-answer-is-the-next": (
-        f"{_CACHES}test_a_late_answer_is_not_taken_for_the_next_one[redis]"
+        f"{_CACHES}test_a_late_response_is_not_taken_for_the_next_one[redis]"
     ),
     "marks-dropped-early": f"{_CRASHES}test_a_rollup[memory]",
     "watermark-early": f"{_CRASHES}test_a_rollup[memory]",

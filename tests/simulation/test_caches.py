@@ -102,7 +102,7 @@ def test_a_server_that_was_restarted_is_empty(site: _Site) -> None:
     assert "cache-restarts" in site.reached
 
 
-def test_a_full_server_evicts_what_was_least_used(site: _Site) -> None:
+def test_a_full_server_evicts_the_least_used(site: _Site) -> None:
     site.server.items_max = 2
 
     async def work() -> list[int | None]:
@@ -115,7 +115,7 @@ def test_a_full_server_evicts_what_was_least_used(site: _Site) -> None:
     assert "cache-evicts" in site.reached
 
 
-def test_a_change_whose_answer_is_lost_was_made(site: _Site) -> None:
+def test_a_change_whose_response_is_lost_was_made(site: _Site) -> None:
 
     async def work() -> int:
         await increment(site.cache, site.namespace, "c", 1)
@@ -130,7 +130,7 @@ def test_a_change_whose_answer_is_lost_was_made(site: _Site) -> None:
     assert "cache-times-out" in site.reached
 
 
-def test_a_late_answer_is_not_taken_for_the_next_one(site: _Site) -> None:
+def test_a_late_response_is_not_taken_for_the_next_one(site: _Site) -> None:
     async def work() -> list[int | None]:
         await site.put("a", 1)
         await site.put("b", 2)

@@ -31,18 +31,18 @@ def history(key: str | None) -> tuple[History, list[Seen]]:
     return History([changed], [seen(3, 1), seen(9, 0)]), [seen(60, 1)]
 
 
-def test_what_was_seen_under_an_earlier_time_of_a_key_need_not_stay() -> None:
+def test_an_add_seen_under_an_earlier_time_of_a_key_may_go() -> None:
     """Void under that time, it goes; the key goes on with another."""
     assert check(CONFIG, *history("order:21")) == []
 
 
-def test_what_was_seen_under_its_only_time_must_stay() -> None:
+def test_an_add_seen_under_its_only_time_must_stay() -> None:
     (problem,) = check(CONFIG, *history(None))
     assert problem.endswith("change 21 is missing")
 
 
 @pytest.mark.parametrize("key", [None, "order:21"])
-def test_what_is_missing_at_last_is_told(key: str | None) -> None:
+def test_a_missing_add_is_reported(key: str | None) -> None:
     told, (final,) = history(key)
     final.count = 0
     assert any("change 21 is missing" in each for each in check(CONFIG, told, [final]))
@@ -91,5 +91,5 @@ def test_an_add_under_a_key_that_is_remembered_is_not_another_add() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])
-def test_around_the_end_of_its_time_a_key_may_be_forgotten_or_not(count: int) -> None:
+def test_around_its_expiry_a_key_may_be_forgotten_or_not(count: int) -> None:
     assert used_again(4 * SECOND, count) == []

@@ -11,7 +11,7 @@ from tests.simulation.run import run_seed
 from tests.simulation.test_directed import outcomes_with
 
 _RULES: Final = "tests/simulation/test_dynamodb_rules.py::"
-_SEEN: Final = f"{_RULES}test_what_was_written_every_read_sees"
+_SEEN: Final = f"{_RULES}test_every_read_sees_written_data"
 
 #: Bugs that the first seed catches.
 QUICK: Final = ("query-eventual", "transaction-in-parts", "head-before-rows", "rows-not-awaited")
@@ -19,7 +19,7 @@ QUICK: Final = ("query-eventual", "transaction-in-parts", "head-before-rows", "r
 DIRECTED: Final = {
     "get-eventual": _SEEN,
     "get-many-eventual": _SEEN,
-    "sent-again": f"{_RULES}test_an_add_without_an_answer_is_unknown_until_it_is_asked_about",
+    "sent-again": f"{_RULES}test_an_add_without_a_response_is_unknown_until_it_is_resolved",
     "void-by-deletion": f"{_RULES}test_an_add_that_lands_after_it_was_made_void_does_not_count",
     "namespace-item-removed": (
         f"{_RULES}test_a_creation_that_lands_after_a_deletion_makes_no_namespace"

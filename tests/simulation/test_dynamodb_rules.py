@@ -148,7 +148,7 @@ async def appended(store: CalmStore, namespace: Namespace) -> Written | Unavaila
     return outcome
 
 
-async def test_what_was_written_every_read_sees(lab: Lab) -> None:
+async def test_every_read_sees_written_data(lab: Lab) -> None:
     """No replica is asked that may be behind, for an item, for several, or for a partition."""
     store = await lab.store()
     namespace, decision = await make_namespace(store), Decision(Outcome.VOID, b"")
@@ -159,7 +159,7 @@ async def test_what_was_written_every_read_sees(lab: Lab) -> None:
     assert await store.decisions.decided(namespace, [add()]) == decision
 
 
-async def test_an_add_without_an_answer_is_unknown_until_it_is_asked_about(lab: Lab) -> None:
+async def test_an_add_without_a_response_is_unknown_until_it_is_resolved(lab: Lab) -> None:
     """The driver does not find what it wrote itself and call it a replay."""
     store = await lab.store()
     namespace = await make_namespace(store)
@@ -278,7 +278,7 @@ async def test_an_add_whose_item_a_transaction_holds_is_refused_and_not_written(
     assert await appended(store, namespace) is Written.NEW
 
 
-async def test_what_acknowledges_gives_up_after_the_write_time_out(lab: Lab) -> None:
+async def test_a_write_gives_up_after_the_write_timeout(lab: Lab) -> None:
     store = await lab.store()
     namespace, given_up_us = await make_namespace(store), list[int | None]()
     call = store.simulated._call
@@ -334,7 +334,7 @@ async def test_no_request_begins_while_the_connections_are_closed(lab: Lab) -> N
 
 
 @pytest.mark.parametrize("numbers", ["tokens", "namespace ids", "dataset ids"])
-async def test_a_new_life_begins_when_no_number_is_given_out_again(lab: Lab, numbers: str) -> None:
+async def test_a_new_life_issues_no_number_again(lab: Lab, numbers: str) -> None:
     store = await lab.store()
     meet(store, f"counter.{numbers}", Met(loses=True))
     with pytest.raises(StoreUnavailableError):
@@ -349,7 +349,7 @@ async def test_a_store_that_does_not_know_its_slices_is_not_open(lab: Lab) -> No
         await lab.outcome(other.open())
 
 
-async def test_an_add_into_a_table_that_goes_is_refused(lab: Lab) -> None:
+async def test_an_add_into_a_table_in_deletion_is_refused(lab: Lab) -> None:
     """DynamoDB still writes to it: the record of the slice says that it is dropped."""
     store, other = await lab.store(), await lab.store()
     namespace, late = await make_namespace(store), add(at=FIRST_SLICE)
@@ -432,7 +432,7 @@ async def test_a_schema_whose_expiry_is_not_set_is_not_applied(lab: Lab) -> None
         await lab.store()
 
 
-async def test_a_name_is_free_when_no_process_takes_adds_for_what_had_it(lab: Lab) -> None:
+async def test_a_name_is_free_when_no_process_takes_adds_for_the_old_namespace(lab: Lab) -> None:
     """Neither for the process that deleted it, nor for one that has only just seen it."""
     store, other = await lab.store(), await lab.store()
     assert await store.control.delete_namespace(await make_namespace(store))

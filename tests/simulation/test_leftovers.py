@@ -60,7 +60,7 @@ async def test_a_key_is_reserved_again_over_one_that_was_left_half_done(
     assert reserved_us == later_us
 
 
-async def test_marks_that_could_not_be_dropped_are_dropped_the_next_time(
+async def test_marks_that_failed_to_be_dropped_are_dropped_later(
     processes: Processes,
 ) -> None:
     store = await processes.another()
@@ -79,7 +79,7 @@ async def test_marks_that_could_not_be_dropped_are_dropped_the_next_time(
     assert await dirty_counters(store, namespace) == set()
 
 
-async def test_a_table_that_is_missing_has_the_slices_read_again(processes: Processes) -> None:
+async def test_a_missing_table_makes_the_slices_be_read_again(processes: Processes) -> None:
     """The error comes when they are read: who tries again knows what is dropped."""
     one, other = await processes.another(), await processes.another()
     namespace = await make_namespace(one)
@@ -113,7 +113,7 @@ async def test_a_slice_that_was_dropped_leaves_no_row(processes: Processes) -> N
     ]
 
 
-async def test_names_that_could_not_be_purged_are_purged_the_next_time(
+async def test_names_that_failed_to_be_purged_are_purged_later(
     processes: Processes,
 ) -> None:
     store = await processes.another()

@@ -43,7 +43,7 @@ async def dirty_shards(store: SimulatedStore, namespace: Namespace) -> int:
     return sum([bool(await dirty_counters(store, namespace, n)) for n in range(SHARDS)])
 
 
-async def test_what_others_left_behind_is_looked_for_in_a_few_shards_at_once(
+async def test_marks_left_by_others_are_searched_in_a_few_shards_at_once(
     processes: Processes,
 ) -> None:
     """The rollup of the others does not wait for it: theirs is dropped at one of the next times."""

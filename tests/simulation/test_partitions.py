@@ -12,7 +12,7 @@ from tests.simulation.shrink import report, shrink
 SEEDS = (2006, 20)
 
 
-def test_nothing_promised_is_broken_where_partitions_are_raised() -> None:
+def test_nothing_promised_is_broken_when_partitions_are_raised() -> None:
     reached: set[str] = set()
     for seed in SEEDS:
         plan = draw(seed)

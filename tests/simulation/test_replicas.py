@@ -88,7 +88,7 @@ def processes() -> Processes:
 
 @pytest.mark.parametrize("table", KEPT)
 @pytest.mark.parametrize("deaf", [0, 1, 2])
-async def test_what_two_replicas_have_every_read_sees(
+async def test_every_read_sees_data_of_two_replicas(
     processes: Processes, table: str, deaf: int
 ) -> None:
     write, read, expected = KEPT[table]
@@ -183,7 +183,7 @@ async def test_a_write_that_a_data_center_did_not_acknowledge_fails(cut: tuple[i
 
 
 @pytest.mark.parametrize("levels", [("EACH_QUORUM", "LOCAL_QUORUM"), ("ALL", "LOCAL_QUORUM")])
-async def test_what_is_found_in_one_data_center_is_counted_in_each(levels: tuple[str, str]) -> None:
+async def test_an_event_found_in_one_data_center_counts_in_each(levels: tuple[str, str]) -> None:
     """Regression: a worker took an atomic add for whole that its own data center alone had, and a
     recount in the other one counted the one item that had got there."""
     processes = Processes((0, 0, 1), Placement((("", 1),), *levels))
@@ -238,7 +238,7 @@ async def test_two_data_centers_give_one_answer_about_a_late_token(
 
 
 @pytest.mark.parametrize("table", KEPT)
-async def test_what_one_read_saw_of_a_write_that_was_given_up_the_next_ones_see(
+async def test_a_write_that_one_read_saw_all_later_reads_see(
     processes: Processes, table: str
 ) -> None:
     """It is on one replica, until a read has found it."""
@@ -255,7 +255,7 @@ async def test_what_one_read_saw_of_a_write_that_was_given_up_the_next_ones_see(
 @pytest.mark.parametrize(
     "event", [EVENT, clear(), atomic(("c", 7))[0]], ids=["add", "clear", "item"]
 )
-async def test_what_was_voided_stays_hidden_whenever_a_write_of_it_lands(
+async def test_a_voided_event_stays_hidden_whenever_it_lands(
     processes: Processes, event: Event
 ) -> None:
     """However late, and after replicas have tidied up."""
@@ -301,7 +301,7 @@ async def test_strict_is_refused_only_if_replicas_are_in_two_data_centers(
 
 
 @pytest.mark.parametrize(("delta", "outcome"), [(7, Written.UNVERIFIED), (8, Written.CONFLICT)])
-async def test_a_strict_write_that_timed_out_cannot_tell_whose_event_it_finds(
+async def test_a_strict_write_that_timed_out_may_find_its_own_event(
     processes: Processes, delta: int, outcome: Written
 ) -> None:
     """The same payload may be that of its first attempt; another one is not."""

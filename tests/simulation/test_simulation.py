@@ -82,9 +82,7 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
 
 
 @pytest.mark.parametrize(("seed", "crowds"), [(20_000_001, 30), (260_002_974, 0)])
-def test_what_landed_late_may_count_when_its_window_is_computed_again_for_another(
-    seed: int, crowds: int
-) -> None:
+def test_a_late_event_may_count_when_its_window_is_recomputed(seed: int, crowds: int) -> None:
     """Its client was told nothing, and of the second one the process that decided that it does not
     count died before it hid it."""
     assert run_seed(seed, crowds=crowds).problems == []
@@ -102,7 +100,7 @@ def test_another_seed_gives_another_run() -> None:
     assert run_seed(3).digest != run_seed(7).digest
 
 
-def test_what_is_left_at_the_end_is_closed_within_the_loop() -> None:
+def test_leftover_tasks_are_closed_within_the_loop() -> None:
     loop, cleaned_up_in = SimulatedLoop(Random(0)), []
 
     async def endless() -> None:

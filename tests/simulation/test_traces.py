@@ -89,7 +89,7 @@ BROKEN_FENCED = {
 
 
 @pytest.mark.usefixtures("child_processes")
-def test_the_table_is_what_the_model_gives() -> None:
+def test_the_table_matches_the_model() -> None:
     """The automaton of atomic adds takes minutes: ``scripts/long`` compares it, too."""
     found = printed("--quick")
     assert found == {name: automata()[name] for name in found}
@@ -120,7 +120,7 @@ def printed(*arguments: str) -> dict[str, Automaton]:
         ("atomic", "asked marked sent late closed applied landed pending recount passed counted"),
     ],
 )
-def test_what_the_protocol_does_is_allowed(name: str, word: str) -> None:
+def test_traces_of_the_protocol_are_allowed(name: str, word: str) -> None:
     assert why_not(automata()[name], word.split()) == ""
 
 
@@ -137,7 +137,7 @@ def test_an_atomic_add_is_decided_before_its_window_is_passed() -> None:
         *(("fence", what, word) for what, word in FORBIDDEN_FENCED.items()),
     ],
 )
-def test_what_breaks_a_promise_is_not_allowed(name: str, what: str, word: str) -> None:
+def test_traces_that_break_a_promise_are_not_allowed(name: str, what: str, word: str) -> None:
     *before, _ = word.split()
     assert why_not(automata()[name], word.split()), what
     assert why_not(automata()[name], before) == ""
@@ -151,7 +151,7 @@ def test_what_breaks_a_promise_is_not_allowed(name: str, what: str, word: str) -
     ],
 )
 @pytest.mark.usefixtures("child_processes")
-def test_a_broken_rule_allows_what_is_not_allowed(name: str, rule: str, word: str) -> None:
+def test_a_broken_rule_allows_forbidden_traces(name: str, rule: str, word: str) -> None:
     assert why_not(automata()[name], word.split())
     assert why_not(printed("--quick", "--break", rule)[name], word.split()) == ""
 
@@ -170,13 +170,13 @@ def test_a_broken_rule_allows_what_is_not_allowed(name: str, rule: str, word: st
         ("late closed asked told-applied", False),
     ],
 )
-def test_of_a_real_store_only_what_clients_see_is_compared(
+def test_for_a_real_store_only_client_observations_are_compared(
     name: str, word: str, is_allowed: bool
 ) -> None:
     assert (why_not(automata()[name], word.split(), CLIENTS) == "") == is_allowed
 
 
-def test_what_clients_were_told_is_compared() -> None:
+def test_client_observations_are_compared() -> None:
     seed = 1
     config = draw(seed).config
     early = Change(0, 1, "add", config.namespaces[0][0], (("c", 1),), 1, 0, None, ())
