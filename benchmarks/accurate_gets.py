@@ -94,8 +94,8 @@ def _get(bench: Bench, server: Server, adds: list[Load], query: str, accuracy: s
 
     at_pace(bench, "adds", _ADDS_PER_S, get_beside_adds, off_by=_PACE)
     path = f"{BASE}/counters/c0000000"
-    told = server.get(path + query)["accuracy"]
-    check(told == accuracy, f"a get is {told}, not {accuracy}")
+    reported = server.get(path + query)["accuracy"]
+    check(reported == accuracy, f"a get is {reported}, not {accuracy}")
     count = server.get(path + _ACCURATE)["count"]
     check_counted(count, adds, "an accurate get: ")
     return got[-1]

@@ -192,12 +192,12 @@ def _probing(server: Server) -> Iterator[list[float | None]]:
     took: list[float | None] = []
     over = threading.Event()
 
-    def probe(path: str, anew: bool) -> None:
+    def probe(path: str, reconnects: bool) -> None:
         connection = _connection(server)
         while not over.wait(_PROBE_EVERY_S):
             began_s = time.monotonic()
             try:
-                if anew:
+                if reconnects:
                     connection.close()
                 connection.request("GET", path)
                 answer = connection.getresponse()

@@ -126,7 +126,7 @@ def _method(left_out: Sequence[str]) -> str:
         " its own, new for every round, over TCP on loopback. Before a load each peer that knows"
         " retries must count one that is sent twice once; after it, what it counts is at least"
         " what it acknowledged and at most what it was sent. A peer's rate is that of FastAPI and"
-        " of its client library as much as its store's, whose own CPU stands beside it; ours has a"
+        " of its client library as much as its store's, which is shown beside it; ours has a"
         " front of its own. How much that makes shows in the row *FastAPI*."
         + "".join(f" Left out: {word}." for word in left_out)
     )

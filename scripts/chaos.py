@@ -22,7 +22,7 @@ from scripts.demo_process import ServiceError
 from scripts.postgresql_server import postgresql_missing
 from tests.chaos.deployments import CassandraNodes, PostgresqlAlone
 from tests.chaos.run import Verdict, play
-from tests.simulation.told import COVERED, COVERED_MIN
+from tests.simulation.reported import COVERED, COVERED_MIN
 
 _TRACE_LINES_MAX: Final = 200
 
@@ -80,7 +80,7 @@ def chaos(
 def _report(verdict: Verdict, store: str) -> int:
     broken = ", ".join(f"{what} {number}" for what, number in sorted(verdict.faults.items()))
     print(f"broken {verdict.faults.total()} times: {broken}")
-    print(", ".join(f"{number:,} {what}" for what, number in verdict.told.items()))
+    print(", ".join(f"{number:,} {what}" for what, number in verdict.reported.items()))
     compared = sum((each.compared for each in verdict.plays), Counter())
     print(", ".join(f"{number:,} items {what}" for what, number in compared.items()))
     for number, problems in verdict.problems.items():

@@ -98,7 +98,7 @@ class ServerProcess:
             if self._ready():
                 raise ClusterError(f"{self.name} cannot start: something else has its port already")
             file.truncate(0)
-            # By a shell that ends at once: nobody has to stay and wait for the server's end.
+            # By a shell that exits at once: no process has to wait for the server to exit.
             spawned = subprocess.run(
                 ["sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
                 cwd=self.folder,

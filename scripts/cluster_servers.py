@@ -105,7 +105,7 @@ class CassandraShape:
         """Return the address at which other nodes connect to node *number*."""
         return str(IPv4Address(self.address_of(number)) + self.peer_offset)
 
-    def told_address_of(self, number: int) -> str:
+    def advertised_address_of(self, number: int) -> str:
         """Return the address at which clients connect to node *number*."""
         return str(IPv4Address(self.address_of(number)) + self.client_offset)
 
@@ -228,7 +228,7 @@ commitlog_sync: {shape.commitlog_sync}
 listen_address: {shape.address_of(number)}
 broadcast_address: {shape.peer_address_of(number)}
 rpc_address: {shape.address_of(number)}
-broadcast_rpc_address: {shape.told_address_of(number)}
+broadcast_rpc_address: {shape.advertised_address_of(number)}
 native_transport_port: {shape.cassandra_port}
 storage_port: {STORAGE_PORT}
 endpoint_snitch: GossipingPropertyFileSnitch

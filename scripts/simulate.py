@@ -24,10 +24,10 @@ from cyclopts.validators import Number
 
 from tests.simulation.bugs import Bug, all_bugs
 from tests.simulation.directed import caught_by
+from tests.simulation.reported import COVERED, COVERED_FEW_MIN, COVERED_MIN
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrink
 from tests.simulation.situations import MANY, OF_DYNAMODB, SITUATIONS, missed
-from tests.simulation.told import COVERED, COVERED_FEW_MIN, COVERED_MIN
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 GUARANTEES: Final = ROOT / "docs" / "guarantees.md"

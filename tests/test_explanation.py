@@ -1,4 +1,4 @@
-"""docs/explanation is true: programs print what stands behind them."""
+"""The programs in docs/explanation print what their comments show."""
 
 from pathlib import Path
 

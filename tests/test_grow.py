@@ -70,12 +70,12 @@ def started(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 async def works(process: subprocess.Popen[bytes], log: Path) -> str:
     """Wait until a process says that it works; its log."""
 
-    async def told() -> str | None:
+    async def state() -> str | None:
         text = await asyncio.to_thread(log.read_text, encoding="utf-8")
         assert process.poll() is None, text
         return text if _WORKING.search(text) else None
 
-    return await eventually(told, "the process works", seconds=120)
+    return await eventually(state, "the process works", seconds=120)
 
 
 async def applied(words: list[str]) -> None:

@@ -195,7 +195,7 @@ def test_every_problem_is_in_the_table() -> None:
     """docs/http.md and counter/errors.py know the same codes, and mean the same by them."""
     text = read(HTTP)
     row = r"^\| `([a-z_]+)` \| (\d{3}) \| (true|false|null) \| (\w+) \|"
-    assert sorted(re.findall(row, text, re.MULTILINE)) == sorted(map(told, problems()))
+    assert sorted(re.findall(row, text, re.MULTILINE)) == sorted(map(row_of, problems()))
 
 
 def problems() -> Iterator[CounterError]:
@@ -207,7 +207,7 @@ def problems() -> Iterator[CounterError]:
             yield each("")
 
 
-def told(error: CounterError) -> tuple[str, str, str, str]:
+def row_of(error: CounterError) -> tuple[str, str, str, str]:
     """What an error says, as the table writes it."""
     return error.code, str(error.status), json.dumps(error.applied), error.retry
 
@@ -242,12 +242,12 @@ def test_what_it_points_at_is_there(document: str) -> None:
 
 
 def test_no_page_says_to_install_it_by_its_name() -> None:
-    """A package index has another project by that name: nobody is sent to run a stranger's code."""
+    """A package index has another project by that name, which no reader should run."""
     by_name = re.compile(r"pip install\b.*distributed-counter")
-    told = [README, *(ROOT / "docs").rglob("*.md")]
+    row_of = [README, *(ROOT / "docs").rglob("*.md")]
     for part in ("api", "counter", "rollup"):
-        told += (ROOT / part).rglob("*.py")
-    assert [each.name for each in told if by_name.search(read(each))] == []
+        row_of += (ROOT / part).rglob("*.py")
+    assert [each.name for each in row_of if by_name.search(read(each))] == []
 
 
 def _anchor(heading: str) -> str:

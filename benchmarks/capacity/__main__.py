@@ -160,10 +160,10 @@ def _report(run: Run) -> dict[str, Any]:
 
 
 def _figure(figure: Figure) -> dict[str, Any]:
-    told = asdict(figure)
-    kept = {name: told[name] for name in ("what", "value", "unit")}
+    reported = asdict(figure)
+    kept = {name: reported[name] for name in ("what", "value", "unit")}
     kept["value"] = round(figure.value) if figure.unit == "/s" else round(figure.value, 1)
-    rest = {k: v for k, v in told.items() if k not in kept and v not in (None, "")}
+    rest = {k: v for k, v in reported.items() if k not in kept and v not in (None, "")}
     return kept | {k: round(v, 3) if isinstance(v, float) else v for k, v in rest.items()}
 
 

@@ -78,7 +78,7 @@ function common.post(path, body)
     path, #body, body)
 end
 
--- Have all connections together send *rate* requests a second, each at a turn of its own; whoever
+-- Have all connections together send *rate* requests a second, each at a turn of its own; one that
 -- calls this has wrk's `delay` be it. wrk waits whole milliseconds, so fractions are drawn. Answers
 -- that come too late for the next turn delay it: then the rate is not reached, which is seen.
 function common.pacing(rate)

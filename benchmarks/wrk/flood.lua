@@ -28,7 +28,7 @@ function delay()
   return math.floor(math.max(0, turn - now) * 1e3 + math.random())
 end
 
--- The time is that of the sending, and comes back in the answer: so an answer tells how long it took.
+-- The time is that of the sending, and comes back in the answer: so a response shows how long it took.
 local function stamp()
   local time = common.generation_time()
   seconds_of[time:sub(1, 19)] = math.floor(common.latest_us() / 1e6)

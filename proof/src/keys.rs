@@ -196,7 +196,7 @@ impl Keys {
         !(self.scenario.embedded && s.void.has(time))
     }
 
-    /// The first decision stands. With transactions, it is made where the event is looked up again.
+    /// The first decision is final. With transactions, it is made where the event is looked up again.
     fn is_applied(&self, s: &State, time: Time, found: bool) -> bool {
         let found = found || self.scenario.embedded && s.landed.has(time);
         s.applied.has(time) || found && !s.void.has(time)

@@ -11,7 +11,7 @@ from benchmarks.results import Figure, Report
 REPORT = Report(
     subject="growth-counters",
     title="Growth",
-    method="As told.",
+    method="As described.",
     figures=(Figure("adds a second", 0.9, at_least=0.8, rounds=(0.9,)),),
     command="./scripts/bench growth-counters",
 )

@@ -133,7 +133,7 @@ class Miscounting:
 
 @pytest.mark.parametrize(("count", "exact"), [(2, False), (3, True), (4, True), (5, False)])
 def test_a_wrong_count_fails(count: int, exact: bool, tmp_path: Path) -> None:
-    """Three were acknowledged; of one more nobody knows."""
+    """Three were acknowledged; the outcome of one more is unknown."""
     run = Run(Settings(), tmp_path, {}, (), 1.0, 1, 3, None, lambda _what: None)
     run.acknowledged, run.unknown = [3, 3, 3], [0, 1, 0]
     server = cast(Server, Miscounting(count))
@@ -145,7 +145,7 @@ def test_a_wrong_count_fails(count: int, exact: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "load", "idle", "told"),
+    ("cores", "load", "idle", "message"),
     [
         (0.2, 0.95, 0.5, "the load: at least"),
         (0.95, 0.3, 0.5, "the process"),
@@ -155,6 +155,6 @@ def test_a_wrong_count_fails(count: int, exact: bool, tmp_path: Path) -> None:
     ],
 )
 def test_the_limiting_resource_is_reported(
-    cores: float | None, load: float, idle: float | None, told: str
+    cores: float | None, load: float, idle: float | None, message: str
 ) -> None:
-    assert told in measure.limit(cores, load, idle)
+    assert message in measure.limit(cores, load, idle)

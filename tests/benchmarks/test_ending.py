@@ -1,4 +1,4 @@
-"""A benchmark that is told to end leaves no server behind."""
+"""A benchmark that is terminated leaves no server behind."""
 
 import os
 import signal

@@ -117,9 +117,9 @@ def test_a_listing_goes_on_and_back_and_by_prefix(
         page.go_back()
         expect(page.get_by_label("begin with")).to_have_value("many-4")
         expect(rows).to_have_count(10)
-        page.get_by_label("begin with").fill("nobody")
+        page.get_by_label("begin with").fill("missing")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("No counter’s name begins with “nobody”.")).to_be_visible()
+        expect(page.get_by_text("No counter’s name begins with “missing”.")).to_be_visible()
 
 
 def test_namespaces_are_filtered_by_a_part_of_their_names(
@@ -143,8 +143,8 @@ def test_namespaces_are_filtered_by_a_part_of_their_names(
         expect(page.locator("#found")).to_have_text("10 of 341 namespaces")
         expect(page.locator("#said")).to_have_text("10 of 341 namespaces")
         expect(cards).to_have_count(10)
-        page.get_by_label("Names that contain").fill("nobody")
-        expect(page.get_by_text("No namespace has “nobody” in its name.")).to_be_visible()
+        page.get_by_label("Names that contain").fill("missing")
+        expect(page.get_by_text("No namespace has “missing” in its name.")).to_be_visible()
         at.check_access()
         page.get_by_label("Names that contain").fill("fau")
         expect(cards).to_have_count(1)
@@ -357,7 +357,7 @@ def test_a_stream_that_fell_silent_is_not_called_live(
         at.page.clock.install()
         page = at.go("ns/default/c/likes")
         expect(page.locator("#live")).to_have_text("Live")
-        # Told just now, the count is not told again for five seconds.
+        # The count was announced just now, and is not announced again for five seconds.
         more = int(page.locator("#count").inner_text()) + 1
         add(http, "likes", 1)
         expect(page.locator("#count")).to_have_text(str(more))
@@ -372,7 +372,7 @@ def test_a_chart_shows_the_same_as_its_table(
 ) -> None:
     with visit(service) as at:
         page = at.go("ns/default/c/likes")
-        # Behind the count by the accept limit and a window: it is read anew every ten seconds.
+        # Behind the count by the accept limit and a window: it is read every ten seconds.
         expect(page.locator("figcaption")).to_contain_text("in all, 4", timeout=30_000)
         expect(page.locator(".uplot canvas")).to_be_visible()
         page.get_by_text("The same as a table").click()
@@ -382,8 +382,8 @@ def test_a_chart_shows_the_same_as_its_table(
             expect(page.get_by_role("button", name=span)).to_have_attribute("aria-pressed", "true")
             expect(page.locator(".uplot canvas")).to_be_visible()
         at.go("ns/default/c/big")
-        told = "+23 058 430 092 136 939 520 in all"
-        expect(page.locator("figcaption")).to_contain_text(told, timeout=30_000)
+        text = "+23 058 430 092 136 939 520 in all"
+        expect(page.locator("figcaption")).to_contain_text(text, timeout=30_000)
 
 
 def test_the_lab_runs_by_clicks_and_reports_each_response(visit: Visits, service: str) -> None:

@@ -72,15 +72,15 @@ def test_a_problem_is_explained_alike_everywhere() -> None:
     """In docs/http.md, on the service's page and in the reference."""
     row = r"^\| `(\w+)` \| \d{3} \| \w+ \| \w+ \| (.*?) \| (.*?) \|$"
     document = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
-    told: dict[str, tuple[str, str]] = {}
+    shown: dict[str, tuple[str, str]] = {}
     for code, when, do in re.findall(row, document, re.MULTILINE):
-        told.setdefault(code, (when, do))
-    assert told == {code: (each.when, each.do) for code, each in explained().items()}
+        shown.setdefault(code, (when, do))
+    assert shown == {code: (each.when, each.do) for code, each in explained().items()}
 
 
 def test_every_setting_has_a_section(site: Path) -> None:
     text = (site / "reference/settings.html").read_text(encoding="utf-8")
-    # Of further datasets a part of the page tells.
+    # A section of the page describes further datasets.
     for name in set(Settings.model_fields) - {"extra_datasets"}:
         assert f'id="{name}"' in text
         assert f"COUNTER_{name.upper()}" in text
@@ -134,7 +134,7 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Tells nobody."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")

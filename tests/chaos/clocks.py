@@ -1,6 +1,6 @@
 """A process whose wall clock is not the machine's: ``python -m tests.chaos.clocks`` is ``counter``.
 
-How far it is off stands in a file that both sides map into memory. (libfaketime would do it without
+The offset is in a file that both sides map into memory. (libfaketime would do it without
 a line of Python, but it breaks the sleeps of Python's own threads.)
 """
 
@@ -16,7 +16,7 @@ _FILE: Final = "CHAOS_CLOCK"
 
 
 class ShiftedClock:
-    """How far off a process's wall clock is; the clocks that nobody can step go on."""
+    """How far off a process's wall clock is; monotonic clocks go on."""
 
     def __init__(self, file: Path) -> None:
         if not file.exists():
@@ -45,7 +45,7 @@ def _main() -> None:
 
     setattr(time, "time_ns", time_ns)  # noqa: B010
     setattr(time, "time", lambda: time_ns() / 1e9)  # noqa: B010
-    # Only now: nobody must have taken the true one.
+    # Only now, before any module has imported the true one.
     from counter.cli.app import main
 
     main()

@@ -22,7 +22,7 @@ from tests.support.relay import Relay
 
 NODES: Final = 3
 #: Nodes tell clients of addresses so much above their own, where the relays listen.
-TOLD_ABOVE: Final = 100
+ADVERTISED_ABOVE: Final = 100
 
 Server = tuple[ServerProcess, Relay]
 
@@ -65,7 +65,7 @@ class CassandraNodes(Deployment):
     what = "three Cassandra nodes, memcached"
 
     def __init__(self, folder: Path) -> None:
-        shape = Shape(nodes=NODES, memcached=1, quick=True, client_offset=TOLD_ABOVE)
+        shape = Shape(nodes=NODES, memcached=1, quick=True, client_offset=ADVERTISED_ABOVE)
         self._cluster = make_temporary(folder / "cluster", shape)
         relays = [Relay(each, shape.cassandra_port) for each in self._cluster.contact_points]
         self.stores = list(zip(self._cluster.cassandra, relays, strict=True))
@@ -83,9 +83,9 @@ class CassandraNodes(Deployment):
             await asyncio.to_thread(self._cluster.start)
             shape = self._cluster.shape
             for number, (_, relay) in enumerate(self.stores, 1):
-                told = shape.told_address_of(number)
+                host = shape.advertised_address_of(number)
                 await stack.enter_async_context(
-                    relay.listening(host=told, port=shape.cassandra_port)
+                    relay.listening(host=host, port=shape.cassandra_port)
                 )
             for _, relay in self.caches:
                 await stack.enter_async_context(relay.listening())

@@ -29,7 +29,7 @@ class Stroke:
     """Something that is hurt, and mended after a while."""
 
     what: str
-    #: Whose turn it is: nobody is hurt in two ways at once.
+    #: Held during a fault: no process has two faults at once.
     victim: str
     hurt: Deed
     mend: Deed
@@ -41,7 +41,7 @@ class Stroke:
 
 
 class Faults:
-    """Draws strokes until told to stop; then everything is mended."""
+    """Draws faults until stopped; then everything is repaired."""
 
     def __init__(self, site: Site, random: Random, say: Callable[[str], None]) -> None:
         self._random = random
@@ -171,7 +171,7 @@ def _of_relay(relay: Relay, name: str) -> list[Stroke]:
         relay.deaf = True
 
     async def hear() -> None:
-        # What was lost is lost: whoever sent it must not go on in the middle.
+        # What was lost is lost: its sender must not continue in the middle.
         relay.cut()
         relay.deaf = False
 

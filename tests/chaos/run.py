@@ -19,8 +19,8 @@ from tests.simulation.clients import Clients, Place
 from tests.simulation.draw import Drawing
 from tests.simulation.history import Changed, History
 from tests.simulation.plan import Change, Config, Plan, Read, Step
+from tests.simulation.reported import untrue
 from tests.simulation.settling import Settling
-from tests.simulation.told import untrue
 from tests.simulation.trace import trace_of
 
 #: Plans under way at once.
@@ -94,26 +94,26 @@ class Verdict:
     plays: list[Play]
     problems: dict[int, list[str]]
     faults: Counter[str]
-    told: Counter[str] = field(default_factory=Counter)
+    reported: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         for play in self.plays:
             self._tally(play.clients.history)
 
     def _tally(self, history: History) -> None:
-        self.told["counts read"] += len(history.reads)
+        self.reported["counts read"] += len(history.reads)
         for changed in history.changes:
-            self.told["changes"] += 1
-            self.told["requests"] += len(changed.requests)
-            self.told["requests without an answer"] += sum(
+            self.reported["changes"] += 1
+            self.reported["requests"] += len(changed.requests)
+            self.reported["requests without an answer"] += sum(
                 each.status == 0 for each in changed.requests
             )
-            self.told[_what_became_of(changed)] += 1
+            self.reported[_what_became_of(changed)] += 1
 
 
 def _what_became_of(changed: Changed) -> str:
     if changed.given_up:
-        return "nobody asked again"
+        return "not retried"
     if any(item.conflict_us is not None for item in changed.items):
         return "conflicts"
     return "void" if all(item.void_us is not None for item in changed.items) else "counted"

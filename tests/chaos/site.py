@@ -27,7 +27,7 @@ _NO_ANSWER: Final = {"code": "no_answer"}
 
 
 def config_of(seed: int, apis: int, workers: int) -> Config:
-    """What is told to the service, for whoever judges it. Times are short, so that tokens become
+    """The settings of the service, for the checker. Times are short, so that tokens become
     late, windows close and leases run out all the time."""
     return Config(
         seed=seed,
@@ -40,8 +40,8 @@ def config_of(seed: int, apis: int, workers: int) -> Config:
         time_bucket_us=5 * MINUTE,
         event_buckets=2,
         shards=4,
-        # Each slot is taken anew several times in it, by a compare-and-set of three nodes: on a
-        # machine that is too slow for that nobody keeps any. Faults last in proportion.
+        # Each slot is renewed several times in it, by a compare-and-set of three nodes: on a
+        # machine that is too slow for that no worker keeps one. Faults last in proportion.
         lease_us=6 * SECOND,
         payload_check="guard",
         cache_ttl_us=SECOND,

@@ -47,7 +47,7 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def told(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+def audited(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     """The exit code, and the one namespace of the JSON."""
     code = run([*words, "--json"])
     (found,) = json.loads(capsys.readouterr().out)["namespaces"]
@@ -74,7 +74,7 @@ def test_a_wrong_count_is_reported_with_both_numbers(
 
 def test_json_has_the_mismatches(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(data, "UPDATE windows SET total = 31 WHERE total = 30")
-    code, found = told([f"--data={data}"], capsys)
+    code, found = audited([f"--data={data}"], capsys)
     assert code == 1
     (mismatch,) = found["mismatches"]
     assert (mismatch["counter"], mismatch["repairable"]) == ("a/2", True)
@@ -89,7 +89,7 @@ def test_a_repair_counts_again_and_says_so(data: Path, capsys: pytest.CaptureFix
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
     damage(data, "DELETE FROM windows WHERE total = -7")
     flags = [f"--data={data}", "--audit-log=acts.jsonl", "--repair", "--all"]
-    code, found = told(flags, capsys)
+    code, found = audited(flags, capsys)
     assert (code, found["mismatches"], sorted(found["repaired"])) == (3, [], ["a/1", "b"])
     act = json.loads(Path("acts.jsonl").read_text(encoding="utf-8"))
     assert (act["act"], act["end"], sorted(act["counters"])) == (
@@ -97,7 +97,7 @@ def test_a_repair_counts_again_and_says_so(data: Path, capsys: pytest.CaptureFix
         "done",
         ["a/1", "b"],
     )
-    code, found = told([f"--data={data}"], capsys)
+    code, found = audited([f"--data={data}"], capsys)
     assert (code, found["mismatches"]) == (0, [])
 
 
@@ -112,7 +112,7 @@ def test_only_the_selected_counters_are_audited(
         (["--sample=2", "--prefix=a/", "--rate=0/s"], 0, 2),
         (["--all", "--last=24h"], 1, 3),
     ):
-        ended, found = told([f"--data={data}", *words], capsys)
+        ended, found = audited([f"--data={data}", *words], capsys)
         assert (ended, found["counters"]) == (code, counters), words
 
 
@@ -120,7 +120,7 @@ def test_only_the_selected_counters_are_audited(
     ("words", "hint"),
     [
         (["--counter=a"], "give the one --namespace"),
-        (["--namespace=nobody"], "there is no namespace 'nobody'"),
+        (["--namespace=missing"], "there is no namespace 'missing'"),
         (["--namespace=likes"], "'likes' is BEST_EFFORT"),
         (["--sample=0"], "--sample is 0"),
         (["--rate=fast"], "fast"),
@@ -168,9 +168,9 @@ def test_a_directory_that_was_not_served_for_longer_than_retention_can_be_repair
     flags = [f"--data={data}", "--repair", "--trust-settled", "--all"]
     for name in ("a/1", "b"):
         damage(data, f"UPDATE counters SET checkpoint = 8 WHERE name = '{name}'")
-        code, found = told(flags, capsys)
+        code, found = audited(flags, capsys)
         assert (code, found["mismatches"], found["repaired"]) == (3, [], [name])
-    assert told(flags, capsys)[0] == 0
+    assert audited(flags, capsys)[0] == 0
 
 
 def test_a_database_with_a_flipped_bit_is_not_audited(

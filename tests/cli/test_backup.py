@@ -65,7 +65,7 @@ def below(place: Path, folders: str) -> list[str]:
 def test_a_backup_is_made_during_service_and_restored(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the keys; readable by its owner alone; and audited as it was told to be."""
+    """With the keys; readable by its owner alone; and written to the audit log."""
 
     async def beside() -> int:
         async with opened(place / "data"):
@@ -365,7 +365,7 @@ def test_a_database_of_a_newer_program_is_not_restored(
 def test_a_restore_that_was_broken_off_is_not_served(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service would begin anew from nothing; another restore must be asked for."""
+    """A service would begin with nothing; another restore is required."""
 
     def pulled(*_: object) -> None:
         raise KeyboardInterrupt

@@ -41,7 +41,7 @@ def test_every_setting_is_a_flag() -> None:
 
 
 def test_dataset_settings_are_flags_of_every_command() -> None:
-    """A dataset must be the same dataset for whoever makes it, writes it and rolls it up."""
+    """Every process must use the same settings of a dataset."""
     assert set(DatasetSettings.model_fields) <= names(StoreFlags)
     assert names(StoreFlags) < names(RollupFlags) < names(ServeFlags)
 
@@ -100,7 +100,7 @@ def test_a_password_is_masked(
 
 
 def test_wrong_settings_are_all_reported_and_end_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """Regression: a duration's bound was told in microseconds."""
+    """Regression: the bound of a duration was printed in microseconds."""
     for command in (["config", "check"], ["serve"]):
         assert run([*command, "--retention", "1m", "--port", "x"]) == 2
         out, err = capsys.readouterr()

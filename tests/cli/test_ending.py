@@ -1,4 +1,4 @@
-"""A real process that is told to end while it counts: every request that it took is answered."""
+"""A process that is terminated while it counts answers every accepted request."""
 
 import asyncio
 import json
@@ -31,13 +31,13 @@ class Load:
     acknowledged: int = 0
     #: Connections whose last answer said so.
     dismissed: int = 0
-    #: Sent, and nobody answered: their fate is not known.
+    #: Sent without a response: their outcome is unknown.
     open: list[Token] = field(default_factory=list)
     heads: set[bytes] = field(default_factory=set)
     halves: set[bytes] = field(default_factory=set)
 
     async def run(self) -> None:
-        """Add until nobody listens any more."""
+        """Add until the port is closed."""
         await asyncio.gather(*(self._client() for _ in range(CLIENTS)))
 
     async def _client(self) -> None:
@@ -75,8 +75,8 @@ class Load:
 
 @pytest.mark.slow
 async def test_accepted_requests_are_answered_and_counted(tmp_path: Path) -> None:
-    """First it goes on, and only says that it will end; then it lets nobody in, tells every client
-    that its answer is the last on its connection, and ends with code 0."""
+    """First it goes on, and only says that it will end; then it accepts no connection, tells every
+    client that its response is the last on its connection, and ends with code 0."""
     flags = {"accept_limit": "1m", "shutdown_delay": "5m"}
     async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
         load = Load(int(server.url.rpartition(":")[2]))
@@ -93,8 +93,8 @@ async def test_accepted_requests_are_answered_and_counted(tmp_path: Path) -> Non
                 answer = await http.get("/readyz")
                 return answer if answer.status_code == 503 else None
 
-            told = await eventually(is_leaving, "it says that it ends")
-            assert "shutting down" in told.json()["detail"]
+            response = await eventually(is_leaving, "it says that it ends")
+            assert "shutting down" in response.json()["detail"]
             assert (await http.get("/healthz")).status_code == 200
         before = load.acknowledged
         await eventually(lambda: more_than(before + 100), "it goes on as before")

@@ -1,4 +1,4 @@
-"""Beyond this machine it listens only with API keys and TLS, or where it is told that it may."""
+"""Beyond this machine it listens only with API keys and TLS, or if a setting allows it."""
 
 import socket
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_the_address_is_reported_with_its_scheme(
     assert "curl --cacert CA.pem --json" in out
 
 
-def told(**flags: Any) -> str:
+def load_error(**flags: Any) -> str:
     with pytest.raises(StartupError) as caught:
         load(flags)
     return str(caught.value)
@@ -111,11 +111,13 @@ def told(**flags: Any) -> str:
 
 def test_files_of_tls_belong_together(own: Signed, tmp_path: Path) -> None:
     cert, key = str(own.cert), str(own.key)
-    assert "give --https-key" in told(https_cert=cert)
-    assert "https_cert is not" in told(https_key=key)
-    assert "https_client_ca is set and https_cert is not" in told(https_client_ca=cert)
-    assert "https_key_password_file" in told(https_key_password_file=key)
-    assert "cannot be read: No such file" in told(https_cert=str(tmp_path / "none"), https_key=key)
+    assert "give --https-key" in load_error(https_cert=cert)
+    assert "https_cert is not" in load_error(https_key=key)
+    assert "https_client_ca is set and https_cert is not" in load_error(https_client_ca=cert)
+    assert "https_key_password_file" in load_error(https_key_password_file=key)
+    assert "cannot be read: No such file" in load_error(
+        https_cert=str(tmp_path / "none"), https_key=key
+    )
 
 
 def test_a_key_that_everybody_can_read_is_warned_of(own: Signed) -> None:

@@ -17,7 +17,7 @@ from scripts.docs_commands import commands_page
 #: They print nothing, or a script; what is served logs JSON with --log-format.
 NO_JSON = {"serve", "rollup", "completion", "namespace delete"}
 NO_JSON |= {"context add", "context use", "context remove"}
-#: They end when they are told to, or at once.
+#: They run until they are terminated, or end at once.
 NO_INTERRUPT = {"serve", "rollup", "completion", "config check", "token derive"}
 NO_INTERRUPT |= {f"context {each}" for each in ("add", "list", "use", "show", "remove")}
 

@@ -199,7 +199,7 @@ def test_an_unknown_id_ends_with_1_and_close_ones(shell: KeyShell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--scope", "root"], "--scope: 'root' is none of read, write, admin"),
         (["--scope", "read", "--expires", "soon"], "--expires: 'soon' is not a duration"),
@@ -208,9 +208,9 @@ def test_an_unknown_id_ends_with_1_and_close_ones(shell: KeyShell) -> None:
         (["--scope", "read", "--requests", "1e10/s"], "requests is 1e+10/s; it must be at most"),
     ],
 )
-def test_wrong_values_end_with_2(words: list[str], told: str, shell: KeyShell) -> None:
+def test_wrong_values_end_with_2(words: list[str], message: str, shell: KeyShell) -> None:
     assert shell.run("create", "--namespace", "videos", *words) == (2, "")
-    assert f"counter: {told}" in shell.err
+    assert f"counter: {message}" in shell.err
     assert not Path("data").exists()
 
 
@@ -292,7 +292,7 @@ def test_changes_of_keys_are_in_the_audit_log(shell: KeyShell) -> None:
     key_id = text.split("_")[1]
     _, out = shell.run("rotate", key_id, *flags)
     shell.run("revoke", key_id, *flags)
-    shell.run("revoke", "nobody", *flags)
+    shell.run("revoke", "missing", *flags)
     lines = [json.loads(line) for line in Path("audit.jsonl").read_text().splitlines()]
     assert [(each["act"], each["key"]) for each in lines] == [
         ("key.create", key_id),

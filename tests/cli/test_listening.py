@@ -32,7 +32,7 @@ def test_a_bad_address_is_not_the_ports_fault(host: str) -> None:
 
 
 def test_an_address_of_another_machine_is_named() -> None:
-    """203.0.113.0/24 is for documents: nobody has it."""
+    """203.0.113.0/24 is reserved for documentation."""
     message = refusal("203.0.113.7", 0)
     assert "this machine does not have the address 203.0.113.7" in message
 

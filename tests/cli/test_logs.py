@@ -79,10 +79,10 @@ async def test_a_run_logs_each_act_and_no_secret(tmp_path: Path) -> None:
     assert acts[2]["after"] == {"accept_limit": "7s"}
     assert stat.S_IMODE(audit.stat().st_mode) == 0o600
     # The same acts are in the log, each beside its request.
-    told = [each for each in logged if each["logger"] == "counter.audit"]
-    assert [each["act"] for each in told] == [each["act"] for each in acts[1:]]
+    audited = [each for each in logged if each["logger"] == "counter.audit"]
+    assert [each["act"] for each in audited] == [each["act"] for each in acts[1:]]
     ids = {each["request_id"] for each in requests}
-    assert {each["request_id"] for each in told} <= ids
+    assert {each["request_id"] for each in audited} <= ids
     everything = said + server.output("err") + server.output("out") + audit.read_text("utf-8")
     for each in (secret, secret[:-1], "4929"):
         assert each not in everything

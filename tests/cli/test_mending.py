@@ -50,13 +50,13 @@ def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[s
     """The exit code, and the worst that is said of each part."""
     code = run("doctor", "--json", *flags)
     found: dict[str, str] = {}
-    told = json.loads(capsys.readouterr().out)
-    for each in told["checks"]:
+    document = json.loads(capsys.readouterr().out)
+    for each in document["checks"]:
         # What is not right comes with what to do about it.
         assert (each["state"] == "ok") == (each["do"] == ""), each
         if found.get(each["part"], "ok") == "ok":
             found[each["part"]] = each["state"]
-    assert (code == 1) == (told["wrong"] > 0)
+    assert (code == 1) == (document["wrong"] > 0)
     return code, found
 
 
@@ -151,8 +151,8 @@ async def test_a_recount_says_that_a_right_count_was_right(
 
         await eventually(is_rolled_up, "it is rolled up")
     assert run("recount", "seen", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["windows"], told["count"], told["was_right"]) == (1, 7, True)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["windows"], document["count"], document["was_right"]) == (1, 7, True)
     assert run("recount", "seen", "--namespace", "nowhere") == 1
 
 
@@ -227,7 +227,7 @@ def test_without_a_required_key_the_clock_check_is_a_warning(
                 return not client.namespaces()
             return True
 
-        asyncio.run(eventually(is_closed, "the service has read the keys anew"))
+        asyncio.run(eventually(is_closed, "the service has reloaded the keys"))
 
     monkeypatch.setenv("COUNTER_API_KEY", "")
     code, found = doctor(capsys, *place, "--url", service.url)

@@ -139,8 +139,8 @@ def test_help_that_cannot_be_printed_ends_with_141() -> None:
     for words in (["add", "--help"], ["--help"], ["--version"]):
         with FULL.open("wb", buffering=0) as full:
             done = run("http://127.0.0.1:9", *words, stdout=full)
-        told = b"counter: standard output: No space left on device\n"
-        assert (done.returncode, done.stderr.replace(b"\r", b"")) == (141, told)
+        message = b"counter: standard output: No space left on device\n"
+        assert (done.returncode, done.stderr.replace(b"\r", b"")) == (141, message)
         reader, writer = os.pipe()
         os.close(reader)
         with os.fdopen(writer, "wb", buffering=0) as pipe:

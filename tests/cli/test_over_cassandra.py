@@ -232,13 +232,13 @@ async def doctor_finds_nothing_wrong(flags: dict[str, str]) -> None:
     done = await asyncio.to_thread(run_counter, "doctor", "--json", **given)
     found = {each["part"]: each["state"] for each in json.loads(done.stdout)["checks"]}
     assert (done.returncode, found["store"], found["keys"]) == (0, "ok", "ok"), done.stdout
-    # Nobody shares a cache here.
+    # No cache is shared here.
     assert found["cache"] == "warning"
 
 
 @pytest.mark.slow
 async def test_many_start_at_once_over_an_empty_store(cassandra: Cluster, tmp_path: Path) -> None:
-    """Schema, slices and the namespace `default`: each is made once, whoever is first."""
+    """Schema, slices and the namespace `default`: each is created once."""
     flags = flags_of(cassandra, "at_once")
     applied = await asyncio.gather(*(asyncio.to_thread(apply_schema, flags) for _ in range(2)))
     assert [each.returncode for each in applied] == [0, 0], applied

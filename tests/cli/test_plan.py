@@ -103,7 +103,7 @@ def test_all_that_cannot_be_read_is_reported_at_once(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("dedup --rate 80/s", "caller + retry + network + clock is 0s"),
         ("dedup --rate 80/s --ttl 40000d", "ttl is 40000d; it must be from 1ms to 36500d"),
@@ -111,11 +111,11 @@ def test_all_that_cannot_be_read_is_reported_at_once(capsys: Captured) -> None:
         ("storage --events-per-day 1.5", "--events-per-day: 1.5 is not a whole number"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_bound(words: str, told: str, capsys: Captured) -> None:
+def test_a_wrong_value_is_named_with_its_bound(words: str, message: str, capsys: Captured) -> None:
     assert run(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert told in err
+    assert message in err
 
 
 def test_a_missing_flag_ends_with_2(capsys: Captured) -> None:

@@ -131,11 +131,11 @@ def test_an_unknown_namespace_ends_with_1(words: list[str], shell: Shell) -> Non
 def test_an_add_that_reached_no_service_is_not_counted(shell: Shell) -> None:
     """Ends with 2: it may be given again as it was. One that was given its token may have been
     sent by another call, and ends with 4."""
-    nobody = ["--url", "http://127.0.0.1:9"]
+    away = ["--url", "http://127.0.0.1:9"]
     with time_in_hand():
-        assert shell.run("add", "c", *nobody) == (2, "")
+        assert shell.run("add", "c", *away) == (2, "")
         assert "nothing was sent: it is not counted" in shell.err
-        assert shell.run("add", "c", "--key", "k", *nobody) == (4, "")
+        assert shell.run("add", "c", "--key", "k", *away) == (4, "")
     assert shell.err.splitlines()[-1] == "counter add c 1 --key k --url http://127.0.0.1:9"
 
 
@@ -191,9 +191,9 @@ def test_a_script_reads_the_outcome_as_json(shell: Shell, name: str) -> None:
     with answers_lost():
         code, out = shell.run("clear", name, "--json")
     assert code == 4
-    told = json.loads(out)
-    assert (told["applied"], told["counter"]) == (None, name)
-    assert shell.said(*shlex.split(told["finish"])[1:]) == f"{name}: was cleared before"
+    document = json.loads(out)
+    assert (document["applied"], document["counter"]) == (None, name)
+    assert shell.said(*shlex.split(document["finish"])[1:]) == f"{name}: was cleared before"
 
 
 def test_an_add_that_is_interrupted_can_be_finished_too(shell: Shell, name: str) -> None:

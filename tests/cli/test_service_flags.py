@@ -34,7 +34,7 @@ from counter_client.errors import (
 from counter_client.failures import UnreachableError
 
 TOKEN = "5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-11-21T13:01:12.649416Z"
-NOBODY = ServiceFlags(url="http://127.0.0.1:9", timeout="20ms")
+AWAY = ServiceFlags(url="http://127.0.0.1:9", timeout="20ms")
 
 
 def parsed(*words: str) -> ServiceFlags:
@@ -74,18 +74,18 @@ def test_client_variables_are_not_unknown_settings(monkeypatch: pytest.MonkeyPat
 def test_the_key_is_of_its_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error about it tells where it came from, and never what it is."""
+    """An error names its source, and never the key."""
     monkeypatch.setenv("COUNTER_API_KEY", "no key at all")
-    with pytest.raises(InvalidParameterError) as error, opened(NOBODY):
+    with pytest.raises(InvalidParameterError) as error, opened(AWAY):
         pass
     assert "no key at all" not in error.value.detail
     path = tmp_path / "key"
     path.write_text("ck_1\n")
-    with opened(replace(NOBODY, api_key_file=path)):
+    with opened(replace(AWAY, api_key_file=path)):
         pass
     with (
         pytest.raises(StartupError, match="No such file"),
-        opened(replace(NOBODY, api_key_file=tmp_path / "gone")),
+        opened(replace(AWAY, api_key_file=tmp_path / "gone")),
     ):
         pass
 
@@ -115,7 +115,7 @@ def test_a_read_whose_connection_is_refused_is_not_retried(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Regression: it was, until --timeout had passed."""
-    flags = replace(NOBODY, timeout="1h")
+    flags = replace(AWAY, timeout="1h")
     with pytest.raises(SystemExit) as end, ended(flags), opened(flags) as client:
         client.get("c")
     assert end.value.code == 2
@@ -127,13 +127,13 @@ def test_a_read_whose_connection_is_refused_is_not_retried(
 def test_the_second_attempt_without_an_answer_is_reported_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report = options_of(NOBODY).on_attempt
+    report = options_of(AWAY).on_attempt
     assert report is not None
     said = []
     for number in range(3):
-        report(Attempt("POST", "add", NOBODY.url, number, False, None, 0.0))
+        report(Attempt("POST", "add", AWAY.url, number, False, None, 0.0))
         said.append(capsys.readouterr().err)
-    assert said == ["", f"counter: {NOBODY.url} does not answer; trying again for 20ms\n", ""]
+    assert said == ["", f"counter: {AWAY.url} does not answer; trying again for 20ms\n", ""]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_full_unbuffered_standard_output_ends_with_141(
 ) -> None:
     """Regression: as in a container with PYTHONUNBUFFERED, where a second try to print nothing
     comes to no trouble, the add ended with 2 all the same, and other commands with a trace."""
-    told = "counter: standard output: No space left on device\n"
+    message = "counter: standard output: No space left on device\n"
     with (
         Path("/dev/full").open("wb", buffering=0) as full,
         io.TextIOWrapper(full, write_through=True) as unbuffered,
@@ -209,7 +209,7 @@ def test_a_full_unbuffered_standard_output_ends_with_141(
         monkeypatch.setattr(sys, "stdout", unbuffered)
         with pytest.raises(SystemExit) as caught, ended():
             print_out("counted")
-        assert (caught.value.code, capfd.readouterr().err) == (141, told)
+        assert (caught.value.code, capfd.readouterr().err) == (141, message)
     with Path("/dev/full").open("wb", buffering=0) as full:
         done = subprocess.run(
             [sys.executable, "-m", "counter", "completion", "bash"],
@@ -219,7 +219,7 @@ def test_a_full_unbuffered_standard_output_ends_with_141(
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             check=False,
         )
-    assert (done.returncode, done.stderr) == (141, told)
+    assert (done.returncode, done.stderr) == (141, message)
 
 
 def test_an_interrupt_during_imports_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,8 +139,8 @@ async def gone(pids: list[int]) -> None:
 
 
 async def test_a_killed_worker_is_restarted(service: Service, workers: list[int]) -> None:
-    """And whichever of them is asked tells what all of them counted, the dead one too: a sum that
-    went back would be taken for a burst."""
+    """Each of them reports the sum over all, the dead one included: a sum that
+    decreased would look like a burst."""
     await service.look_up(1, 3)
     await service.look_up(2, 4)
 
@@ -149,7 +149,7 @@ async def test_a_killed_worker_is_restarted(service: Service, workers: list[int]
         up = [found.get(f'counter_worker_up{{worker="{n}"}}') for n in range(WORKERS)]
         return found.get(_LOOKED_UP) == 7 and up == [1, 1]
 
-    await eventually(summed, "a scrape tells of both workers")
+    await eventually(summed, "a scrape shows both workers")
     assert [(await service.metrics(own))[_LOOKED_UP] for own in (1, 2)] == [3, 4]
     promtool("check", "metrics", given=await service.exposition())
 
@@ -179,8 +179,8 @@ async def test_no_worker_outlives_a_killed_supervisor(service: Service, workers:
 
 @pytest.mark.usefixtures("child_processes")
 async def test_workers_serve_tls_and_end_in_order(tmp_path: Path) -> None:
-    """On the port that they share, and on each one's own. When they are told to end, the shared
-    port is closed at once, also where their supervisor has it: nobody waits there for an answer."""
+    """On the port that they share, and on each one's own. On shutdown the shared
+    port is closed at once, also if their supervisor has it open."""
     authority = Authority(tmp_path / "authority")
     own = authority.sign()
     files = {"https_cert": str(own.cert), "https_key": str(own.key)}
@@ -200,7 +200,7 @@ async def test_workers_serve_tls_and_end_in_order(tmp_path: Path) -> None:
             async def closed() -> bool:
                 return not await listens(service.port)
 
-            await eventually(closed, "nobody listens on the port that they share")
+            await eventually(closed, "the shared port is closed")
         assert await asyncio.to_thread(service.process.wait) == 0
         await gone(workers)
 

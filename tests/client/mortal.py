@@ -1,4 +1,4 @@
-"""A client that a test kills: it adds one by one, through a spool, and tells how far it is.
+"""A client that a test kills: it adds one by one, through a spool, and prints its progress.
 
 Its arguments are the service's URL, the spool, and a seed: add n of the seed goes to one of a few
 counters. On stdout: ``taken N`` before add N is made, ``durable N`` when the first N are on disk.

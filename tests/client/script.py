@@ -55,7 +55,7 @@ class Script:
 
 
 def lost() -> UnreachableError:
-    return UnreachableError("nobody answers")
+    return UnreachableError("no response")
 
 
 def problem(code: str, status: int, retry: str, **more: Any) -> Response:

@@ -120,7 +120,7 @@ async def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: S
 async def test_a_buffer_whose_disk_fails_reports_every_add_so(
     service: Service, tmp_path: Path
 ) -> None:
-    """Here while it sends: the adds that come later are told, and none is lost."""
+    """Here while it sends: later adds get the error, and none is lost."""
     async with AsyncCounterClient(service.url, options=QUICK) as client:
         buffer = client.buffer(max_delay=0.001, spool=tmp_path / "spool")
         merging = buffer._merging
@@ -145,9 +145,9 @@ async def test_a_flush_reports_rejected_adds_although_it_fails(
 ) -> None:
     """A flush that ends in vain must not swallow it."""
     spool = Spool(tmp_path / "spool", "default")
-    spool.put({"told": 3})
+    spool.put({"reported": 3})
     token = spool.seal()[0].token
-    spool.put({"told later": 1})
+    spool.put({"reported later": 1})
     spool.close()
     flushed: list[Flush] = []
     relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
@@ -158,7 +158,7 @@ async def test_a_flush_reports_rejected_adds_although_it_fails(
 
     options = Options(trust_env=False, on_flush=away_after_the_first)
     async with AsyncCounterClient(service.url, options=QUICK) as client:
-        await client.add("told", 5, token=token)
+        await client.add("reported", 5, token=token)
     async with relay.listening():
         url = f"http://127.0.0.1:{relay.address[1]}"
         async with AsyncCounterClient(url, options=options) as client:
@@ -170,7 +170,7 @@ async def test_a_flush_reports_rejected_adds_although_it_fails(
             await eventually(is_refused, "the first piece is refused")
             with pytest.raises(UnsentError) as caught:
                 await buffer.close(timeout=0.01)
-    assert [(each.counter, each.delta) for each in caught.value.rejected] == [("told", 3)]
+    assert [(each.counter, each.delta) for each in caught.value.rejected] == [("reported", 3)]
 
 
 async def test_a_sync_reaches_the_disk_although_the_service_is_away(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_a_sync_reaches_the_disk_although_the_service_is_away(tmp_path: Pa
 async def test_a_buffer_whose_task_is_cancelled_returns_its_adds(
     is_spooled: bool, tmp_path: Path
 ) -> None:
-    """Regression: a program that cancelled all tasks to end had adds taken that nobody sent, and
+    """Regression: a program that cancelled all tasks to end had adds that were never sent, and
     waited for them: at a flush for ever, at the end for as long as a call may take."""
     async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
         path = tmp_path / "spool" if is_spooled else None

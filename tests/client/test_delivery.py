@@ -196,7 +196,7 @@ def closed(buffer: Buffer, timeout: float) -> UnsentError | None:
 
 
 def test_rejected_adds_of_an_unfinished_batch_are_returned() -> None:
-    """Regression: it was in no part of the error, and nobody was told."""
+    """Regression: it was in no part of the error."""
 
     def send(_: Send) -> Answer:
         for each in answers:

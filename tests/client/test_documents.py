@@ -1,4 +1,4 @@
-"""The programs in README and docs/python.md are run: prints write what stands behind them."""
+"""The programs in README and docs/python.md are run: comments show the output."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ async def test_the_examples_run_as_printed(document: str, tmp_path: Path) -> Non
 
 
 async def run_as_printed(program: str, tmp_path: Path) -> None:
-    """Run *program* beside a service: its prints write what stands behind them."""
+    """Run *program* beside a service: its comments show the output."""
     expected = re.findall(r"print\(.*\)  # (.*)$", program, re.MULTILINE)
     assert expected
     async with serving(tmp_path / "data", tmp_path / "logs", accept_limit="5s") as server:

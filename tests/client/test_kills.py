@@ -50,12 +50,12 @@ def one_life(url: str, spool: Path, seed: int, first: int, lines: int) -> tuple[
         stdout=subprocess.PIPE,
         text=True,
     )
-    told = {"durable": first, "taken": first}
+    progress = {"durable": first, "taken": first}
     try:
         assert process.stdout is not None
         for number, line in enumerate(process.stdout):
             what, at = line.split()
-            told[what] = int(at)
+            progress[what] = int(at)
             if number == lines:
                 break
     finally:
@@ -64,10 +64,10 @@ def one_life(url: str, spool: Path, seed: int, first: int, lines: int) -> tuple[
     for line in process.stdout:
         what, _, at = line.partition(" ")
         if line.endswith("\n") and at.strip().isdigit():
-            told[what] = int(at)
+            progress[what] = int(at)
     process.stdout.close()
     process.wait()
-    return told["durable"], told["taken"]
+    return progress["durable"], progress["taken"]
 
 
 def after(

@@ -29,8 +29,8 @@ def stream_of(script: Script, **options: float) -> LiveStream:
     return LiveStream(Calls("default").live("c"), script.policy(**options))
 
 
-def told(stream: LiveStream, event: str, data: str) -> Count | CounterError | None:
-    """What an event tells, told line by line."""
+def received(stream: LiveStream, event: str, data: str) -> Count | CounterError | None:
+    """The result of an event that arrives line by line."""
     lines = [stream.line(f"event: {event}"), stream.line(f"data: {data}")]
     assert lines == [None, None]
     return stream.line("")
@@ -38,19 +38,19 @@ def told(stream: LiveStream, event: str, data: str) -> Count | CounterError | No
 
 def test_counts_and_transient_errors_are_reported() -> None:
     stream = stream_of(Script([]))
-    count = told(stream, "count", COUNT)
+    count = received(stream, "count", COUNT)
     assert isinstance(count, Count)
     assert (count.counter, count.count) == ("c", 7)
     assert (stream.line(": still here"), stream.line("")) == (None, None)
     trouble = problem("store_unavailable", 503, "same_token").body.decode()
-    assert isinstance(told(stream, "problem", trouble), StoreUnavailableError)
-    assert told(stream, "end", "{}") is None
+    assert isinstance(received(stream, "problem", trouble), StoreUnavailableError)
+    assert received(stream, "end", "{}") is None
 
 
 def test_a_permanent_error_is_raised() -> None:
     gone = problem("namespace_unknown", 404, "never").body.decode()
     with pytest.raises(NamespaceUnknownError):
-        told(stream_of(Script([])), "problem", gone)
+        received(stream_of(Script([])), "problem", gone)
     for name, data in (
         ("count", "{}"),
         ("count", COUNT.replace('"c"', '"d"')),
@@ -58,7 +58,7 @@ def test_a_permanent_error_is_raised() -> None:
         ("problem", "{}"),
     ):
         with pytest.raises(UnexpectedAnswerError):
-            told(stream_of(Script([])), name, data)
+            received(stream_of(Script([])), name, data)
 
 
 def test_a_stream_that_ended_in_order_is_taken_up_at_once() -> None:
@@ -68,10 +68,10 @@ def test_a_stream_that_ended_in_order_is_taken_up_at_once() -> None:
 
 
 def test_silence_ends_the_stream_at_the_deadline_of_a_call() -> None:
-    """Each line that is heard begins it anew; the pauses grow until then."""
+    """Each line restarts the silence; the pauses grow until then."""
     script = Script([])
     stream = stream_of(script, backoff_first_s=0.1, deadline_s=3.0)
-    lost = UnreachableError("nobody answers")
+    lost = UnreachableError("no response")
     script.now_s += 2.9
     assert [stream.pause_s(lost), stream.pause_s(lost)] == [0.2, 0.4]
     stream.line(": still here")
@@ -95,7 +95,7 @@ def test_half_an_event_is_forgotten_with_its_connection() -> None:
     stream.line("event: count")
     stream.line("data: {")
     stream.pause_s(UnreachableError("broken off"))
-    assert isinstance(told(stream, "count", COUNT), Count)
+    assert isinstance(received(stream, "count", COUNT), Count)
 
 
 @pytest.mark.parametrize("hedge_after_s", [None, 5.0])
@@ -130,7 +130,7 @@ async def test_an_event_loop_sees_each_change(service: Service) -> None:
                     break
                 await client.add(name, 5)
         assert seen == [0, 5]
-    nobody = AsyncCounterClient("http://127.0.0.1:9", options=Options(deadline_s=0.05))
-    async with nobody, aclosing(nobody.live(name)) as stream:
+    away = AsyncCounterClient("http://127.0.0.1:9", options=Options(deadline_s=0.05))
+    async with away, aclosing(away.live(name)) as stream:
         with pytest.raises(UnreachableError):
             await anext(stream)

@@ -216,7 +216,7 @@ with client.buffer(spool=sys.argv[1]) as buffer:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-#: Opens a spool when it is told to, and ends when its input does.
+#: Opens a spool on a line of input, and ends with its input.
 OPENS = """
 import sys
 from counter_client.spool import Spool
@@ -279,7 +279,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_adds_left_in_a_buffer_are_sent_at_exit(service: Service) -> None:
-    """Regression: it was lost, and nobody was told."""
+    """Regression: it was lost without an error."""
     name = f"left-{uuid4()}"
     script = """
 import sys
@@ -318,7 +318,7 @@ def test_a_client_of_another_event_loop_says_so(service: Service) -> None:
 
 
 async def test_a_buffer_that_was_not_begun_says_so() -> None:
-    """Regression: it waited for what nobody sends."""
+    """Regression: it waited for ever."""
     async with AsyncCounterClient(NOWHERE, options=OPTIONS) as client:
         buffer = client.buffer()
         for call in (buffer.add("c"), buffer.flush()):

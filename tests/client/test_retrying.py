@@ -181,7 +181,7 @@ def test_a_refusal_is_raised_as_it_is_if_nothing_was_sent(batch: bool) -> None:
     away = UnreachableError("no connection", sent=False)
     gone = problem("namespace_unknown", 404, "never")
 
-    def told(script: Script) -> object:
+    def call(script: Script) -> object:
         if not batch:
             return script.run(attempts(CALLS.add("c", 1, None), script.policy()))
         delivery = Delivery.of_items(CALLS, [("c", 1)])
@@ -191,10 +191,10 @@ def test_a_refusal_is_raised_as_it_is_if_nothing_was_sent(batch: bool) -> None:
         return None
 
     with pytest.raises(NamespaceUnknownError):
-        told(Script([away, gone]))
+        call(Script([away, gone]))
     # But what went before it may have arrived.
     with pytest.raises(UnknownOutcomeError):
-        told(Script([lost(), away, gone]))
+        call(Script([lost(), away, gone]))
 
 
 def test_a_batch_reports_whether_anything_of_it_was_sent() -> None:

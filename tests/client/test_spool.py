@@ -175,7 +175,7 @@ def test_a_planted_link_is_not_followed(kind: str, name: str, tmp_path: Path) ->
 def test_a_file_of_another_user_is_not_used(
     name: str, stranger: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    """Regression: the adds in it were sent, whoever wrote them."""
+    """Regression: adds that another user wrote were sent."""
     path = tmp_path / "spool"
     with closing(Spool(path, "default")) as spool:
         spool.put({"planted": 1})

@@ -177,7 +177,7 @@ def test_an_endless_body_ends_at_the_deadline_of_the_attempt() -> None:
 
 
 def test_a_write_says_how_long_its_sender_waits_for_its_turn() -> None:
-    """The service does not begin what nobody will wait for; reads are never refused."""
+    """The service rejects writes that would be late; it never rejects reads."""
     with stranger(http("200 OK", ADDED)) as other, CounterClient(other.url, options=OPTIONS) as it:
         it.add("c", token=TOKEN)
         it.clear("c", token=TOKEN)

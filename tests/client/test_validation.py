@@ -112,7 +112,7 @@ def test_invalid_bounds_of_a_buffer_are_named(delay: Any, items: Any) -> None:
 
 @pytest.mark.parametrize("spool", ["", 3, "/not/there/spool"])
 def test_an_invalid_spool_path_is_named(client: CounterClient, spool: Any) -> None:
-    """Regression: with no name at all nothing was kept, and nobody was told."""
+    """Regression: with an empty name nothing was stored, without an error."""
     with client, pytest.raises(InvalidParameterError, match="the spool"):
         client.buffer(spool=spool)
 

@@ -173,7 +173,7 @@ async def test_an_increment_without_a_response_may_have_been_made(
 
 
 async def test_a_wiped_server_has_lost_all(any_cache: Cluster, clock: FakeClock) -> None:
-    """Which is no trouble: counts are read anew, best-effort counters begin again."""
+    """Counts are read from the store, best-effort counters begin again."""
     async with cache_of(any_cache, clock) as cache:
         await fill(cache)
         wipe(any_cache)
@@ -195,8 +195,8 @@ async def test_one_dead_server_of_two_leaves_the_keys_of_the_other(
         server.kill()
         still = await known(cache)
         assert 0 < len(still) < len(NAMES)
-        told = await cache.guard(SPACE, [add(name) for name in NAMES])
-        assert set(told) == {Guarded.SAME, Guarded.UNVERIFIED}
+        answers = await cache.guard(SPACE, [add(name) for name in NAMES])
+        assert set(answers) == {Guarded.SAME, Guarded.UNVERIFIED}
         outcomes = await asyncio.gather(
             *(increment(cache, SPACE, name, 1) for name in NAMES), return_exceptions=True
         )
@@ -216,7 +216,7 @@ async def test_one_dead_server_of_two_leaves_the_keys_of_the_other(
 async def test_a_failed_server_is_skipped_for_a_while(
     breakable_cache: Cluster, clock: FakeClock
 ) -> None:
-    """Nobody waits for the same time-out again; a ping asks all the same."""
+    """No caller waits for the same time-out again; a ping still tries."""
     server = processes_of(breakable_cache)[0]
     async with cache_of(breakable_cache, clock) as cache:
         await fill(cache)
@@ -323,7 +323,7 @@ async def test_one_of_two_processes_learns_that_the_token_is_new(
     ):
         for number in range(40):
             event = add(number=number)
-            told = await asyncio.gather(
+            answers = await asyncio.gather(
                 one.guard(SPACE, [event]), other.guard(SPACE, [event._replace(delta=2)])
             )
-            assert sorted(each.name for [each] in told) == ["NEW", "OTHER"]
+            assert sorted(each.name for [each] in answers) == ["NEW", "OTHER"]

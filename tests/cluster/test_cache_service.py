@@ -58,7 +58,7 @@ async def other(app: App, tmp_path: Path) -> AsyncIterator[App]:
 
 
 async def loose(app: App) -> Rest:
-    """The namespace of best-effort counters, made by whoever comes first."""
+    """The namespace of best-effort counters."""
     rest = app.rest.within("loose")
     assert (await rest.create("BEST_EFFORT")).status_code in (200, 201)
     return rest
@@ -93,7 +93,7 @@ async def test_the_guard_of_one_process_knows_the_tokens_of_another(app: App, ot
 
 
 async def test_without_cache_servers_events_are_counted(app: App, breakable_cache: Cluster) -> None:
-    """Nothing is lost, nothing hangs, and nobody starts anything again."""
+    """Best-effort adds wait. Nothing is lost, nothing hangs, and no restart is needed."""
     server = processes_of(breakable_cache)[0]
     rest, best_effort = app.rest, await loose(app)
     for fault, mend in ((server.kill, server.start), (server.pause, server.resume)):

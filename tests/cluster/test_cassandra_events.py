@@ -1,4 +1,4 @@
-"""Events on Cassandra: what is grouped, what is told, what stays hidden.
+"""Events on Cassandra: grouping, outcomes, and voided rows.
 
 The clock is near the nodes' own, so that compare-and-sets bear later times than events, as they do
 in life. Two stores over one keyspace are two processes.
@@ -150,7 +150,7 @@ async def test_a_failed_partition_fails_only_its_own_events(
 async def test_a_statement_that_times_out_leaves_all_its_events_unverified(
     stores: Stores, guard: Namespace, now: int
 ) -> None:
-    """No time is left to try again: whoever asks again with the same token will be told."""
+    """No time is left to retry: a later request with the same token finds the outcome."""
     store, _ = stores
     events = [add(now, n, counter=f"c{n}") for n in range(3)]
     await store.events.append(guard, [add(now, 9, counter="first")])
@@ -232,16 +232,18 @@ async def test_a_void_holds_while_the_payload_check_changes(
 async def test_strict_outcomes_are_exact_between_processes(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
-    """Of many sends at once from two processes one is new; the payload that stands is one for all,
-    and every outcome is told by it."""
+    """One of many concurrent sends of two processes is new; one payload is stored,
+    and every outcome follows from it."""
     sends = [(store, add(now, number=1, delta=1 + n % 2)) for n in range(4) for store in stores]
-    told = await asyncio.gather(*(store.events.append(strict, [event]) for store, event in sends))
+    appended = await asyncio.gather(
+        *(store.events.append(strict, [event]) for store, event in sends)
+    )
     (standing,) = await stores[0].events.find(strict, [add(now)])
     assert standing is not None
-    outcomes = [outcome for (outcome,) in told]
+    outcomes = [outcome for (outcome,) in appended]
     assert outcomes.count(NEW) + outcomes.count(UNVERIFIED) >= 1
     for (_, event), outcome in zip(sends, outcomes, strict=True):
-        # Where two processes contend, a send may fail: its token tells later what became of it.
+        # If two processes contend, a send may fail: its token is resolved later.
         if not isinstance(outcome, UnavailableError):
             assert (outcome is CONFLICT) == (event.delta != standing.delta)
     assert outcomes.count(NEW) <= 1
@@ -250,14 +252,14 @@ async def test_strict_outcomes_are_exact_between_processes(
 async def test_strict_rows_of_one_partition_share_a_compare_and_set(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
-    """Also where some of them stand already: they are told, and the others written."""
+    """Also if some of them exist: they are replays, and the other rows are written."""
     store, _ = stores
     bucket = nonces_per_bucket()[0]
     events = [Event("c", now + n, bucket, 0, n) for n in range(20)]
     await store.events.append(strict, [*events[3:5], events[7]._replace(delta=99)])
     with Statements(store) as sent:
-        told = await asyncio.gather(*(store.events.append(strict, [each]) for each in events))
-    outcomes = [outcome for (outcome,) in told]
+        appended = await asyncio.gather(*(store.events.append(strict, [each]) for each in events))
+    outcomes = [outcome for (outcome,) in appended]
     expected = [NEW] * 20
     expected[3:5], expected[7] = [REPLAYED] * 2, CONFLICT
     assert outcomes == expected
@@ -269,7 +271,7 @@ async def test_strict_rows_of_one_partition_share_a_compare_and_set(
 async def test_a_strict_insert_that_timed_out_is_run_again(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
-    """It shows what stands. The same payload may be its own: new or replayed cannot be told. One
+    """It returns the stored row. The same payload may be its own: new or replayed is unknown. One
     that did not stand is new after all."""
     store, other = stores
     mine, theirs = add(now, counter="a"), add(now, delta=2, counter="b")
@@ -403,7 +405,7 @@ async def test_a_table_that_goes_under_a_sum_is_an_error(
     stores: Stores, guard: Namespace, now: int
 ) -> None:
     """Each sum and tail is whole or an error, never short; a process that knew the slice reads
-    anew what there is."""
+    the slices again."""
     one, other = stores
     first, *_ = await one.control.slices(DATASET)
     at_us = first.end_us - 5 * SECOND

@@ -48,7 +48,7 @@ async def namespace(stores: Stores) -> Namespace:
 
 
 async def test_marks_of_one_turn_share_a_statement(stores: Stores, namespace: Namespace) -> None:
-    """Those of one window and shard, up to a hundred each time, whoever leaves them; and so do the
+    """Those of one window and shard, up to a hundred each time, of all callers; and so do the
     names of counters that this process has not listed yet."""
     store, _ = stores
     await store.rollups.mark(namespace, [Mark(NOW, "first")])

@@ -53,7 +53,7 @@ class Driver:
 
 
 async def test_each_write_has_its_own_end() -> None:
-    """Told once, in the loop, in whatever order they end; errors are the service's own."""
+    """Called once, in the loop, in any order; errors are the service's own."""
     driver, ends = Driver(), dict[str, BaseException | None]()
     writes = Stream(driver.send)
     for name in ("slow", "quick", "failing", "bad"):
@@ -116,7 +116,7 @@ class Closing:
 
     def __init__(self, read_timeout_us: int) -> None:
         self.driver, self.ends = Driver(), list[BaseException | None]()
-        options = CassandraOptions([("nobody", 1)], read_timeout_us=read_timeout_us)
+        options = CassandraOptions([("missing", 1)], read_timeout_us=read_timeout_us)
         self.connection = connection = CassandraConnection(options)
         connection._cluster = SimpleNamespace(shutdown=lambda: self.ends.append(EOFError()))
         connection._execute = self.driver.send  # type: ignore[assignment,method-assign]
@@ -125,7 +125,7 @@ class Closing:
 
 
 async def test_closing_waits_for_writes_in_flight() -> None:
-    """Its end is told, and the driver is let go of only then."""
+    """Its callback runs, and the driver is released only then."""
     closing = Closing(60 * SECOND)
     await asyncio.sleep(0)
     assert closing.ends == []

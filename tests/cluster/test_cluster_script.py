@@ -40,7 +40,7 @@ def is_paused(server: ServerProcess) -> bool:
 
 
 def test_a_second_start_finds_the_running_servers(memcached: Cluster) -> None:
-    """Whoever asks: another object, or another process."""
+    """From another object or another process."""
     found = Cluster.find(memcached.directory)
     assert found is not None
     assert found.start() == []

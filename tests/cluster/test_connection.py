@@ -53,7 +53,7 @@ async def filled(connection: CassandraConnection, table: str, rows: int) -> None
 async def test_thousands_of_statements_come_back_in_order(
     connection: CassandraConnection, table: str
 ) -> None:
-    """Never more than the bound of them on their way, whoever sends them."""
+    """Never more than the bound are in flight, over all callers."""
     await filled(connection, table, 3_000)
     select = await connection.prepare(f"SELECT n FROM {table} WHERE k = ? AND n = ?", QUORUM)
     most = 0
@@ -189,7 +189,7 @@ class Register:
         return bytes(rows[0][0]) if rows else None
 
     async def set(self, old: bytes | None, new: bytes, relay: Relay | None = None) -> bool:
-        """Set *new* where *old* stands. The network of *relay* is good again when its answer is
+        """Replace *old* by *new*. The network of *relay* is good again when its answer is
         given up."""
 
         async def settle() -> tuple[bytes | None] | None:
@@ -256,7 +256,7 @@ async def test_a_rerun_compare_and_set_that_finds_another_row_was_not_applied(
 async def test_a_compare_and_set_without_any_response_is_an_error(
     register: Register, relay: Relay
 ) -> None:
-    """It may have been made: nobody says that it was not."""
+    """It may have been applied: the error does not deny it."""
     relay.mute = True
     with pytest.raises((WriteTimeoutError, StoreUnavailableError)):
         await register.set(b"first", b"second")

@@ -19,7 +19,7 @@ from tests.support.cassandra import at, connected, have_schema, opened, options_
 from tests.support.relay import Relay
 from tests.support.waiting import eventually
 
-NOBODY = CassandraOptions(contact_points=[("127.0.0.1", 1)])
+AWAY = CassandraOptions(contact_points=[("127.0.0.1", 1)])
 
 
 async def refusal(options: CassandraOptions) -> str:
@@ -39,22 +39,22 @@ async def trouble(options: CassandraOptions) -> str:
 
 
 async def test_nothing_listens_at_the_contact_point() -> None:
-    """Nobody yet, perhaps."""
-    text = await trouble(NOBODY)
+    """Perhaps not yet."""
+    text = await trouble(AWAY)
     assert "cannot reach Cassandra at 127.0.0.1:1" in text
     assert "refused" in text
     assert "--contact-points" in text
 
 
 async def test_a_contact_point_without_an_address() -> None:
-    text = await refusal(at(NOBODY, ("nowhere.invalid", 9042)))
+    text = await refusal(at(AWAY, ("nowhere.invalid", 9042)))
     assert text == "no address is known for nowhere.invalid:9042; check --contact-points"
 
 
 async def test_a_contact_point_that_is_not_cassandra(memcached: Cluster) -> None:
     """A server that closes the connection, or says what no Cassandra would."""
     host, port = memcached.memcached_addresses[0].split(":")
-    text = await trouble(at(NOBODY, (host, int(port))))
+    text = await trouble(at(AWAY, (host, int(port))))
     assert f"cannot reach Cassandra at {host}:{port}" in text
 
 
@@ -63,7 +63,7 @@ async def test_a_contact_point_that_is_silent(cassandra: Cluster) -> None:
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     relay.deaf = True
     async with relay.listening():
-        text = await trouble(at(NOBODY, relay.address))
+        text = await trouble(at(AWAY, relay.address))
     assert "cannot reach Cassandra" in text
 
 
@@ -91,7 +91,7 @@ async def test_a_store_that_did_not_open_can_be_opened_again(cassandra: Cluster)
 
 async def test_one_contact_point_that_answers_is_enough(cassandra: Cluster) -> None:
     options = options_for(cassandra)
-    async with connected(at(options, *NOBODY.contact_points, *options.contact_points)) as each:
+    async with connected(at(options, *AWAY.contact_points, *options.contact_points)) as each:
         assert await each.simple("SELECT key FROM system.local") == [("local",)]
 
 
@@ -125,7 +125,7 @@ async def test_a_dataset_that_was_never_made(cassandra: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("username", "password"),
-    [("cassandra", "wrong"), ("nobody", "cassandra"), (None, None)],
+    [("cassandra", "wrong"), ("missing", "cassandra"), (None, None)],
     ids=["password", "user", "none"],
 )
 async def test_wrong_credentials(
@@ -180,7 +180,7 @@ async def test_a_certificate_of_another_address_is_refused(tmp_path: Path) -> No
     relay = Relay("127.0.0.1", 1)
     async with relay.listening(of_a_node(theirs, ours)):
         tls = Tls(theirs, ours, ours.with_suffix(".key"))
-        text = await refusal(at(replace(NOBODY, tls=tls), relay.address))
+        text = await refusal(at(replace(AWAY, tls=tls), relay.address))
     assert "IP address mismatch" in text
     assert "--no-tls-check-host" in text
 

@@ -101,7 +101,7 @@ async def sent(driver: Driver, statements: Sequence[Any]) -> asyncio.Task[list[A
 
 
 async def test_results_are_in_the_order_of_the_statements(driver: Driver) -> None:
-    """Whatever the order of the answers; an error stands in its result's place."""
+    """Whatever the order of the responses; an error takes the place of its result."""
     refused, lost = RuntimeError("refused"), OperationTimedOut()
     results = await sent(driver, ["a", refused, "b", "c"])
     a, b, c = driver.sent
@@ -199,7 +199,7 @@ async def test_a_call_while_one_is_under_way_gets_one_that_begins_later() -> Non
 
 
 async def test_an_error_goes_to_every_caller_of_that_call() -> None:
-    """And nobody's after it."""
+    """And to no later caller."""
     errors = [ValueError("first"), None]
 
     async def work() -> str:
@@ -233,14 +233,14 @@ def test_if_all_nodes_are_slow_few_statements_are_sent_twice() -> None:
     assert seconds_sent(SparingSpeculation(), 10_000, every=1) < 5_000
 
 
-UNTOLD = [
+UNKNOWN = [
     OperationTimedOut(),
     WriteTimeout("late", write_type=1),
     ConnectionShutdown("gone"),
     ErrorMessage(0x1700, "unknown", None),
     NoHostAvailable("none", {"a": Unavailable("no"), "b": ConnectionShutdown("gone")}),
 ]
-TOLD = [
+KNOWN = [
     Unavailable("no", required_replicas=2, alive_replicas=1),
     OverloadedErrorMessage(0x1001, "busy", None),
     NoHostAvailable("none", {"a": Unavailable("no")}),
@@ -248,17 +248,17 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize("error", UNTOLD)
+@pytest.mark.parametrize("error", UNKNOWN)
 def test_errors_after_a_possible_write_have_an_unknown_outcome(error: Exception) -> None:
     assert is_outcome_unknown(error)
 
 
-@pytest.mark.parametrize("error", TOLD)
+@pytest.mark.parametrize("error", KNOWN)
 def test_refusals_have_a_known_outcome(error: Exception) -> None:
     assert not is_outcome_unknown(error)
 
 
-@pytest.mark.parametrize("error", [*UNTOLD, *TOLD])
+@pytest.mark.parametrize("error", [*UNKNOWN, *KNOWN])
 @pytest.mark.parametrize("wrote", [True, False], ids=["write", "read"])
 def test_every_failure_of_the_store_has_retry_advice(error: Exception, wrote: bool) -> None:
     """In the service's own terms."""
@@ -269,7 +269,7 @@ def test_every_failure_of_the_store_has_retry_advice(error: Exception, wrote: bo
 
 
 def test_a_timed_out_read_is_not_an_unknown_outcome() -> None:
-    """Nobody wonders whether a read may yet be made."""
+    """A read changes nothing."""
     assert isinstance(translated(OperationTimedOut()), WriteTimeoutError)
     assert isinstance(translated(OperationTimedOut(), wrote=False), StoreUnavailableError)
 
@@ -294,11 +294,11 @@ def test_an_error_of_the_program_is_not_translated() -> None:
 
 
 class Contended(CassandraConnection):
-    """Others set the same row again and again until some time; no compare-and-set of ours is told
-    how it went before."""
+    """Others set the same row again and again until some time; no compare-and-set of ours gets a
+    result how it went before."""
 
     def __init__(self, until_s: float) -> None:
-        super().__init__(CassandraOptions([("nobody", 1)], read_timeout_us=2 * SECOND))
+        super().__init__(CassandraOptions([("missing", 1)], read_timeout_us=2 * SECOND))
         self.answer = True
         self.tries: list[float] = []
         self._until_s = until_s
@@ -390,7 +390,7 @@ def test_a_contended_row_is_retried_for_a_while() -> None:
 
 
 def test_a_contended_read_is_repeated() -> None:
-    """A reading contends as well: that it failed tells nothing of who set the row."""
+    """A read contends as well: that it failed does not show who set the row."""
     connection = Contended(until_s=0)
     readings = [UnavailableError("unknown"), UnavailableError("unknown"), None]
 
@@ -400,8 +400,8 @@ def test_a_contended_read_is_repeated() -> None:
         return (b"theirs",)
 
     connection.answer = False
-    told = virtually(connection.compare_and_set("set", settle, b"ours"))
-    assert told == (False, (b"theirs",))
+    result = virtually(connection.compare_and_set("set", settle, b"ours"))
+    assert result == (False, (b"theirs",))
     assert len(connection.tries) == 3
 
 
@@ -415,7 +415,7 @@ def test_a_compare_and_set_is_not_tried_for_ever() -> None:
 
 
 def test_a_shorter_deadline_bounds_it() -> None:
-    """Whatever it is at then: nobody knows what becomes of it."""
+    """The outcome is unknown, whatever step it has reached."""
     connection = Contended(until_s=1_000)
 
     async def answered() -> float:
@@ -445,7 +445,7 @@ def test_the_driver_logs_a_node_that_is_down_in_one_line(
 
 
 def test_an_answered_response_has_no_reference_cycle() -> None:
-    """Or nobody but the garbage collector would ever free it."""
+    """Otherwise only the garbage collector would free it."""
     response = Response(None)
     timer = SimpleNamespace(callback=response.answer)
     response._timer, response._callbacks = timer, [response.answer]

@@ -88,18 +88,18 @@ class Tables:
         all."""
         # A read of damage may have ended it.
         self.node.start()
-        told: Counter[str] = Counter()
+        found: Counter[str] = Counter()
         with session_of(self.cluster) as session:
             for key in KEYS:
                 try:
                     select = session.prepare(_SELECT.format(name))
                     rows = {tuple(row) for row in session.execute(select, key)}
                 except (DriverException, NoHostAvailable):
-                    told["error"] += 1
+                    found["error"] += 1
                     continue
                 written = self._written[name, key]
-                told["right" if rows == written else "wrong" if rows - written else "missing"] += 1
-        return told
+                found["right" if rows == written else "wrong" if rows - written else "missing"] += 1
+        return found
 
     def passes(self, name: str, *how: str) -> bool:
         """Whether ``nodetool verify`` finds nothing."""
@@ -152,12 +152,12 @@ def test_the_effect_of_a_flipped_bit_of_each_file(sstable_format: str) -> None:
         tables.node.start()
         log = tables.node.log.read_bytes()[began:].decode(errors="replace")
         refused = set(re.findall(rf"[Cc]orrupt sstable .*?/{KEYSPACE}/(t\d+)-", log))
-        told = {
+        found = {
             name: "refused" if name in refused else outcome_of(tables.found(name))
             for name in damaged
         }
     outcomes = {
-        part: Counter(told[name] for name in damaged if damaged[name] == part) for part in parts
+        part: Counter(found[name] for name in damaged if damaged[name] == part) for part in parts
     }
     for part, counted in outcomes.items():
         print(sstable_format, part, dict(counted))

@@ -70,13 +70,13 @@ async def add(rest: Rest, numbers: Sequence[int]) -> None:
     at_once = asyncio.Semaphore(AT_ONCE)
 
     async def acknowledged(number: int) -> None:
-        async def told() -> bool:
+        async def answered_ok() -> bool:
             answer = await rest.add(f"c{number % COUNTERS}", 1, key=f"order-{number}")
             assert answer.status_code in (200, 503), answer.text
             return answer.status_code == 200
 
         async with at_once:
-            await eventually(told, f"add {number} is acknowledged", seconds=PATIENCE_S)
+            await eventually(answered_ok, f"add {number} is acknowledged", seconds=PATIENCE_S)
 
     await asyncio.gather(*(acknowledged(number) for number in numbers))
 
@@ -85,7 +85,7 @@ async def counts_are(rest: Rest, count: int) -> None:
     """Each counter's accurate count and its rolled-up one; reads may fail meanwhile, never be
     wrong."""
 
-    async def told(name: str, staleness: str) -> int | None:
+    async def answered_ok(name: str, staleness: str) -> int | None:
         answer = await rest.http.get(
             f"/v1/namespaces/default/counters/{name}", params={"max_staleness": staleness}
         )
@@ -94,9 +94,9 @@ async def counts_are(rest: Rest, count: int) -> None:
 
     async def exact() -> bool:
         names = [f"c{number}" for number in range(COUNTERS)]
-        accurate = [await told(each, "0s") for each in names]
+        accurate = [await answered_ok(each, "0s") for each in names]
         assert set(accurate) <= {count, None}
-        stale = [await told(each, "1h") for each in names]
+        stale = [await answered_ok(each, "1h") for each in names]
         return accurate == stale == [count] * COUNTERS
 
     await eventually(exact, f"each counter is {count}", seconds=PATIENCE_S)
@@ -263,11 +263,11 @@ async def answered(rest: Rest, number: int, delta: int = 1) -> httpx.Response:
 
 
 async def definite(send: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
-    async def told() -> httpx.Response | None:
+    async def answered_ok() -> httpx.Response | None:
         answer = await send()
         return None if answer.status_code == 503 else answer
 
-    return await eventually(told, "a definite answer", seconds=PATIENCE_S)
+    return await eventually(answered_ok, "a definite answer", seconds=PATIENCE_S)
 
 
 async def answers_are_right(rest: Rest, added: Sequence[int], refused: Sequence[Token]) -> None:

@@ -1,4 +1,4 @@
-"""A node that says nothing: whoever asked is answered long before a statement is given up."""
+"""A silent node: callers get an error long before the driver gives up a statement."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -62,7 +62,7 @@ def put(connection: MemcachedConnection, time_us: int) -> None:
 
 
 def standing(connection: MemcachedConnection) -> int | None:
-    """The time of the count that stands."""
+    """The time of the stored count."""
     [found] = commands.read(connection, [KEY])
     checkpoint = None if found is None else unpack_count(found)
     return None if checkpoint is None else checkpoint.time_us

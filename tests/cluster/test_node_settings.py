@@ -1,4 +1,4 @@
-"""What the operator is told of settings of Cassandra's nodes that may lose acknowledged adds."""
+"""Warnings about settings of Cassandra's nodes that may lose acknowledged adds."""
 
 import logging
 from collections.abc import Sequence

@@ -69,9 +69,9 @@ async def works(cache: RedisCache) -> bool:
     name = uuid.uuid4().hex
     await cache.put_many(SPACE, [(name, Checkpoint(NOW, 7))])
     first = await cache.guard(SPACE, [add(name)])
-    told = await cache.guard(SPACE, [add(name)])
+    guarded = await cache.guard(SPACE, [add(name)])
     found = await cache.get_many(SPACE, [name])
-    return (*first, *told, *found) == (Guarded.NEW, Guarded.SAME, Checkpoint(NOW, 7)) and (
+    return (*first, *guarded, *found) == (Guarded.NEW, Guarded.SAME, Checkpoint(NOW, 7)) and (
         await increment(cache, SPACE, name, 3) == 3
     )
 
@@ -184,7 +184,7 @@ async def test_a_failover_to_a_replica_keeps_its_data(clock: FakeClock) -> None:
 async def test_a_partly_refused_change_has_results_for_the_rest(
     redis: Cluster, clock: FakeClock
 ) -> None:
-    """A key of another type is nobody's counter; the one beside it was changed, and says so."""
+    """A key of another type is not a counter; the one beside it was changed, and says so."""
     prefix = uuid.uuid4().hex
     with Redis.from_url(redis.redis_url) as client:
         client.lpush(value_key(prefix, SPACE.id, "list").decode(), "x")

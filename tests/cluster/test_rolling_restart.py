@@ -21,7 +21,7 @@ PROCESSES = 2
 COUNTERS = [f"c{number}" for number in range(4)]
 #: Short enough to see what was added rolled up.
 WINDOWS = {"write_timeout": "2s", "accept_limit": "4s"}
-#: What a slow store says, as on a busy machine, and what an add is told that is late because of it.
+#: Errors of a slow store, as on a busy machine, and of an add that is late because of it.
 SLOW = {"write_timeout", "token_pending", "token_too_old"}
 
 

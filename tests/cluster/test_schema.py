@@ -36,7 +36,8 @@ from tests.support.cluster import session_of
 
 @pytest.fixture
 async def options(cassandra: Cluster) -> AsyncIterator[CassandraOptions]:
-    """A keyspace that nobody has made. It goes afterwards: tables cost a small node its memory."""
+    """A keyspace that does not exist. It is dropped afterwards: tables cost a small node its
+    memory."""
     options = options_for(cassandra)
     yield options
     async with connected(options) as connection:
@@ -53,11 +54,11 @@ async def say_version(options: CassandraOptions, version: int) -> None:
 
 
 async def test_the_schema_is_created_and_reported_once(options: CassandraOptions) -> None:
-    told = "\n".join(await have_schema(options))
-    assert f"created keyspace {options.keyspace}, replicas dc1:1" in told
-    assert f"created keyspace {options.keyspace}_default, replicas dc1:1" in told
-    assert "created dataset default" in told
-    assert f"has version {SCHEMA_VERSION}" in told
+    lines = "\n".join(await have_schema(options))
+    assert f"created keyspace {options.keyspace}, replicas dc1:1" in lines
+    assert f"created keyspace {options.keyspace}_default, replicas dc1:1" in lines
+    assert "created dataset default" in lines
+    assert f"has version {SCHEMA_VERSION}" in lines
     assert await have_schema(options) == ["nothing to do: the schema is as it should be"]
     async with opened(options) as store:
         await store.ping()
@@ -94,8 +95,8 @@ async def test_a_run_that_ended_half_way_is_finished_by_the_next(
     with pytest.raises(StartupError, match="counter schema apply"):
         async with opened(options):
             pass
-    told = "\n".join(await have_schema(options))
-    assert f"created tables of {keyspace}: sequences, datasets" in told
+    lines = "\n".join(await have_schema(options))
+    assert f"created tables of {keyspace}: sequences, datasets" in lines
     async with opened(options) as store:
         await store.ping()
 
@@ -152,26 +153,26 @@ async def test_a_newer_schema_is_left_alone(options: CassandraOptions) -> None:
 
 
 async def test_the_first_settings_of_a_dataset_stay(options: CassandraOptions) -> None:
-    """It is told which; partitions of new slices and consistency may change."""
+    """The report names them; partitions of new slices and consistency may change."""
     await have_schema(options)
     asked = replace(DATASET, retention_us=DAY, write_timeout_us=9 * SECOND, event_buckets=9)
     placement = Placement((("", 1),), "QUORUM", "LOCAL_QUORUM")
     changed = with_dataset(options, asked, placement)
-    told = await have_schema(changed)
-    assert told[:2] == [
+    lines = await have_schema(changed)
+    assert lines[:2] == [
         "dataset default: retention stays 1h as it was first set, and does not become 1d",
         "dataset default: write_timeout stays 10s as it was first set, and does not become 9s",
     ]
-    assert "event_buckets hold from the next slice" in told[2]
-    assert "write_consistency was LOCAL_QUORUM and is now QUORUM: stop every process" in told[3]
-    assert await have_schema(changed) == told[:2]
+    assert "event_buckets hold from the next slice" in lines[2]
+    assert "write_consistency was LOCAL_QUORUM and is now QUORUM: stop every process" in lines[3]
+    assert await have_schema(changed) == lines[:2]
     async with opened(options) as store:
         assert list(await store.control.datasets()) == [replace(DATASET, event_buckets=9)]
         await store.ping()
 
 
 async def test_a_dataset_that_is_not_named_stays(options: CassandraOptions) -> None:
-    """Another program may have been told of it; its id is its own."""
+    """Another program may use it; its id is not issued again."""
     await have_schema(options)
     more = replace(DATASET, name="more")
     assert "created dataset more" in await have_schema(with_dataset(options, more))
@@ -200,8 +201,8 @@ async def test_a_replication_that_the_cluster_cannot_hold(
 async def test_nodes_that_join_at_this_moment_are_waited_for(options: CassandraOptions) -> None:
     seen = [{"dc1": 0}, {"dc1": 1}]
     with patch.object(CassandraConnection, "nodes_by_datacenter", side_effect=seen):
-        told = await have_schema(options)
-    assert f"created keyspace {options.keyspace}, replicas dc1:1" in told
+        lines = await have_schema(options)
+    assert f"created keyspace {options.keyspace}, replicas dc1:1" in lines
 
 
 async def test_names_that_are_not_valid_for_a_keyspace(options: CassandraOptions) -> None:

@@ -129,7 +129,8 @@ async def test_a_namespace_that_another_process_deleted_is_unknown(stores: Store
 async def test_a_name_is_free_when_no_process_can_add_to_its_last_namespace(
     stores: Stores,
 ) -> None:
-    """By the clock of each process that saw the deletion; nobody sees the namespace meanwhile."""
+    """By the clock of each process that saw the deletion; until then the namespace is not
+    visible."""
     one, other = stores
     namespace = await create(one)
     assert await one.control.delete_namespace(namespace)
@@ -218,7 +219,7 @@ async def test_a_change_whose_response_is_lost_is_found_by_reading(
             lose: list[bool] = []
 
             async def send(statements: list[object], *rest: object, **more: object) -> object:
-                # The answer comes when nobody waits for it any more.
+                # The response arrives after its caller was cancelled.
                 relay.mute = bool(more.get("raw") and lose and lose.pop())
                 return await really_send(statements, *rest, **more)  # type: ignore[arg-type]
 
@@ -273,7 +274,7 @@ async def test_a_cancelled_lease_of_numbers_takes_none_from_others(stores: Store
 
 
 async def test_workers_are_known_to_all_processes(stores: Stores) -> None:
-    """Whichever of them a worker told that it lives, or that it ends."""
+    """Through whichever process a worker registers or leaves."""
     one, other = stores
     for store, name in ((one, "a"), (other, "b"), (other, "a")):
         await store.leases.heartbeat(name, WORKER_TTL)
@@ -330,7 +331,7 @@ async def test_writes_after_a_purge_stay_hidden(stores: Stores) -> None:
 
 
 async def test_a_deletion_that_was_given_up_purges_nothing(stores: Stores) -> None:
-    """It was noted, and the namespace stands: for an hour it may yet go."""
+    """It was recorded, and the namespace exists: for an hour the deletion may still land."""
     one, _ = stores
     namespace = await create(one)
     await fill(one, namespace, ["c"])

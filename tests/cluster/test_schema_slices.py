@@ -96,7 +96,7 @@ async def test_a_tail_holds_what_is_in_a_slice_that_this_process_has_not_seen(
 async def test_a_slice_that_another_process_dropped_is_missing(
     stores: tuple[CassandraStore, CassandraStore], namespace: Namespace
 ) -> None:
-    """Whether this one has heard of it or not; the next one stands."""
+    """Whether this process knows of it or not; the next slice exists."""
     one, other = stores
     event = await write(one, namespace, NOW - SIZE)
     assert list(await other.events.find(namespace, [event])) == [event]
@@ -143,7 +143,8 @@ async def test_two_processes_drop_a_slice_at_once(
 async def test_a_drop_that_ended_half_way_is_finished_by_the_next(
     stores: tuple[CassandraStore, CassandraStore],
 ) -> None:
-    """The bound has moved and the table stands: nobody reads it, and it goes with the next one."""
+    """The bound has moved and the table exists: it is not read, and is dropped with the next
+    one."""
     one, other = stores
     await one.control.make_slices(DATASET, slice_at(NOW + SIZE))
     failing = StoreUnavailableError("the process ends here")

@@ -1,6 +1,6 @@
 """What takes three nodes: one schema made through all of them, and some that are down or silent.
 
-No store is opened anew after a fault: recovery needs no restart. One module, so that one cluster is
+No store is reopened after a fault: recovery needs no restart. One module, so that one cluster is
 started for all of it.
 """
 
@@ -57,7 +57,7 @@ _START_US = 60 * SECOND
 
 @pytest.fixture(scope="module")
 def made(three_nodes: Cluster) -> tuple[CassandraOptions, list[str]]:
-    """A keyspace that has three replicas, made by four processes at once; what these told."""
+    """A keyspace that has three replicas, made by four processes at once; what these printed."""
     options = with_dataset(options_for(three_nodes, replicas=3), HASTY)
     options = replace(options, read_timeout_us=2 * SECOND)
     port = three_nodes.shape.cassandra_port
@@ -109,19 +109,19 @@ async def namespace_in(store: CassandraStore) -> Namespace:
 
 
 async def all_works(store: CassandraStore, namespace: Namespace, number: int) -> None:
-    """A write of each kind, and it is read back. Each is tried again while it is not told."""
+    """A write of each kind, and it is read back. Each is retried until it succeeds."""
     now_us = slice_of_now().start_us + number
     event = Event(f"c{number}", now_us, number.to_bytes(16, "big"), 0, 1)
     mark = Mark(window_of(now_us, WINDOW), event.counter)
-    await told(store.ping)
-    await told(lambda: marked(store, namespace, mark))
-    await told(lambda: appended(store, namespace, event))
-    assert list(await told(lambda: store.events.find(namespace, [event]))) == [event]
-    assert (await told(lambda: store.control.lease_tokens(1, now_us))).time_us >= now_us
-    await told(lambda: store.leases.heartbeat(f"{number}", 60_000_000))
-    assert f"{number}" in await told(store.leases.workers)
-    assert namespace in await told(store.control.namespaces)
-    await told(store.control.read_clock)
+    await retried(store.ping)
+    await retried(lambda: marked(store, namespace, mark))
+    await retried(lambda: appended(store, namespace, event))
+    assert list(await retried(lambda: store.events.find(namespace, [event]))) == [event]
+    assert (await retried(lambda: store.control.lease_tokens(1, now_us))).time_us >= now_us
+    await retried(lambda: store.leases.heartbeat(f"{number}", 60_000_000))
+    assert f"{number}" in await retried(store.leases.workers)
+    assert namespace in await retried(store.control.namespaces)
+    await retried(store.control.read_clock)
 
 
 async def marked(store: CassandraStore, namespace: Namespace, mark: Mark) -> None:
@@ -135,7 +135,7 @@ async def appended(store: CassandraStore, namespace: Namespace, event: Event) ->
         raise written
 
 
-async def told(ask: Callable[[], Awaitable[T]]) -> T:
+async def retried(ask: Callable[[], Awaitable[T]]) -> T:
     """What *ask* comes to, when the nodes that it asks are those that answer."""
 
     async def try_it() -> tuple[T] | None:
@@ -152,10 +152,10 @@ def test_many_processes_on_three_nodes_create_one_schema(
     three_nodes: Cluster, made: tuple[CassandraOptions, list[str]]
 ) -> None:
     """Each asks a node of its own first. A table that two of them create is one table."""
-    options, told = made
-    # Whole lines: the audit log, on standard error, tells them once more in one line of its own.
-    assert told.count("created dataset default") == 1
-    assert told.count(f"the schema of {options.keyspace} has version {SCHEMA_VERSION}") == 1
+    options, retried = made
+    # Whole lines: the audit log, on standard error, repeats them in one line of its own.
+    assert retried.count("created dataset default") == 1
+    assert retried.count(f"the schema of {options.keyspace} has version {SCHEMA_VERSION}") == 1
 
     async def tables_at(host: str) -> None:
         async with connected(at(options, (host, three_nodes.shape.cassandra_port))) as connection:
@@ -174,8 +174,10 @@ async def test_more_replicas_ask_for_a_repair(three_nodes: Cluster) -> None:
     """Of the dataset's keyspace and of the control keyspace."""
     options = options_for(three_nodes)
     await have_schema(options)
-    told = await have_schema(with_dataset(options, placement=Placement((("dc1", 3),))))
-    for line, keyspace in zip(told, (options.keyspace, f"{options.keyspace}_default"), strict=True):
+    retried = await have_schema(with_dataset(options, placement=Placement((("dc1", 3),))))
+    for line, keyspace in zip(
+        retried, (options.keyspace, f"{options.keyspace}_default"), strict=True
+    ):
         assert f"keyspace {keyspace} had replicas dc1:1 and now has dc1:3" in line
         assert f"`nodetool repair --full {keyspace}` on every node" in line
     async with connected(options) as connection:
@@ -185,7 +187,7 @@ async def test_more_replicas_ask_for_a_repair(three_nodes: Cluster) -> None:
                 f" WHERE keyspace_name = '{keyspace}'"
             )
             assert replication["dc1"] == "3"
-    # As it was told: before that a quorum may be of the new replicas alone, which know of nothing.
+    # As advised: before that a quorum may be of the new replicas alone, which have no data.
     # Of the dataset's keyspace nothing is read here.
     await asyncio.to_thread(
         nodetool, three_nodes.cassandra[0], "repair", "--full", options.keyspace
@@ -210,10 +212,10 @@ async def test_one_node_may_be_down_and_below_a_quorum_requests_fail(
         await all_works(store, namespace, 2)
         start_us = slice_of_now().end_us
         ahead = Slice(start_us, start_us + DATASET.slice_us, DATASET.time_bucket_us, 4)
-        await told(lambda: store.control.make_slices(namespace.dataset, ahead))
+        await retried(lambda: store.control.make_slices(namespace.dataset, ahead))
         async with opened(options, retry=StartupRetry(_START_US)) as other:
             await all_works(other, namespace, 3)
-            assert ahead in await told(lambda: other.control.slices(namespace.dataset))
+            assert ahead in await retried(lambda: other.control.slices(namespace.dataset))
 
         await asyncio.to_thread(breakable.cassandra[1].kill)
 
@@ -266,7 +268,7 @@ async def test_atomic_adds_are_answered_while_a_node_is_silent(
             for number in range(2, adds + 2)
         ]
         # So that each statement is prepared.
-        await told(lambda: written_atomic(store, namespace, lists[0]))
+        await retried(lambda: written_atomic(store, namespace, lists[0]))
         breakable.cassandra[1].pause()
         outcomes = await asyncio.gather(
             *(written_atomic(store, namespace, events) for events in lists), return_exceptions=True
@@ -280,7 +282,7 @@ async def test_atomic_adds_are_answered_while_a_node_is_silent(
             if isinstance(outcome, Written)
             for event in events
         ]
-        assert list(await told(lambda: store.events.find(namespace, answered))) == answered
+        assert list(await retried(lambda: store.events.find(namespace, answered))) == answered
 
 
 async def test_a_worker_survives_an_outage_of_the_whole_cluster(

@@ -10,7 +10,7 @@ from counter.errors import StartupError
 from tests.support.server import ROOT
 
 DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-#: The text of its section stands for these.
+#: The text of its section describes these.
 WITHOUT_ROW = {"extra_datasets"}
 
 
@@ -20,7 +20,7 @@ def rows() -> dict[str, tuple[str, str]]:
     pattern = r"^\| (`\w+`(?:, `\w+`)*) \|([^|]*)\|([^|]*)\|"
     for names, default, allowed in re.findall(pattern, DOCUMENT, re.MULTILINE):
         for name in re.findall(r"`(\w+)`", names):
-            assert name not in found, f"{name} stands there twice"
+            assert name not in found, f"{name} is there twice"
             found[name] = (default.strip(), allowed.strip())
     return found
 

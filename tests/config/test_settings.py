@@ -451,8 +451,8 @@ class TestDatasets:
     ],
 )
 def test_likely_mistakes_are_warned_of(values: dict[str, Any], word: str) -> None:
-    told = "\n".join(warnings_of(Settings(**CASSANDRA, **values)))
-    assert word in told
+    text = "\n".join(warnings_of(Settings(**CASSANDRA, **values)))
+    assert word in text
 
 
 def test_good_settings_of_a_cluster_have_no_warnings() -> None:

@@ -24,7 +24,7 @@ BATCHES_BEFORE = 40
 
 
 async def command(*words: str) -> int:
-    """The exit code of ``counter``, beside whoever serves."""
+    """The exit code of ``counter``, beside a running service."""
 
     def run() -> int:
         try:
@@ -37,7 +37,7 @@ async def command(*words: str) -> int:
 
 
 class Adding:
-    """Clients that add one to counters of their own until told to end."""
+    """Clients that add one to counters of their own until stopped."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -69,15 +69,15 @@ async def counts(rest: Rest) -> list[int]:
 
 
 async def audited_wrong(server: Server, counter: str) -> None:
-    """Wait until the audit beside the service has found *counter*, and told of it."""
+    """Wait until the audit beside the service has found *counter*, and logged it."""
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         async with server.client() as rest:
             text = (await rest.http.get("/metrics")).text
         found = re.search(r"^counter_audit_mismatches_total (\S+)", text, re.MULTILINE)
         return found is not None and float(found[1]) > 0
 
-    await eventually(is_told, "an audit finds the damage", seconds=60)
+    await eventually(is_reported, "an audit finds the damage", seconds=60)
     assert f"counter '{counter}': the count as of " in server.output("err")
 
 

@@ -181,7 +181,7 @@ async def test_a_read_only_directory_is_refused_at_the_start(tmp_path: Path, dis
 
 def test_a_directory_without_permission_is_refused_at_the_start(tmp_path: Path) -> None:
     if os.geteuid() == 0:
-        pytest.skip("root may write anywhere; the read-only disk stands in for it")
+        pytest.skip("root may write anywhere; the read-only disk replaces this test")
     data = tmp_path / "data"
     data.mkdir()
     data.chmod(0o555)

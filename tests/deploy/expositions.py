@@ -1,4 +1,4 @@
-"""All that the service ever tells Prometheus: of a real server, and of parts put together here."""
+"""Everything that the service exposes to Prometheus, from a server and from parts."""
 
 import asyncio
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 
 
 async def of_a_server(folder: Path) -> str:
-    """What ``counter serve`` tells after some traffic, good and bad."""
+    """The metrics of ``counter serve`` after some traffic, good and bad."""
     async with serving(folder / "data", folder / "logs") as server, server.client() as rest:
         for number in range(3):
             answer = await rest.http.post(
@@ -36,21 +36,21 @@ async def of_a_server(folder: Path) -> str:
             assert answer.status_code == 200, answer.text
         for path in ("/v1/namespaces/default/counters/c", "/v1/nothing", "/readyz", "/nothing"):
             await rest.http.get(path)
-        told = ""
+        text = ""
 
         async def rolled_up() -> bool:
-            nonlocal told
-            told = (await rest.http.get("/metrics")).text
-            return 'counter_rollup_lag_seconds{namespace="default"' in told
+            nonlocal text
+            text = (await rest.http.get("/metrics")).text
+            return 'counter_rollup_lag_seconds{namespace="default"' in text
 
         await eventually(rolled_up, "a shard is rolled up")
         await server.stop()
-    return told
+    return text
 
 
 async def of_a_worker() -> str:
-    """What a worker of a cluster tells: leases, a clock that is compared, a cache over the network
-    and partitions that grow."""
+    """The metrics of a worker of a cluster: leases, a clock that is compared, a cache over the
+    network and partitions that grow."""
     world = World()
     await world.begin()
     guard = ClockGuard(world.store.control, world.clock)
@@ -73,21 +73,21 @@ async def of_a_worker() -> str:
         StoreMetrics(cast(Store, store), cast(Cache, cache)),
         ClockMetrics(guard),
     )
-    told = Exposition(parts).text().decode()
+    text = Exposition(parts).text().decode()
     await cache.close()
-    return told
+    return text
 
 
 def of_several(folder: Path) -> str:
-    """What a process tells that shares its port with another."""
+    """The metrics of a process that shares its port with another."""
     nothing: Iterable[Metric] = ()
     return text_of(MetricsDirectory(folder, 0, 2, FakeClock(0)).gathered(nothing)).decode()
 
 
 def everything(folder: Path) -> str:
     """All of it, one after the other: families may come twice."""
-    told = asyncio.run(of_a_server(folder)) + asyncio.run(of_a_worker())
-    return told + of_several(folder)
+    text = asyncio.run(of_a_server(folder)) + asyncio.run(of_a_worker())
+    return text + of_several(folder)
 
 
 def families_of(text: str) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_each_service_listens_on_allowed_addresses(
     if OURS[name]["command"] == ["serve"]:
         check_exposure(Settings(), [listener], keys=False)
     else:
-        assert not Settings().insecure, "it listens for nobody, or shows numbers alone"
+        assert not Settings().insecure, "it does not listen, or shows numbers alone"
 
 
 def test_cassandra_is_the_version_that_the_tests_run() -> None:

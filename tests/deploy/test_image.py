@@ -1,7 +1,7 @@
 """The image: built by buildah without a container engine, and started as compose.yaml starts it.
 
 No registry is asked. debootstrap makes the base, of the Debian release that the Dockerfile names,
-and stands in for its Python; pip downloads what the lock names, and the build has no other source.
+and provides its Python; pip downloads what the lock names, and the build has no other source.
 
 Processes of the image share the network of this machine. So their addresses are changed, and
 PostgreSQL and Redis (for Valkey) are Debian's; commands, users and all other settings are those of

@@ -31,13 +31,13 @@ of_each_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> str:
-    return everything(tmp_path_factory.mktemp("told"))
+def exposed(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> str:
+    return everything(tmp_path_factory.mktemp("exposed"))
 
 
 @pytest.fixture(scope="module")
-def families(told: str) -> dict[str, SimpleNamespace]:
-    return families_of(told)
+def families(exposed: str) -> dict[str, SimpleNamespace]:
+    return families_of(exposed)
 
 
 def queries(board: Mapping[str, Any]) -> list[str]:
@@ -53,14 +53,14 @@ def queries(board: Mapping[str, Any]) -> list[str]:
 
 
 def names_in(expression: str) -> set[str]:
-    """The metrics of *expression*; what stands in quotes is none."""
+    """The metrics of *expression*, without quoted text."""
     plain = re.sub(r'"[^"]*"', '""', expression)
     plain = re.sub(r"\b(?:by|without|on|ignoring)\s*\([^)]*\)", "", plain)
     return set(_NAME.findall(plain))
 
 
-def test_promtool_accepts_every_metric(told: str) -> None:
-    parts = re.split(r"(?=# HELP )", told)
+def test_promtool_accepts_every_metric(exposed: str) -> None:
+    parts = re.split(r"(?=# HELP )", exposed)
     once = {part.split()[2]: part for part in parts if part}
     promtool("check", "metrics", given="".join(once.values()))
 

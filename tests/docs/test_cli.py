@@ -90,7 +90,7 @@ def test_every_example_is_true(
 
 
 def codes_by_help() -> dict[str, set[str]]:
-    """The exit codes that the help of each command tells."""
+    """The exit codes in the help of each command."""
     text = app.generate_docs(heading_level=1)
     parts = re.split(r"^#+ counter ?(.*)$", text, flags=re.MULTILINE)[1:]
     found = zip(parts[::2], map(_CODES.search, parts[1::2]), strict=True)

@@ -40,7 +40,7 @@ class Tutorial:
     @property
     def places(self) -> dict[str, str]:
         """Where each thing really is, by how it is written. The windows of tests are short, and so
-        is what they keep; and nobody waits for a dead consumer for 45 s."""
+        is what they keep; and a dead consumer is replaced before 45 s."""
         return {
             WRITTEN_URL: self.service.url,
             WRITTEN_KAFKA: self.kafka,
@@ -127,8 +127,8 @@ async def test_batches_that_are_interrupted_anywhere_count_once(tutorial: Tutori
                 each.kill()
                 each.wait()
         assert await _counts(rest) == COUNTS
-        told = (await rest.http.get("/metrics")).text
-    voided = re.search(r'counter_adds_total\{outcome="voided"\} (\d+)', told)
+        metrics = (await rest.http.get("/metrics")).text
+    voided = re.search(r'counter_adds_total\{outcome="voided"\} (\d+)', metrics)
     assert voided is not None
     assert int(voided[1]) > 0
 

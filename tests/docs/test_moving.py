@@ -1,4 +1,4 @@
-"""The page on moving counts is followed as it stands."""
+"""The page on moving counts is followed as written."""
 
 import os
 import sys

@@ -150,7 +150,7 @@ async def _follow(
     name: str, urls: Mapping[str, str], home: Path, text: str | None = None
 ) -> list[str]:
     """Save the programs that a page says to save, do what it says, and run the rest of its Python
-    as one program, each ``print`` of which writes what stands behind it. The programs saved."""
+    as one program, whose comments show the output of each ``print``. The programs saved."""
     text = page(name) if text is None else text
     first = ports_in_a_row(len(PORTS))
     ports = {f"127.0.0.1:{each}": f"127.0.0.1:{first + at}" for at, each in enumerate(PORTS)}

@@ -1,7 +1,7 @@
 """Processes that die between two chosen steps, over a store that does not.
 
 A step is the instant before or after a call of the store: dead before it, the call never happened;
-dead after it, it happened and nobody heard of it. Whatever the process did in memory is gone.
+dead after it, it happened, and its response was lost. Whatever the process did in memory is gone.
 """
 
 from collections.abc import Awaitable, Callable
@@ -96,7 +96,7 @@ class Process:
         return self.namespace
 
     async def roll_up(self) -> None:
-        # Where the store is one file nothing else tells the worker of namespaces.
+        # If the store is one file, the worker learns of namespaces only here.
         await self.worker._namespaces.refresh()
         await self.worker.tick()
 
@@ -167,7 +167,7 @@ class Place:
             await process.roll_up()
 
 
-async def until_told(place: Place, ask: Callable[[], Awaitable[Any]]) -> bool:
+async def until_answered(place: Place, ask: Callable[[], Awaitable[Any]]) -> bool:
     """Whether a token counts, asked until the answer is definite."""
     for _ in range(60):
         try:

@@ -14,7 +14,7 @@ from counter.errors import TokenPendingError
 from counter.limits import MINUTE, SECOND
 from counter.storage.sqlite.live import LiveTail
 from counter.storage.sqlite.rollups import SqliteRollups
-from tests.evidence.mortal import STEPS_MAX, DeathError, Place, Process, until_told
+from tests.evidence.mortal import STEPS_MAX, DeathError, Place, Process, until_answered
 from tests.simulation.bugs import all_bugs
 from tests.simulation.mutate import Edit, planted
 from tests.support.app import bounds_of_a_few
@@ -85,11 +85,11 @@ async def test_an_add_that_is_asked_about_only_later(storage: str, fast_dir: Pat
         other = await place.process()
         await place.close_windows(other)
         counted = await other.counts("c")
-        applied = await until_told(place, lambda: work(other))
+        applied = await until_answered(place, lambda: work(other))
         assert counted == [7 * applied]
         await place.close_windows(other)
         assert await other.counts("c") == [7 * applied]
-        assert await until_told(place, lambda: work(other)) == applied
+        assert await until_answered(place, lambda: work(other)) == applied
 
     await dies_everywhere(storage, fast_dir, prepare, check)
 
@@ -132,7 +132,7 @@ async def test_a_delete(storage: str, fast_dir: Path, rolled_up: bool, late: boo
         if late:
             await place.close_windows(other)
             assert (await other.counts("c"))[0] in (0, 7)
-        applied = await until_told(place, lambda: work(other))
+        applied = await until_answered(place, lambda: work(other))
         assert applied or late
         left = 0 if applied else 7
         for _ in range(2):
@@ -141,7 +141,7 @@ async def test_a_delete(storage: str, fast_dir: Path, rolled_up: bool, late: boo
             assert await other.counts("c", "d") == [left, 7]
         other = await place.process()
         await other.add("c", 1, place.token())
-        assert await until_told(place, lambda: work(other)) == applied
+        assert await until_answered(place, lambda: work(other)) == applied
         await place.close_windows(other)
         assert await other.counts("c", "d") == [left + 1, 7]
         assert await other.names() == ["c", "d"]
@@ -180,7 +180,7 @@ async def test_a_rollup_after_a_delete(storage: str, fast_dir: Path) -> None:
 
 
 async def test_an_atomic_add_whose_client_does_not_return(storage: str, fast_dir: Path) -> None:
-    """All of it counts or nothing, and whoever asks is told which."""
+    """All of it counts or nothing, and a resolution returns which."""
 
     async def prepare(place: Place) -> Work:
         token = place.token()
@@ -191,7 +191,7 @@ async def test_an_atomic_add_whose_client_does_not_return(storage: str, fast_dir
         await place.close_windows(other)
         counted = await other.counts("a", "b")
         assert counted in ([0, 0], [5, 2])
-        assert await until_told(place, lambda: work(other)) == (counted != [0, 0])
+        assert await until_answered(place, lambda: work(other)) == (counted != [0, 0])
         assert await other.counts("a", "b") == counted
 
     await dies_everywhere(storage, fast_dir, prepare, check)
@@ -200,7 +200,7 @@ async def test_an_atomic_add_whose_client_does_not_return(storage: str, fast_dir
 @pytest.mark.parametrize("landed", [True, False])
 @pytest.mark.parametrize("atomic", [False, True], ids=["single", "atomic"])
 async def test_a_resolution(storage: str, fast_dir: Path, landed: bool, atomic: bool) -> None:
-    """Whoever resolves it after the death, the answer is the one that the events give."""
+    """Every resolution after the death returns what the events give."""
 
     async def prepare(place: Place) -> Work:
         token = place.token()
@@ -218,7 +218,7 @@ async def test_a_resolution(storage: str, fast_dir: Path, landed: bool, atomic: 
         await first.roll_up()
 
         async def asked(process: Process) -> None:
-            assert await until_told(place, lambda: work(process)) == landed
+            assert await until_answered(place, lambda: work(process)) == landed
 
         return asked
 
@@ -285,8 +285,8 @@ async def test_a_rollup(storage: str, fast_dir: Path) -> None:
         late = place.token()
         place.clock.advance(LATE)
         await first.roll_up()
-        # Too late to count: the worker must count its window anew all the same.
-        assert not await until_told(place, lambda: first.add("c2", 1_000, late))
+        # Too late to count: the worker must still recount its window.
+        assert not await until_answered(place, lambda: first.add("c2", 1_000, late))
         await first.service.recount(first.namespace, "c3", 0, place.clock.now_us())
         await first.add("c3", 1, place.token())
         place.clock.advance(LATE)
@@ -347,7 +347,7 @@ async def test_a_dead_process_writes_nothing(storage: str, fast_dir: Path) -> No
         place.clock.advance(4 * SECOND)
         with pytest.raises(TokenPendingError):
             await other.add("c", 1, token)
-        assert await until_told(place, lambda: other.add("c", 1, token)) is False
+        assert await until_answered(place, lambda: other.add("c", 1, token)) is False
 
 
 @pytest.mark.parametrize(

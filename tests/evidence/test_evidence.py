@@ -28,7 +28,7 @@ KEYS = 1_200
 DAYS = (1, 3, 6)
 
 
-async def told(rest: Rest) -> dict[str, int]:
+async def outcomes(rest: Rest) -> dict[str, int]:
     """What the metrics say became of adds, by outcome."""
     text = (await rest.http.get("/metrics")).text
     found = re.findall(r'^counter_adds_total{outcome="(\w+)"} (\S+)$', text, re.MULTILINE)
@@ -42,7 +42,7 @@ async def test_a_retry_storm_counts_once(storage: str, rest: Rest, app: App) -> 
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.json()["event_time"] for answer in answers}) == 1
     assert await rest.count("c") == 7
-    numbers = await told(rest)
+    numbers = await outcomes(rest)
     assert sum(numbers.values()) == STORM[storage]
     assert numbers["conflict"] == numbers["voided"] == 0
     app.clock.advance(MINUTE)
@@ -53,7 +53,7 @@ async def test_a_retry_storm_counts_once(storage: str, rest: Rest, app: App) -> 
 async def test_a_storm_of_late_duplicates_gets_one_answer(
     storage: str, rest: Rest, app: App
 ) -> None:
-    """Nothing of it was ever written: all of them are told so, and none slips in."""
+    """None of it was ever written: all get this answer, and none is counted."""
     token = fresh(app.clock.now_us())
     app.clock.advance(MINUTE)
     number = min(STORM[storage], 1_000)
@@ -153,7 +153,7 @@ async def test_a_replay_after_days_gets_the_outcome(app: App, days: int) -> None
 
 
 async def test_a_partly_applied_batch_is_resent_whole(rest: Rest, app: App) -> None:
-    """What had counted is told so, what had not counts now, and what cannot says why."""
+    """Items that had counted are replays, the rest counts now or has an error."""
     now_us = app.clock.now_us()
     tokens = [fresh(now_us) for _ in range(6)]
     for token in tokens[:3]:
@@ -209,7 +209,7 @@ def append_that_fails(app: App, number: int, *, after: bool) -> Iterator[None]:
 async def test_an_interrupted_saga_resumes(
     rest: Rest, app: App, breaks_at: int, lands: bool
 ) -> None:
-    """Begun anew with nothing remembered but its own token, it does each step once."""
+    """Restarted with nothing but its own token, it does each step once."""
     parent = fresh(app.clock.now_us())
     with (
         append_that_fails(app, breaks_at, after=lands),
@@ -254,7 +254,7 @@ async def test_metrics_distinguish_originals_duplicates_and_conflicts(rest: Rest
         answer = await rest.add("c", delta + (kind == "conflict"), token)
         truth[outcome_of(answer, kind, age_us)] += 1
     assert await rest.count("c") == count
-    numbers = Counter(await told(rest))
+    numbers = Counter(await outcomes(rest))
     assert numbers["unverified"] == 0
     assert +numbers == truth
     assert len(truth) == 5
@@ -285,5 +285,5 @@ async def test_metrics_count_each_item_of_an_atomic_add(rest: Rest, app: App, la
     app.clock.advance(late_us)
     answer = await rest.atomic_add([("a", 1), ("b", 2)], token)
     assert answer.status_code == 409
-    numbers = await told(rest)
+    numbers = await outcomes(rest)
     assert (numbers["original"], numbers["conflict"]) == (2, 2)

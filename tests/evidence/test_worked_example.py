@@ -42,7 +42,8 @@ def test_the_figures_are_those_of_the_example() -> None:
 
 
 class Caller:
-    """Sends each command once when its second comes, and some of them again until they are told."""
+    """Sends each command once when its second comes, and some of them again until they get an
+    outcome."""
 
     def __init__(self, app: App, rest: Rest, minutes: int, seed: int) -> None:
         self.app = app
@@ -70,15 +71,15 @@ class Caller:
                 heapq.heappush(self.due, (at_us, number, counter))
         if items:
             answer = await self.rest.batch_add(items)
-            self.originals.update(map(told, answer.json()["results"]))
+            self.originals.update(map(outcome_of, answer.json()["results"]))
         for number, counter in self.now_due():
             answer = await self.rest.add(counter, 1, self.tokens[number])
             if answer.status_code == 503:
-                # Too early to say: its caller asks again, as it is told to.
+                # Too early to decide: its caller retries after Retry-After.
                 wait_us = int(answer.headers["retry-after"]) * SECOND
                 heapq.heappush(self.due, (self.app.clock.now_us() + wait_us, number, counter))
             else:
-                self.duplicates[told(answer.json())] += 1
+                self.duplicates[outcome_of(answer.json())] += 1
 
     def now_due(self) -> Iterator[tuple[int, str]]:
         while self.due and self.due[0][0] <= self.app.clock.now_us():
@@ -86,7 +87,7 @@ class Caller:
             yield number, counter
 
 
-def told(result: Any) -> str:
+def outcome_of(result: Any) -> str:
     """What an answer says became of an add."""
     if "code" in result:
         return str(result["code"])

@@ -89,7 +89,7 @@ class Runner:
             asyncio.run(_drop_schemas(self._dsn))
         began_s = time.monotonic()
         directory = Path(tempfile.mkdtemp(prefix="mutant-"))
-        # The user whom a database server runs as has its data below.
+        # The user of a database server has its data below.
         directory.chmod(0o755)
         read, write = os.pipe()
         with _on_disk(mutant) as before, open(read, "rb", buffering=0) as answers:

@@ -267,7 +267,7 @@ class Server:
         return self.do(self._connect())
 
     def give_back(self, backend: Backend) -> None:
-        """Keep *backend*, which is idle or closed, for whoever wants one next."""
+        """Keep *backend*, which is idle or closed, for the next session."""
         self._spare.append(backend)
 
     async def set_clock(self, us: int) -> None:

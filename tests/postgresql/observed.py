@@ -14,8 +14,8 @@ from counter.limits import TIME_MAX_US
 from counter.windows import window_of
 from tests.postgresql.orders import Orders
 from tests.simulation.plan import Config
+from tests.simulation.reported import LAST, Identity, Letters
 from tests.simulation.requests import START_US
-from tests.simulation.told import LAST, Identity, Letters
 
 _EVENTS: Final = """
 SELECT 'stored', n.name, e.counter, e.event_time, e.event_id, e.item

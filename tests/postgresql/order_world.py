@@ -30,10 +30,10 @@ from tests.simulation.clients import Clients
 from tests.simulation.draw import Drawing
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.plan import Attempt, Change, Config, Fault, Plan, Read, Step, Trap
+from tests.simulation.reported import untrue
 from tests.simulation.requests import START_US, Requests
 from tests.simulation.run import mismatches
 from tests.simulation.settling import Settling
-from tests.simulation.told import untrue
 from tests.simulation.trace import trace_of
 from tests.simulation.world import deterministic
 from tests.support.app import forget_applications
@@ -353,7 +353,7 @@ class OrderWorld(Requests):
         )
         problems += await self._audit()
         history = self.clients.history
-        untold, self.compared = untrue(
+        unreported, self.compared = untrue(
             config,
             history,
             final,
@@ -364,7 +364,7 @@ class OrderWorld(Requests):
         )
         shortest_us = min(config.accept_us, config.later_accept_us or config.accept_us)
         checked = replace(config, accept_us=shortest_us)
-        return [*problems, *check(checked, history, final), *untold]
+        return [*problems, *check(checked, history, final), *unreported]
 
     def _limit_at(self, time_us: int) -> int:
         """The accept limit of an event of *time_us*."""
@@ -484,7 +484,7 @@ def run_orders(server: Server, seed: int) -> OrderWorld:
             world.orders.close()
             loop.end()
             forget_applications()
-    world.wrong += [f"nobody waited for: {each}" for each in loop.failures]
+    world.wrong += [f"not awaited: {each}" for each in loop.failures]
     return world
 
 

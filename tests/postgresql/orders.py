@@ -102,7 +102,7 @@ class Orders:
         return made
 
     def give_back(self, backend: Backend) -> None:
-        """Take *backend*, which is idle or closed, for whoever wants one next."""
+        """Take *backend*, which is idle or closed, for the next session."""
         if not backend.is_closed:
             self._spare.append(backend)
 
@@ -162,7 +162,7 @@ class Statement:
         self._sql, self._arguments = sql, arguments
         self.answer: asyncio.Future[Sequence[Any]] = orders.loop.create_future()
         self.is_over = self.is_at_server = False
-        #: Nobody waits for the answer: the session is over when the statement is.
+        #: The client has given up: the session ends with the statement.
         self._is_left = False
         #: How often it went on: what was to happen before that does not.
         self._step = 0
@@ -211,7 +211,7 @@ class Statement:
         self._do(self.backend.kill())
 
     def leave(self) -> None:
-        """Have nobody wait for the answer: perhaps the server is told, perhaps it goes on."""
+        """Give up the response: perhaps the server cancels, perhaps it goes on."""
         self._is_left = True
         if self._orders.draw.random() < 0.6:
             self._orders.loop.at(self._orders.delay_us(), self._cancel)

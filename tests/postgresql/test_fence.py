@@ -74,7 +74,7 @@ async def _an_open_decision_refuses(world: World) -> bool:
 
 
 async def _a_clock_behind_admits_nothing_old(world: World) -> bool:
-    """After a failover to a server whose clock is behind, time stands still at the fence."""
+    """After a failover to a server whose clock is behind, time stops at the fence."""
     world.clock.advance(LIMIT + 1)
     await pass_fence(world.database)
     world.clock.advance(-LIMIT)

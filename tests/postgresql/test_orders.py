@@ -16,7 +16,7 @@ from scripts.postgresql_server import PostgresqlServer
 from tests.postgresql.backends import Server
 from tests.postgresql.order_world import OrderWorld, dataset_of, draw_plan, run_orders
 from tests.properties.seeds import Fault, check_seeds, is_found, planted
-from tests.simulation.told import COVERED, COVERED_MIN
+from tests.simulation.reported import COVERED, COVERED_MIN
 
 SEEDS: Final = int(os.environ.get("ORDERS", "4"))
 SITUATIONS: Final = frozenset(

@@ -271,12 +271,12 @@ RATES = {
 
 @dataclass
 class Add:
-    """One add of a program, and what it was told of it."""
+    """One add of a program, and its reported outcome."""
 
     counter: str
     delta: int
     #: ``made``, ``durable`` (it must count), ``counted``, ``never``, or ``unknown``.
-    told: str = "made"
+    reported: str = "made"
 
 
 def is_part(totals: Counter[str], add: Add) -> bool:
@@ -396,13 +396,13 @@ class World:
         """*why* says that *adds* are counted: they must be."""
         for each in adds:
             self.check(self.times(each) == 1, f"{why}, but {each} counts {self.times(each)} times")
-            each.told = "counted"
+            each.reported = "counted"
 
-    def mark(self, counter: str, total: int, told: str) -> None:
-        """Every add that is a part of *total* was told to be *told*."""
+    def mark(self, counter: str, total: int, reported: str) -> None:
+        """Every add that is a part of *total* was reported as *reported*."""
         for each in self.adds.get(counter, []):
-            if total // each.delta % 4 and each.told != "counted":
-                each.told = told
+            if total // each.delta % 4 and each.reported != "counted":
+                each.reported = reported
 
     async def call(self, adds: list[Add], work: Any, unfinished_of: Any = None) -> None:
         """Await *work*, a call that makes *adds* under one token, and judge what it says."""
@@ -413,20 +413,20 @@ class World:
         except CounterError as error:
             self.seen[f"refused {type(error).__name__}"] += 1
             for each in adds:
-                each.told = "never"
+                each.reported = "never"
         else:
             self.counted(adds, "the call returned")
 
     def note_unknown(self, error: UnknownOutcomeError, adds: list[Add]) -> None:
         self.seen["unknown outcome"] += 1
         for each in adds:
-            each.told = "unknown"
+            each.reported = "unknown"
         if error.sent:
             self.unfinished.append((error.unfinished, adds))
         else:
             self.seen["not sent"] += 1
             for each in adds:
-                each.told = "never"
+                each.reported = "never"
 
     def note_attempt(self, sending: Sending) -> Watch:
         """Note whether it is another one of its call."""
@@ -486,7 +486,7 @@ class World:
                     except TimeoutError:
                         self.seen["buffer full"] += 1
                         made.remove(add)
-                        add.told = "never"
+                        add.reported = "never"
             elif step == "sleep":
                 await asyncio.sleep(draw.choice((0.01, 0.3, 5.0)))
             elif step == "sync":
@@ -494,11 +494,11 @@ class World:
                 if durable:
                     self.seen["synced"] += 1
                     for each in before:
-                        each.told = "durable" if each.told == "made" else each.told
+                        each.reported = "durable" if each.reported == "made" else each.reported
             else:
                 await held.flush(draw.choice((1.0, 100.0)))
                 self.seen["flushed"] += 1
-                self.counted([x for x in before if x.told != "unknown"], "the flush returned")
+                self.counted([x for x in before if x.reported != "unknown"], "the flush returned")
         except RejectedError as error:
             self.note_rejected(error.items)
         except UnsentError as error:
@@ -507,7 +507,7 @@ class World:
         except CounterError as error:
             self.seen[f"buffer {type(error).__name__}"] += 1
             if step == "add" and made and made != before:
-                made.pop().told = "never"
+                made.pop().reported = "never"
 
     def note_rejected(self, items: Any) -> None:
         for each in items:
@@ -536,7 +536,7 @@ class World:
         except CounterError as error:
             self.seen[f"close {type(error).__name__}"] += 1
             return
-        sure = [x for x in made if x.told in ("made", "durable") and not is_part(left, x)]
+        sure = [x for x in made if x.reported in ("made", "durable") and not is_part(left, x)]
         self.counted(sure, "the buffer is closed and did not report it")
 
     async def one_call(self, client: AsyncCounterClient, name: str) -> None:
@@ -556,13 +556,13 @@ class World:
             results = await client.batch([(x.counter, x.delta) for x in adds])
         except CounterError:
             for each in adds:
-                each.told = "never"
+                each.reported = "never"
             return
         for each, result in zip(adds, results, strict=True):
             if isinstance(result, UnknownOutcomeError):
                 self.note_unknown(result, [each])
             elif isinstance(result, CounterError):
-                each.told = "never"
+                each.reported = "never"
             else:
                 self.counted([each], "the batch returned")
 
@@ -620,10 +620,10 @@ class World:
                 self.counted(adds, "it is resolved as applied")
             else:
                 for each in adds:
-                    each.told = "never"
+                    each.reported = "never"
 
     def judge(self) -> None:
-        """Compare the counts with what the programs were told."""
+        """Compare the counts with the reported outcomes."""
         for path in (self.place / "spool").glob("default.*"):
             if path.suffix[1:].isdigit():
                 db = sqlite3.connect(path)
@@ -638,7 +638,7 @@ class World:
                 db.close()
         for each in (add for adds in self.adds.values() for add in adds):
             times = self.times(each)
-            allowed = {"durable": (1,), "counted": (1,), "never": (0,)}.get(each.told, (0, 1))
+            allowed = {"durable": (1,), "counted": (1,), "never": (0,)}.get(each.reported, (0, 1))
             self.check(times in allowed, f"{each} counts {times} times")
         self.wrong += self.loop.failures
 

@@ -41,7 +41,7 @@ class Age(Enum):
     #: Close to retention: still resolved, or past knowing.
     EDGE = auto()
     FORGOTTEN = auto()
-    #: From before the namespace was: nobody can have written it.
+    #: From before the namespace existed: it cannot have been written.
     ANCIENT = auto()
 
 
@@ -108,7 +108,7 @@ class Judge:
     def _refused(self, now_us: int, send: Send, body: Any) -> None:
         check_problem(body)
         age = age_of(send.token, now_us, self.bounds)
-        told = (body["code"], body["applied"])
+        answer = (body["code"], body["applied"])
         first = self.model.applied.get(send.scope)
         conflicts = first is not None and first.differs(send)
         allowed: set[tuple[str, bool | None]] = set()
@@ -127,8 +127,8 @@ class Judge:
             if send.scope in self.model.void:
                 # It was voided for another payload, and that is no news for this one.
                 allowed |= {("token_conflict", None)}
-        assert told in allowed, f"{send} ({age}, first {first}) was told {body}"
-        if told == ("token_too_old", False):
+        assert answer in allowed, f"{send} ({age}, first {first}) got {body}"
+        if answer == ("token_too_old", False):
             self.model.never(send)
 
     @staticmethod
@@ -150,15 +150,15 @@ class Judge:
             self.model.apply(send, resolved_at_us=now_us if age is not Age.FRESH else None)
             return True
         check_problem(body)
-        told = (body["code"], body["applied"])
-        if told == ("token_too_old", False):
+        answer = (body["code"], body["applied"])
+        if answer == ("token_too_old", False):
             self.model.never(send)
             return True
-        if told[0] == "token_conflict":
+        if answer[0] == "token_conflict":
             first = self.model.applied.get(send.scope)
             assert send.scope in self.model.void or (first is not None and first.differs(send))
             return True
-        if told == ("token_too_old", None):
+        if answer == ("token_too_old", None):
             assert age in (Age.EDGE, Age.FORGOTTEN)
             return True
         assert (body["status"], body["retry"]) == (503, "same_token") or age is Age.FUTURE, body

@@ -47,7 +47,7 @@ ages = st.sampled_from(
     [
         *([0] * 8),
         *(steps * 500 * MILLISECOND for steps in range(-4, 10)),
-        # The last instant of a window, where the clock stands on a whole second.
+        # The last instant of a window, if the clock is at a whole second.
         *(steps * SECOND + 1 for steps in range(4)),
         *(3 * SECOND + 1, -2 * SECOND - 1, 20 * SECOND, MINUTE),
         *(5 * MINUTE, 9 * MINUTE, 10 * MINUTE - SECOND, 10 * MINUTE + 1, HOUR),
@@ -65,7 +65,7 @@ class CounterMachine(RuleBasedStateMachine):
     storage: ClassVar[str]
     payload_check: ClassVar[str] = "guard"
     #: Whether of two atomic adds under one token, sent at once, one alone is acknowledged.
-    tells_atomics_apart: ClassVar[bool] = True
+    distinguishes_atomics: ClassVar[bool] = True
     sent: Bundle[Send] = Bundle("sent")
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class CounterMachine(RuleBasedStateMachine):
     @rule(each=sent, delta=deltas, copies=st.integers(0, 2))
     def send_another_payload(self, each: Send, delta: int, copies: int) -> None:
         """The same token for something else, at once with *copies* of what it was for."""
-        if each.atomic and not self.tells_atomics_apart:
+        if each.atomic and not self.distinguishes_atomics:
             return
         if each.atomic:
             other = Send(each.token, ((each.counter, delta), *each.items[1:]), atomic=True)
@@ -174,7 +174,7 @@ class CounterMachine(RuleBasedStateMachine):
     def send_two_payloads(self, counter: str, delta: int, other: int, atomic: bool) -> Send:
         """One new token for two things at once: one of them wins, and stays."""
         self.atomics += 1
-        atomic = atomic and self.tells_atomics_apart
+        atomic = atomic and self.distinguishes_atomics
         token = Token((1_000 + self.atomics).to_bytes(16, "big"), self.now_us)
         one, two = (
             Send(token, ((counter, each), *((("b", 1),) if atomic else ())), atomic=atomic)
@@ -332,8 +332,8 @@ class CounterMachine(RuleBasedStateMachine):
         key_ttl=st.sampled_from([MINUTE, 2 * MINUTE]),
     )
     def change_settings(self, accept_limit: str, future_limit: int, key_ttl: int) -> None:
-        """Each holds at once, but for the accept limit: that waits for a slice that nobody can have
-        written to."""
+        """Each holds at once, but for the accept limit: that waits for a slice that no process can
+        have written to."""
         body = {"accept_limit": accept_limit, "future_limit": f"{future_limit}us"}
         body["key_ttl"] = f"{key_ttl}us"
         answer = self.run(self.rest.http.put(self.rest.path(), json=body))

@@ -91,7 +91,7 @@ class World:
         return self.service.counts[add.counter] // add.delta % 4
 
     def check(self, adds: list[Add], allowed: tuple[int, ...], why: str) -> None:
-        for each in (x for x in adds if x.told != "unknown"):
+        for each in (x for x in adds if x.reported != "unknown"):
             if self.times(each) not in allowed:
                 self.wrong.append(
                     f"at {self.turns.now_s:.3f} {why}: {each} counts {self.times(each)} times"
@@ -112,7 +112,7 @@ class World:
                         made.append(add)
                         held.add(counter, add.delta, timeout=draw.choice((0.0, 1.0, None)))
                         self.done.append(add)
-                        add.told = "taken"
+                        add.reported = "taken"
                 elif step == "sleep":
                     self.sleep(draw.choice((0.0, 0.05, 3.0)))
                 elif step == "sync":
@@ -139,7 +139,7 @@ class World:
             self.seen["rejected"] += 1
             for add in self.adds[each.counter]:
                 if each.delta // add.delta % 4:
-                    add.told = "unknown"
+                    add.reported = "unknown"
 
     def close(self, held: Buffer, seconds: float) -> UnsentError | None:
         try:
@@ -183,7 +183,7 @@ class World:
             self.check(taken, (1,), "sent by the next one")
         every = [add for adds in self.adds.values() for add in adds]
         self.check(every, (0, 1), "at the end")
-        self.check([x for x in every if x.told == "made"], (0,), "refused")
+        self.check([x for x in every if x.reported == "made"], (0,), "refused")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a client was told of an add is true, whatever is lost, late, repeated, full or killed."""
+"""Every result of a client is true, whatever is lost, late, repeated, full or killed."""
 
 from typing import Any
 

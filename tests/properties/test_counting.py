@@ -83,7 +83,7 @@ class OverCassandra(StallingMachine):
 
     storage = "simulated"
     payload_check = "strict"
-    tells_atomics_apart = False
+    distinguishes_atomics = False
 
     def __init__(self) -> None:
         super().__init__()

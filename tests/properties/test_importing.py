@@ -58,7 +58,7 @@ class Service:
         return self.ends[token]
 
     def lands_late(self, token: Token, items: Items) -> bool:
-        """The same where nobody hears of it, and the window is closed when it lands."""
+        """The same without a response, and the window is closed when it lands."""
         if self._is_new(token):
             self._land(items)
             self.ghosts[token] = items

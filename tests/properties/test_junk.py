@@ -47,7 +47,7 @@ values = st.recursive(
 
 
 class Desk:
-    """A service that all examples of this module share, and what stands in it."""
+    """A service that all examples of this module share, and its contents."""
 
     def __init__(self, directory: Path) -> None:
         self.runner = asyncio.Runner()

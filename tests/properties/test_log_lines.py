@@ -20,7 +20,7 @@ VALUES = st.recursive(
 NAMES = st.from_regex(r"[a-z_]{1,10}", fullmatch=True)
 
 
-def written(as_json: bool, message: str, told: dict[str, Any], fault: str | None) -> list[str]:
+def written(as_json: bool, message: str, logged: dict[str, Any], fault: str | None) -> list[str]:
     """The lines that a handler writes of one record."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -31,9 +31,9 @@ def written(as_json: bool, message: str, told: dict[str, Any], fault: str | None
         if fault is not None:
             raise ValueError(fault)
     except ValueError:
-        logger.exception("%s", message, extra={"fields": told})
+        logger.exception("%s", message, extra={"fields": logged})
     else:
-        logger.warning("%s", message, extra={"fields": told})
+        logger.warning("%s", message, extra={"fields": logged})
     text = stream.getvalue()
     assert text.endswith("\n")
     return text[:-1].split("\n")
@@ -42,16 +42,16 @@ def written(as_json: bool, message: str, told: dict[str, Any], fault: str | None
 @example("\x7f\x9b2J\u2028\u202e\ud800", {"x": {"\n": "\x7f"}}, "\x7f\nforged")
 @given(TEXTS, st.dictionaries(NAMES, VALUES, max_size=4), st.none() | TEXTS)
 def test_json_is_one_line_of_ascii_with_all_fields(
-    message: str, told: dict[str, Any], fault: str | None
+    message: str, logged: dict[str, Any], fault: str | None
 ) -> None:
-    [line] = written(True, message, told, fault)
+    [line] = written(True, message, logged, fault)
     assert line.isascii()
     assert line.isprintable()
     read = json.loads(line)
     assert read["message"] == message
     assert read["logger"] == "counter.test"
     assert read["level"] == ("warning" if fault is None else "error")
-    for name, value in told.items():
+    for name, value in logged.items():
         if name not in ("time", "level", "logger", "message", "exception") and is_json(value):
             assert read[name] == value
     assert fault is None or fault in read["exception"]
@@ -60,9 +60,9 @@ def test_json_is_one_line_of_ascii_with_all_fields(
 @example("\x7f\x9b2J\u2028\u202e\ud800", {"x": {"\n": "\x7f"}}, "\x7f\nforged")
 @given(TEXTS, st.dictionaries(NAMES, VALUES, max_size=4), st.none() | TEXTS)
 def test_text_is_one_line_and_the_rest_is_indented(
-    message: str, told: dict[str, Any], fault: str | None
+    message: str, logged: dict[str, Any], fault: str | None
 ) -> None:
-    first, *further = written(False, message, told, fault)
+    first, *further = written(False, message, logged, fault)
     level = "WARNING" if fault is None else "ERROR"
     assert f" {level} counter.test: " in first
     assert first.isprintable()

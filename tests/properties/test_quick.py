@@ -235,7 +235,7 @@ def test_one_byte_that_is_another(body: bytes, data: st.DataObject) -> None:
 def test_the_usual_add_is_taken(
     delta: int, nonce: bytes, time_us: int, dashes: bool, spaced: bool
 ) -> None:
-    """Or the quick way would die out, and nobody would see."""
+    """Otherwise the quick parser could fall out of use unnoticed."""
     text = str(uuid.UUID(bytes=nonce)) if dashes else nonce.hex()
     token = {"token": text, "generation_time": to_rfc3339(time_us)}
     body = dumped({"delta": delta, "idempotency_token": token}, spaced)

@@ -40,9 +40,9 @@ class RoughClients(Clients):
         if code is None:
             item.applied_us = item.applied_us or self._now_us()
             if answer["retry_safe"] is not False or answer["replayed"] is not None:
-                self._surprise(item, f"was told {dict(answer)}")
+                self._surprise(item, f"got {dict(answer)}")
         elif not self._is_expected(code, item.change.plan.namespace):
-            self._surprise(item, f"was told {sent.status} {dict(answer)}")
+            self._surprise(item, f"got {sent.status} {dict(answer)}")
 
 
 class RoughChecker:
@@ -88,17 +88,17 @@ class RoughChecker:
         sent = [each for each in requests if each.sent_us <= seen.answered_us]
         if times > len(sent):
             yield f"change {number} counts {times} times, and was sent {len(sent)} times"
-        told = [each for each in sent if _is_told(item, each, seen.sent_us)]
-        kept = [each for each in told if not self._may_be_lost(item, each.sent_us, seen)]
+        confirmed = [each for each in sent if _is_confirmed(item, each, seen.sent_us)]
+        kept = [each for each in confirmed if not self._may_be_lost(item, each.sent_us, seen)]
         if times < len(kept):
-            yield f"change {number} counts {times} times, and was told so {len(kept)} times"
+            yield f"change {number} counts {times} times, and was confirmed {len(kept)} times"
         if times > 1:
             self.reached.add("best-effort-again")
-        if times > len(told):
-            self.reached.add("best-effort-untold")
-        if times < len(told):
+        if times > len(confirmed):
+            self.reached.add("best-effort-unreported")
+        if times < len(confirmed):
             self.reached.add("best-effort-lost")
-        elif told and kept:
+        elif confirmed and kept:
             self.reached.add("best-effort")
 
     def _may_be_lost(self, item: Item, sent_us: int, seen: Seen) -> bool:
@@ -119,7 +119,7 @@ class RoughChecker:
         )
 
 
-def _is_told(item: Item, sent: Sent, by_us: int) -> bool:
+def _is_confirmed(item: Item, sent: Sent, by_us: int) -> bool:
     """Whether the request *sent* was answered with success of *item* until then."""
     if sent.status != 200 or sent.answered_us is None or sent.answered_us > by_us:
         return False

@@ -225,7 +225,7 @@ def together(found: Sequence[dict[Key, Partition] | None]) -> dict[Key, Partitio
 
 
 def newer(standing: Cell | None, written: Cell) -> Cell:
-    """Which of two cells stands."""
+    """Which of two cells wins."""
     if standing is None or standing == written:
         return written
     if standing.stamp_us != written.stamp_us:

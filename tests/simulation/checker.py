@@ -56,13 +56,13 @@ def _contradictions(changed: Changed) -> Iterator[str]:
     number = changed.plan.number
     for item in changed.items:
         if item.applied_us is not None and item.void_us is not None:
-            yield f"change {number} was told both that it counts and that it never will"
-        if item.told_new > 1:
-            yield f"change {number} was told twice that it was new"
+            yield f"change {number} got both outcomes, that it counts and that it never will"
+        if item.reported_new > 1:
+            yield f"change {number} was reported as new twice"
     if changed.plan.how == "atomic":
         applied = [item.applied_us is not None for item in changed.items]
         if any(applied) and not all(applied):
-            yield f"change {number} was told that part of it counts"
+            yield f"change {number} was reported as counting in part"
 
 
 class _Counters:
@@ -73,22 +73,22 @@ class _Counters:
         self._items: dict[tuple[str, str], list[Item]] = {}
         #: Of each item, by its id(): all items of its token in its counter.
         self._rivals: dict[int, list[Item]] = {}
-        #: Changes that are one add or two: nobody knows.
+        #: Changes that may be one add or two.
         self._doubtful: set[int] = set()
-        anew: set[int] = set()
+        renewed: set[int] = set()
         for first, second in expiring(history):
             forgotten = _is_forgotten(config, first, second)
             if forgotten is None:
                 self._doubtful |= {first.plan.number, second.plan.number}
             if forgotten is not False:
-                anew.add(second.plan.number)
+                renewed.add(second.plan.number)
         alike: dict[tuple[object, ...], list[Item]] = {}
         for changed in history.changes:
             for item in changed.items:
                 key = (changed.plan.namespace, item.counter)
                 self._items.setdefault(key, []).append(item)
                 # A key that is, or may be, forgotten is another token.
-                number = changed.plan.number if changed.plan.number in anew else 0
+                number = changed.plan.number if changed.plan.number in renewed else 0
                 same = alike.setdefault((*_identity(item), number), [])
                 same.append(item)
                 self._rivals[id(item)] = same
@@ -125,7 +125,7 @@ class _Counters:
         return self._items.get((seen.namespace, seen.counter), [])
 
     def settled(self, final: Sequence[Seen]) -> Iterator[str]:
-        """Of reads of the end: all that was told that it counts, and all of one change alike."""
+        """Check final reads: every confirmed add counts, and an atomic add counts as a whole."""
         counted: dict[int, bool] = {}
         for seen in final:
             items = self._of(seen)
@@ -212,7 +212,7 @@ class _Counters:
 
     def _may_be_glimpsed(self, item: Item, void_us: int, seen: Seen) -> bool:
         """Whether a read may show what is void: a write that was given up may land after its window
-        was closed, and stay in view until what is decided about it is carried out and told."""
+        was closed, and stay in view until its decision is carried out and reported."""
         config = self._config
         if item.event_time_us is None or seen.sent_us > void_us:
             return False
@@ -292,7 +292,7 @@ def _with_last_clear(
     cleared_us = -1
     if last is not None:
         if last.event_time_us is None:
-            # Nobody knows when it was: it explains whatever is missing.
+            # Its time is unknown: it explains whatever is missing.
             return ""
         cleared_us = last.event_time_us
     for item in items:
@@ -320,10 +320,10 @@ def _named(seen: Seen) -> str:
 
 
 def _applied_at(item: Item) -> int:
-    """The time of an item that was told to count; -1 for another."""
+    """The time of an item that was confirmed; -1 for another."""
     return item.event_time_us or 0 if item.applied_us is not None else -1
 
 
 def _time_or_never(item: Item) -> int:
-    """The time of an item, later than all if nobody knows it."""
+    """The time of an item, later than all if it is unknown."""
     return TIME_MAX_US if item.event_time_us is None else item.event_time_us

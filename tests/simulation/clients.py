@@ -1,4 +1,4 @@
-"""Clients: they send what the plan says, retry, hedge, and write down what they were told."""
+"""Clients: they send what the plan says, retry, hedge, and record the responses."""
 
 import asyncio
 import uuid
@@ -10,7 +10,7 @@ from counter.limits import MILLISECOND, SECOND
 from tests.simulation.history import Changed, History, Item, Seen, Sent
 from tests.simulation.plan import CLEARS, Attempt, Change, Read
 
-#: What a client may be told of an add that is well-formed, beside 200.
+#: Errors that a client may get for a well-formed add.
 _EXPECTED: Final = {
     "no_answer",
     "refused",
@@ -30,7 +30,7 @@ _EXPECTED: Final = {
 
 
 class Place(Protocol):
-    """Where clients are: whom they ask, and what time it truly is."""
+    """Where clients send requests, and what time it truly is."""
 
     @property
     def apis(self) -> int:
@@ -88,7 +88,7 @@ class Clients:
             await self.read(Read(plan.at_us, plan.namespace, names, 0, other))
 
     async def send(self, changed: Changed, api: int, *, exact: bool = False) -> Sent:
-        """One request, and what it was told."""
+        """One request and its response."""
         plan = changed.plan
         items = changed.items
         if plan.how == "atomic" and len(changed.requests) % 2:
@@ -123,13 +123,13 @@ class Clients:
             if item.event_time_us not in (None, time_us):
                 self._surprise(item, f"event_time moved to {answer['event_time']}")
             item.event_time_us = time_us
-            item.told_new += answer["replayed"] is False
+            item.reported_new += answer["replayed"] is False
         elif code == "token_conflict":
             item.conflict_us = now_us if item.conflict_us is None else item.conflict_us
         elif answer.get("applied") is False:
             item.void_us = now_us if item.void_us is None else item.void_us
         elif not self._is_expected(code, item.change.plan.namespace):
-            self._surprise(item, f"was told {sent.status} {dict(answer)}")
+            self._surprise(item, f"got {sent.status} {dict(answer)}")
 
     def _is_expected(self, code: Any, namespace: str) -> bool:
         return code in _EXPECTED or (code == "namespace_unknown" and namespace in self.awaited)
@@ -165,7 +165,7 @@ class Clients:
             results = body.get("results", [])
         if status != 200:
             if not self._is_expected(body.get("code"), plan.namespace):
-                self.history.surprises.append(f"a read was told {status} {body}")
+                self.history.surprises.append(f"a read got {status} {body}")
             return False
         for result in results:
             self._saw(plan, sent_us, result)

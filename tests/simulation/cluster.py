@@ -103,7 +103,7 @@ class Cluster:
         self._ballots: dict[tuple[str, Key], int] = {}
         #: Whether a left-over one gets the timestamp of the ballot that completes it, as with Paxos
         #: v1; with v2 it keeps its own.
-        self.stamps_anew = False
+        self.restamps = False
         #: What runs ask DynamoDB for.
         self.page = 0
         #: Whether reads repair; a planted bug has them repair nothing.
@@ -430,7 +430,7 @@ class Cluster:
         found: Sequence[dict[Key, Partition] | None],
         merged: dict[Key, Partition],
     ) -> None:
-        """Bring *nodes* to what they hold together of what was read, before anybody is told."""
+        """Bring *nodes* to what they hold together of what was read, before any response."""
         for key, partition in merged.items():
             parts = [(part or {}).get(key) for part in found]
             if any(part != partition for part in parts):
@@ -450,7 +450,7 @@ class Cluster:
         writes = proposed.writes
         self.reach("left-over-proposal")
         # Who sees a commit of it repairs that one; who sees it accepted proposes it again.
-        if self.stamps_anew and (not proposed.is_chosen or self._random.random() < 0.5):
+        if self.restamps and (not proposed.is_chosen or self._random.random() < 0.5):
             self.reach("new-ballot")
             writes = _restamped(writes, self._ballot(table, key, self._clock_us()))
         self._commit(writes, ConsistencyLevel.QUORUM, home)
@@ -523,7 +523,7 @@ class Cluster:
             return
         ballot_us = self._ballot(table, key, now_us)
         writes = _restamped(self._writes_of(bounds), ballot_us)
-        if self.weather.happens(self.weather.untold):
+        if self.weather.happens(self.weather.unreported):
             if self._random.random() < 0.5:
                 self._commit(writes, level, home)
             else:

@@ -174,7 +174,7 @@ class SimulatedConnection(CassandraConnection):
         return Counter(CENTERS[node.center] for node in self._simulated.nodes)
 
     def near_nodes(self) -> list[Any]:
-        """Nobody who could be asked of itself alone."""
+        """No nodes that could be asked about their settings."""
         return []
 
     async def node_clocks(self) -> list[int]:

@@ -19,7 +19,7 @@ _CREATE: Final = re.compile(
 
 
 class Term(NamedTuple):
-    """A value: that of a marker, or one that stands in the statement."""
+    """A value: that of a marker, or a literal."""
 
     marker: int | None
     value: Any = None

@@ -138,7 +138,7 @@ def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
         return
     wrong_us = random.choice([5, 15, 60, 400]) * SECOND
     plan.config = replace(config, wrong_us=wrong_us)
-    # API processes first: what they create is what clients are told of.
+    # API processes first: clients learn of what they create.
     apis, workers = range(config.apis), range(config.apis, config.apis + config.workers)
     # A worker that starts with a wrong clock gets no leases, and does nothing by it.
     far = "jump" if wrong_us >= MINUTE else "misset"

@@ -106,7 +106,7 @@ class _Passage:
             chance = (
                 weather.abandoned
                 if "batch" in self._operation
-                else max(weather.abandoned, weather.untold)
+                else max(weather.abandoned, weather.unreported)
             )
             self._fails = met.abandons or weather.happens(chance)
             if self._fails and weather.random.random() < 0.5:

@@ -125,7 +125,7 @@ class Server:
         self.wrote: Callable[[str, Key, Encoded | None], object] = lambda *_: None
         # What runs ask Cassandra's servers for.
         self.nodes: Sequence[Node] = ()
-        self.stamps_anew = False
+        self.restamps = False
 
     def compact(self) -> None:
         """Delete some of the items whose time to live is over."""
@@ -158,7 +158,7 @@ class Server:
         except _RefusedError as error:
             result = error_of(operation, error.code, **error.more)
         except (NotImplementedError, LookupError) as error:
-            # Whoever asked gets it, and a run that asked for what is not simulated fails.
+            # The caller gets it, and a run that uses what is not simulated fails.
             result = error
         done(result)
 
@@ -191,7 +191,7 @@ class Server:
 
     def _is_held(self, place: _Place) -> bool:
         """Whether a transaction holds an item, or is said to."""
-        if place in self._held or self.weather.happens(self.weather.untold / 3):
+        if place in self._held or self.weather.happens(self.weather.unreported / 3):
             self.reach("transaction-conflict")
             return True
         return False

@@ -1,4 +1,4 @@
-"""What clients did and what they were told: all that the checker knows."""
+"""What clients sent and received: all that the checker knows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,8 +30,8 @@ class Item:
     applied_us: int | None = None
     void_us: int | None = None
     conflict_us: int | None = None
-    #: Told ``replayed: false``: so often.
-    told_new: int = 0
+    #: How often the response was ``replayed: false``.
+    reported_new: int = 0
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Changed:
     token_us: int
     items: list[Item] = field(default_factory=list)
     requests: list[Sent] = field(default_factory=list)
-    #: Nobody knows what became of it: retries came to nothing, or there were none.
+    #: The outcome is unknown: retries failed, or there were none.
     given_up: bool = False
 
     @property

@@ -32,7 +32,7 @@ def automata() -> Mapping[str, Automaton]:
 
 #: What clients see by themselves; the rest is seen in the store.
 CLIENTS: Final = frozenset(
-    ("asked", "late", "closed", "told-applied", "told-void", "counted", "not-counted")
+    ("asked", "late", "closed", "reported-applied", "reported-void", "counted", "not-counted")
 )
 
 

@@ -1,6 +1,6 @@
 """Small changes of the service's source, for as long as a test wants them.
 
-The code of a function is replaced in place, so that whoever imported it has the change too. A
+The code of a function is replaced in place, so that every importer has the change. A
 change that no longer fits the source raises: a bug that is not planted cannot be caught.
 """
 
@@ -43,7 +43,7 @@ Change = Edit | Swap
 
 @cache
 def _source(function: FunctionType) -> str:
-    """As it was when it was first asked for: whoever runs for long may have its files changed."""
+    """As it was when it was first asked for: files may change during a long run."""
     return textwrap.dedent(inspect.getsource(function))
 
 
@@ -71,7 +71,7 @@ def _edited(function: FunctionType, edits: list[Edit]) -> Iterator[None]:
     for edit in edits:
         if text.count(edit.old) != 1:
             raise LookupError(
-                f"{edit.old!r} stands {text.count(edit.old)} times in {function.__qualname__}"
+                f"{edit.old!r} occurs {text.count(edit.old)} times in {function.__qualname__}"
             )
         text = text.replace(edit.old, edit.new)
     made: dict[str, Any] = {}

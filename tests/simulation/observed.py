@@ -19,8 +19,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.history import Changed, History, Item, Seen
 from tests.simulation.node import Node, Write
 from tests.simulation.plan import LATE, LOCAL, Config, Fault, Plan
-from tests.simulation.store import SimulatedStore
-from tests.simulation.told import (
+from tests.simulation.reported import (
     COVERED,
     LAST,
     OLDER,
@@ -32,9 +31,10 @@ from tests.simulation.told import (
     items_of,
     names_of,
     problems_of,
-    told_of,
+    reported_of,
     why_not_compared,
 )
+from tests.simulation.store import SimulatedStore
 
 _PENDING: Final = 1
 _TABLES: Final = ("dirty", "atomic_marks", "counts", "resolutions", "watermarks")
@@ -157,7 +157,7 @@ class _Token:
 
     @property
     def is_of_another_recount(self) -> bool:
-        """Whether it landed, whoever asked what became of it has hidden nothing yet, and its window
+        """Whether it landed, its resolver has hidden nothing yet, and its window
         was computed again for another token: then it may count. The model has no second token in
         the window."""
         letters = self.letters
@@ -291,7 +291,7 @@ class Observed:
         scope = counter if token.marked else ""
         self._decided[namespace_id, scope, time_us, nonce].append(token)
         limit_us = limit_at(namespace, time_us)
-        token.letters |= told_of(item, *ages_of(time_us, limit_us, config))
+        token.letters |= reported_of(item, *ages_of(time_us, limit_us, config))
 
     # What nodes and processes did.
 
@@ -461,7 +461,7 @@ class Observed:
             if window.passed:
                 self._look_at(window, now_us)
 
-    # What clients were told.
+    # What clients received.
 
     def _tell(self, final: Sequence[Seen]) -> None:
         letters = counted_of(self._items, final)

@@ -5,7 +5,7 @@ A plan is data: to shrink one is to leave steps out.
 
 from dataclasses import dataclass, field
 
-#: Each add to a counter has a digit of its own to base 4, so that a count tells which were counted,
+#: Each add to a counter has a digit of its own to base 4, so that a count shows which were counted,
 #: and how often.
 BASE = 4
 DIGITS_MAX = 31
@@ -67,7 +67,7 @@ class Config:
     nodes_us: tuple[int, ...] = (0, 0, 0)
     #: Whether a left-over compare-and-set gets the timestamp of the ballot that completes it (Paxos
     #: v1), or keeps its own (v2).
-    paxos_stamps_anew: bool = False
+    paxos_restamps: bool = False
     #: The consistencies of writes and reads if the last node is in a data center of its own.
     levels: tuple[str, str] | None = None
     #: The number of each process's data center if there are two.
@@ -129,7 +129,7 @@ class Change(Step):
     """An add, a clear, a delete of a counter, a batch of adds or an atomic add.
 
     *items* are (counter, delta), with a delta of None for a clear or a delete. *how* is the verb. A
-    token is *nonce* and the step's instant less *age_us*; *key* stands in its place.
+    token is *nonce* and the step's instant less *age_us*; *key* replaces it.
     """
 
     number: int
@@ -158,7 +158,7 @@ class Read(Step):
 
 @dataclass(frozen=True, slots=True)
 class Fault(Step):
-    """What goes wrong, for how long, and to whom or how much."""
+    """What goes wrong, for how long, and where or how much."""
 
     what: str
     who: int = 0

@@ -166,7 +166,7 @@ def _shards(plan: Plan, random: Random) -> None:
 def _nodes(plan: Plan, random: Random) -> None:
     """Nodes whose clocks differ; processes are within the bound of each of them."""
     config = plan.config
-    plan.config = replace(config, paxos_stamps_anew=random.random() < 0.7)
+    plan.config = replace(config, paxos_restamps=random.random() < 0.7)
     if random.random() > 0.35:
         return
     apart_us = config.skew_us // 3
@@ -241,7 +241,7 @@ def _proposals(plan: Plan, random: Random) -> None:
         return
     for turn in range(random.randint(1, 4)):
         at_us, for_us = _instant(plan, random), random.randrange(2 * SECOND)
-        plan.steps.append(Fault(at_us, "untold", 0, for_us, random.random()))
+        plan.steps.append(Fault(at_us, "unreported", 0, for_us, random.random()))
         if config.end_us > _LATE_US or random.random() < 0.2:
             # The keys would be forgotten before the last attempt.
             continue

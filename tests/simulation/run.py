@@ -98,7 +98,7 @@ def run_plan(plan: Plan, bug: Callable[[], AbstractContextManager[object]] = nul
             loop.end()
             forget_applications()
     problems += [f"the service logged a fault of its own: {each}" for each in faults]
-    problems += [f"nobody waited for: {each}" for each in loop.failures]
+    problems += [f"not awaited: {each}" for each in loop.failures]
     run.world.watch.judge(run.history)
     reached = frozenset(run.world.watch.reached)
     ran = run.world.cluster.statements, run.operations, reached, run.compared
@@ -119,7 +119,7 @@ class _Run:
 
     @property
     def history(self) -> History:
-        """What clients did and were told."""
+        """What clients sent and received."""
         return self._clients.history
 
     def problems(self) -> list[str]:
@@ -252,7 +252,7 @@ class _Run:
         weather.slow, weather.slow_us = 0.6 * some, fault.span_us
         weather.lost_request = weather.lost_reply = 0.05 * some
         weather.missed = 0.3 * some
-        weather.repeated = weather.untold = 0.2 * some
+        weather.repeated = weather.unreported = 0.2 * some
         weather.hint_us = 3 * fault.span_us
         weather.client_lost_request = weather.client_lost_reply = 0.1 * some
         weather.client_slow = 0.3 * some
@@ -271,10 +271,10 @@ class _Run:
         weather.hint_us = 3 * fault.span_us
         self._loop.at(fault.for_us, weather.calm)
 
-    def _fault_untold(self, fault: Fault) -> None:
-        """The outcome of compare-and-sets is not told, or not decided."""
+    def _fault_unreported(self, fault: Fault) -> None:
+        """The outcome of compare-and-sets is not reported, or not decided."""
         weather = self.world.weather
-        weather.untold = 0.3 + 0.7 * fault.how_much
+        weather.unreported = 0.3 + 0.7 * fault.how_much
         self._loop.at(fault.for_us, weather.calm)
 
     def _fault_crash(self, fault: Fault) -> None:
@@ -449,18 +449,18 @@ class _Run:
     async def _audit(self) -> list[str]:
         """Have a process compare what is stored with the events; what is wrong."""
         member = next(each for each in self.world.members if each.application is not None)
-        told: asyncio.Future[list[str]] = self._loop.create_future()
-        member.process.spawn(self._audited(member, told))
-        return await told
+        found_problems: asyncio.Future[list[str]] = self._loop.create_future()
+        member.process.spawn(self._audited(member, found_problems))
+        return await found_problems
 
-    async def _audited(self, member: Member, told: asyncio.Future[list[str]]) -> None:
+    async def _audited(self, member: Member, found_problems: asyncio.Future[list[str]]) -> None:
         try:
             if member.application is None:
                 raise RuntimeError(f"{member.name} does not serve")
             found = mismatches(member.application, self.world.true_us, self._may_land_late())
-            told.set_result([each async for each in found])
+            found_problems.set_result([each async for each in found])
         except Exception as error:
-            told.set_result([f"the audit failed: {error!r}"])
+            found_problems.set_result([f"the audit failed: {error!r}"])
 
     def _may_land_late(self) -> set[tuple[str, str]]:
         """Counters of adds that no client asks about: a write that lands in a closed window is not

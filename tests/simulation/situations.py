@@ -53,7 +53,7 @@ SITUATIONS: Final = {
     "cache-late": "a server of the cache did what it was asked for after the time-out",
     "best-effort": "an acknowledged BEST_EFFORT add was read",
     "best-effort-again": "a BEST_EFFORT add that was sent again counted again",
-    "best-effort-untold": "a BEST_EFFORT add counted more often than it was acknowledged",
+    "best-effort-unreported": "a BEST_EFFORT add counted more often than it was acknowledged",
     "best-effort-lost": "an acknowledged BEST_EFFORT add was lost or cleared",
     "retention": "a slice with an acknowledged event was dropped",
     "retention-retry": "a token was sent again after its slice was dropped",

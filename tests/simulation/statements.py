@@ -221,7 +221,7 @@ def standing_row(
 
 
 def shown_row(schema: Schema, row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """How a refused insert shows the row that stands: keys as declared, then the rest by name."""
+    """How a refused insert returns the existing row: keys as declared, then the rest by name."""
     names = (*schema.partition, *schema.clustering, *sorted(schema.static), *schema.regular)
     return (False, *(row.get(name) for name in names))
 
@@ -232,7 +232,7 @@ def is_met(
     row: Mapping[str, Any] | None,
     static: Mapping[str, Any],
 ) -> bool:
-    """Whether the condition of a compare-and-set holds over what stands."""
+    """Whether the condition of a compare-and-set holds for the existing row."""
     if statement.must_exist is not None:
         return (row is not None) == statement.must_exist
     return all(holds(each, row or static, values) for each in statement.conditions or ())

@@ -43,9 +43,9 @@ def test_an_add_seen_under_its_only_time_must_stay() -> None:
 
 @pytest.mark.parametrize("key", [None, "order:21"])
 def test_a_missing_add_is_reported(key: str | None) -> None:
-    told, (final,) = history(key)
+    history_found, (final,) = history(key)
     final.count = 0
-    assert any("change 21 is missing" in each for each in check(CONFIG, told, [final]))
+    assert any("change 21 is missing" in each for each in check(CONFIG, history_found, [final]))
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -82,8 +82,8 @@ def used_again(after_us: int, count: int, *, is_conflict: bool = False) -> list[
 def test_an_add_under_a_forgotten_key_is_another_add() -> None:
     assert used_again(6 * SECOND, 5) == []
     assert any("change 0 is missing" in each for each in used_again(6 * SECOND, 4))
-    told = used_again(6 * SECOND, 1, is_conflict=True)
-    assert "change 1 is a conflict under a forgotten key" in told
+    history_found = used_again(6 * SECOND, 1, is_conflict=True)
+    assert "change 1 is a conflict under a forgotten key" in history_found
 
 
 def test_an_add_under_a_key_that_is_remembered_is_not_another_add() -> None:

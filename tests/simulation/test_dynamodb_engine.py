@@ -164,9 +164,9 @@ async def _outcome(call: Awaitable[Any]) -> Any:
     except UnavailableError as error:
         return type(error).__name__
     if isinstance(answer, dict):
-        told = ("Item", "Items", "LastEvaluatedKey", "Attributes", "Responses")
+        shown = ("Item", "Items", "LastEvaluatedKey", "Attributes", "Responses")
         return {
-            name: each for name, each in answer.items() if name in told or type(name) is not str
+            name: each for name, each in answer.items() if name in shown or type(name) is not str
         }
     return answer
 

@@ -43,14 +43,14 @@ async def test_a_key_is_reserved_again_over_one_that_was_left_half_done(
     dead, store = await processes.another(), await processes.another()
     namespace = await make_namespace(store)
     cluster = processes.cluster
-    cluster.weather.untold = 1.0
+    cluster.weather.unreported = 1.0
     with (
         patch.object(dead.decisions, "_as_compared", AsyncMock(side_effect=CrashError)),
         patch.object(cluster._random, "random", lambda: 0.9),
         pytest.raises(CrashError),
     ):
         await dead.decisions.reserve(namespace, nonce(1), NOW, NOW + HOUR)
-    cluster.weather.untold = 0.0
+    cluster.weather.unreported = 0.0
     [(key, proposal)] = cluster._proposed.items()
     cluster._proposed[key] = proposal._replace(is_chosen=True)
     later_us = NOW + WINDOW

@@ -14,47 +14,49 @@ from tests.simulation.history import Changed, History, Item, Sent
 from tests.simulation.model import CLIENTS, TABLE, Automaton, automata, parse, why_not
 from tests.simulation.observed import limit_at
 from tests.simulation.plan import Change
+from tests.simulation.reported import COVERED, untrue
 from tests.simulation.requests import START_US
-from tests.simulation.told import COVERED, untrue
 
 _ROOT = TABLE.parents[1]
 
 FORBIDDEN = {
-    "told both": "asked late closed void hidden pending recount told-void told-applied",
+    "both outcomes": "asked late closed void hidden pending recount reported-void reported-applied",
     "decided twice": "asked marked sent landed late closed applied void",
-    "void, and not hidden": "asked late closed void told-void",
+    "void, and not hidden": "asked late closed void reported-void",
     "landed after its decision, and not hidden": (
-        "asked marked sent late closed void landed told-void"
+        "asked marked sent late closed void landed reported-void"
     ),
     "hidden, and shown again": "asked marked sent late closed void hidden shown-again",
-    "void, and counted": "asked late closed passed void hidden pending recount told-void counted",
-    "acknowledged, and not counted": (
-        "asked marked sent landed told-applied late closed passed not-counted"
+    "void, and counted": (
+        "asked late closed passed void hidden pending recount reported-void counted"
     ),
-    "acknowledged before it landed": "asked marked sent told-applied",
+    "acknowledged, and not counted": (
+        "asked marked sent landed reported-applied late closed passed not-counted"
+    ),
+    "acknowledged before it landed": "asked marked sent reported-applied",
     "acknowledged although it landed in a closed window": (
-        "asked marked sent late closed landed told-applied"
+        "asked marked sent late closed landed reported-applied"
     ),
     "sent before its mark": "asked sent",
     "sent when it was late": "asked marked late sent",
     "sent and never asked for": "sent",
     "decided in an open window": "asked late void",
     "decided applied, and never seen": "asked marked sent late closed applied",
-    "void without a recount for readers": "asked late closed void hidden told-void",
-    "void without a recount for the worker": "asked late closed void hidden pending told-void",
+    "void without a recount for readers": "asked late closed void hidden reported-void",
+    "void without a recount for the worker": "asked late closed void hidden pending reported-void",
     "passed too early": "asked marked sent landed passed",
     "counted, and never landed": "asked marked sent late closed passed counted",
 }
 #: By rule: a history that the model allows if the rule is broken.
 BROKEN = {
-    "mark-before-event": "asked sent landed told-applied",
+    "mark-before-event": "asked sent landed reported-applied",
     "second-age-check": "asked marked late sent",
-    "deadline": "asked marked sent late closed landed told-applied",
+    "deadline": "asked marked sent late closed landed reported-applied",
     "wait-until-closed": "asked late void",
-    "tombstone-on-void": "asked marked sent late closed void landed told-void",
+    "tombstone-on-void": "asked marked sent late closed void landed reported-void",
     "tombstone-stays": "asked marked sent late closed void hidden shown-again",
-    "recount-for-readers": "asked late closed void hidden told-void",
-    "recount-for-worker": "asked late closed void hidden pending told-void",
+    "recount-for-readers": "asked late closed void hidden reported-void",
+    "recount-for-worker": "asked late closed void hidden pending reported-void",
     "write-timeout-in-closing": "asked late passed",
 }
 
@@ -69,10 +71,10 @@ FORBIDDEN_FENCED = {
     "void without an open decision": "asked late closed void",
     "decided in an open window": "asked late open",
     "passed without the fence": "asked late closed passed",
-    "acknowledged before it is stored": "asked told-applied",
-    "told both": "asked closed open void told-void told-applied",
-    "void, and counted": "asked closed open void told-void counted",
-    "acknowledged, and not counted": "asked stored told-applied not-counted",
+    "acknowledged before it is stored": "asked reported-applied",
+    "both outcomes": "asked closed open void reported-void reported-applied",
+    "void, and counted": "asked closed open void reported-void counted",
+    "acknowledged, and not counted": "asked stored reported-applied not-counted",
 }
 #: By rule: a history that the model allows if the rule is broken.
 BROKEN_FENCED = {
@@ -106,16 +108,16 @@ def printed(*arguments: str) -> dict[str, Automaton]:
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("single", "asked marked sent landed told-applied late closed passed counted"),
+        ("single", "asked marked sent landed reported-applied late closed passed counted"),
         ("single", "asked marked sent late closed passed landed void hidden pending recount"),
         ("single", "asked marked sent late closed landed passed applied pending recount counted"),
-        ("single", "late closed asked void hidden pending recount told-void not-counted"),
+        ("single", "late closed asked void hidden pending recount reported-void not-counted"),
         ("single", "asked marked sent late closed passed not-counted"),
-        ("fence", "asked stored told-applied late closed fenced passed counted"),
-        ("fence", "closed late asked open fenced passed void told-void not-counted"),
-        ("fence", "closed asked open stored applied told-applied late fenced passed counted"),
-        ("fence", "asked late closed fenced stored passed told-applied counted"),
-        ("atomic", "asked marked sent landed told-applied late closed passed counted"),
+        ("fence", "asked stored reported-applied late closed fenced passed counted"),
+        ("fence", "closed late asked open fenced passed void reported-void not-counted"),
+        ("fence", "closed asked open stored applied reported-applied late fenced passed counted"),
+        ("fence", "asked late closed fenced stored passed reported-applied counted"),
+        ("atomic", "asked marked sent landed reported-applied late closed passed counted"),
         ("atomic", "asked marked sent late closed void hidden pending recount passed not-counted"),
         ("atomic", "asked marked sent late closed applied landed pending recount passed counted"),
     ],
@@ -160,14 +162,14 @@ def test_a_broken_rule_allows_forbidden_traces(name: str, rule: str, word: str) 
 @pytest.mark.parametrize(
     ("word", "is_allowed"),
     [
-        ("asked told-applied late closed counted", True),
-        ("asked late closed told-void not-counted", True),
-        ("asked late told-void", False),
-        ("told-applied", False),
-        ("asked told-applied late closed told-void", False),
-        ("asked late closed told-void counted", False),
-        ("late asked told-applied", False),
-        ("late closed asked told-applied", False),
+        ("asked reported-applied late closed counted", True),
+        ("asked late closed reported-void not-counted", True),
+        ("asked late reported-void", False),
+        ("reported-applied", False),
+        ("asked reported-applied late closed reported-void", False),
+        ("asked late closed reported-void counted", False),
+        ("late asked reported-applied", False),
+        ("late closed asked reported-applied", False),
     ],
 )
 def test_for_a_real_store_only_client_observations_are_compared(
@@ -185,7 +187,7 @@ def test_client_observations_are_compared() -> None:
     changed.items.append(item)
     problems, compared = untrue(config, History([changed]), (), START_US)
     assert compared == {COVERED: 1}
-    assert [each.partition("allow ")[2][:9] for each in problems] == ["told-void"]
+    assert [each.partition("allow ")[2][:13] for each in problems] == ["reported-void"]
     item.void_us = START_US + config.lag_us + 2 * config.window_us
     assert untrue(config, History([changed]), (), START_US)[0] == []
 

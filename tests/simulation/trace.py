@@ -17,13 +17,13 @@ def trace_of(history: History, start_us: int) -> list[str]:
 def _send_line(changed: Changed, sent: Sent, start_us: int) -> str:
     took_ms = ((sent.answered_us or sent.sent_us) - sent.sent_us) / MILLISECOND
     plan = changed.plan
-    told = sent.body.get("code") or f"replayed {sent.body.get('replayed')}"
+    outcome = sent.body.get("code") or f"replayed {sent.body.get('replayed')}"
     if sent.body.get("applied") is not None:
-        told += f", applied {sent.body['applied']}"
+        outcome += f", applied {sent.body['applied']}"
     return (
         f"{(sent.sent_us - start_us) / SECOND:10.6f} s  change {plan.number} {plan.how}"
         f" {plan.namespace} {plan.items} of {(changed.token_us - start_us) / SECOND:.6f}"
-        f" on api-{sent.api}: {sent.status} {told} after {took_ms:g} ms"
+        f" on api-{sent.api}: {sent.status} {outcome} after {took_ms:g} ms"
     )
 
 

@@ -26,8 +26,8 @@ class Weather:
     abandoned: float = 0.0
     #: A plain write that is sent once more, perhaps much later.
     repeated: float = 0.0
-    #: A compare-and-set whose outcome is not told, or not even decided yet.
-    untold: float = 0.0
+    #: A compare-and-set whose outcome is not reported, or not even decided yet.
+    unreported: float = 0.0
     #: The link between two data centers that is cut: from which one to which.
     cut: tuple[int, int] | None = None
     #: The same between clients and the API.
@@ -38,7 +38,7 @@ class Weather:
     def calm(self) -> None:
         """Have nothing go wrong from now on."""
         self.slow = self.lost_request = self.lost_reply = self.missed = self.abandoned = 0.0
-        self.repeated = self.untold = 0.0
+        self.repeated = self.unreported = 0.0
         self.cut = None
         self.client_lost_request = self.client_lost_reply = self.client_slow = 0.0
 
@@ -52,7 +52,7 @@ class Weather:
             or self.missed
             or self.abandoned
             or self.repeated
-            or self.untold
+            or self.unreported
             or self.cut
         )
 

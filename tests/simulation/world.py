@@ -69,7 +69,7 @@ _PAGES = (
 
 
 class SimulatedClock:
-    """A process's clocks: off by as much as it is told, and never stepping back."""
+    """A process's clocks: off by a given amount, and never stepping back."""
 
     def __init__(self, loop: SimulatedLoop, offset_us: int) -> None:
         self._loop = loop
@@ -240,7 +240,7 @@ class World(Requests):
         self.watch = Watch(config, lambda: START_US + loop.now_us)
         self.cluster.reach = self.reach
         self.cluster.page = config.page
-        self.cluster.stamps_anew = config.paxos_stamps_anew
+        self.cluster.restamps = config.paxos_restamps
         for node in self.cluster.nodes:
             node.offset_us = config.nodes_us[node.number]
         self.recorder = self._recorder()
@@ -345,7 +345,7 @@ def _settings(store: str, skew_ms: int) -> Settings:
             "clock_skew_max": f"{skew_ms}ms",
             # A tenth of the shortest retention of a run.
             "accept_limit": "2s",
-            # What cannot start is started again by whoever keeps it.
+            # The supervisor restarts what cannot start.
             "start_timeout": "0s",
         }
     )

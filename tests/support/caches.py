@@ -24,7 +24,7 @@ def new_cache(
     prefix: str | None = None,
     timeout_us: int = 2_000_000,
 ) -> RemoteCache[Any]:
-    """A cache over the first *servers*, not open yet; by default with a prefix that nobody has.
+    """A cache over the first *servers*, not open yet; by default with a unique prefix.
 
     Its time-out is long: a busy machine must not look like a server that is down.
     """

@@ -37,7 +37,7 @@ HASTY: Final = replace(DATASET, write_timeout_us=SECOND)
 
 
 def options_for(cluster: Cluster, *, replicas: int = 1, keyspace: str = "") -> CassandraOptions:
-    """How to reach *cluster*, and a keyspace that nobody else uses."""
+    """How to reach *cluster*, and a keyspace of its own."""
     port = cluster.shape.cassandra_port
     return CassandraOptions(
         contact_points=[(host, port) for host in cluster.contact_points],
@@ -68,7 +68,7 @@ async def connected(options: CassandraOptions) -> AsyncIterator[CassandraConnect
 async def have_schema(
     options: CassandraOptions, retry: StartupRetry | None = None
 ) -> Sequence[str]:
-    """Apply the schema; what it told."""
+    """Apply the schema and return its report."""
     async with connected(options) as connection:
         return await apply(connection, options, retry)
 

@@ -2,7 +2,7 @@
 
 
 class FakeClock:
-    """A clock that stands still until it is advanced; its boot was long before *start_us*."""
+    """A clock that does not move until it is advanced; its boot was long before *start_us*."""
 
     def __init__(self, start_us: int) -> None:
         self._now_us = start_us

@@ -1,4 +1,4 @@
-"""A data directory with a few counters in it, rolled up, and nobody who serves it."""
+"""A data directory with a few counters in it, rolled up, without a running service."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -66,10 +66,10 @@ class Contradiction(AssertionError):
 
 @dataclass(slots=True)
 class Model:
-    """Every token anybody was told something definite about."""
+    """Every token with a definite answer."""
 
     applied: dict[tuple[object, ...], Send] = field(default_factory=dict)
-    #: When a token was resolved as applied, where nobody had been told so before.
+    #: When a token was first resolved as applied.
     resolved_at: dict[tuple[object, ...], int] = field(default_factory=dict)
     void: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -81,7 +81,7 @@ class Model:
             self.resolved_at[send.scope] = resolved_at_us
         first = self.applied.setdefault(send.scope, send)
         if first.differs(send):
-            raise Contradiction(f"{send} was acknowledged although its token stands for {first}")
+            raise Contradiction(f"{send} was acknowledged although its token is that of {first}")
 
     def never(self, send: Send) -> None:
         """The service said that the token of *send* will never count."""

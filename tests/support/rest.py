@@ -28,7 +28,7 @@ def on_wire(token: Token) -> Json:
 
 
 def fresh(time_us: int) -> Token:
-    """A token of *time_us* that nobody else has."""
+    """A unique token of *time_us*."""
     return Token(uuid.uuid4().bytes, time_us)
 
 
@@ -118,7 +118,7 @@ class Rest:
         return await self.http.get(self.path(counter), params=params)
 
     async def count(self, counter: str, max_staleness: str | None = "0s") -> int:
-        """The count alone, an accurate one unless told otherwise."""
+        """The count alone, by default an accurate one."""
         answer = await self.get(counter, max_staleness)
         assert answer.status_code == 200, answer.text
         count = answer.json()["count"]

@@ -37,7 +37,7 @@ def _flags(data: Path, flags: Mapping[str, str]) -> list[str]:
 
 
 def ports_in_a_row(count: int) -> int:
-    """The first of *count* ports in a row that nobody listens on.
+    """The first of *count* free ports in a row.
 
     Drawn at random, so that test runs side by side do not meet.
     """

@@ -16,8 +16,8 @@ const FENCED: Letter = 5;
 const PASSED: Letter = 6;
 const LATE: Letter = 7;
 const CLOSED: Letter = 8;
-const TOLD_APPLIED: Letter = 9;
-const TOLD_VOID: Letter = 10;
+const REPORTED_APPLIED: Letter = 9;
+const REPORTED_VOID: Letter = 10;
 const COUNTED: Letter = 11;
 const NOT_COUNTED: Letter = 12;
 
@@ -32,8 +32,8 @@ pub const LETTERS: &[(&str, &str)] = &[
     ("passed", "the watermark passes the window"),
     ("late", "the server's clock never lets the event be stored any more"),
     ("closed", "the first clock may find the window closed"),
-    ("told-applied", "a client is told that the token counts"),
-    ("told-void", "a client is told that the token never counts"),
+    ("reported-applied", "a client gets the answer that the token counts"),
+    ("reported-void", "a client gets the answer that the token never counts"),
     ("counted", "the last: all is quiet and rolled up, and the count has the item"),
     ("not-counted", "the last: all is quiet and rolled up, and the count does not have the item"),
 ];
@@ -71,8 +71,8 @@ pub fn steps(fence: &Fence, watched: &Watched) -> Steps<Watched> {
         // its window closed.
         (LATE, state.now > TOKEN + ACCEPT_LIMIT),
         (CLOSED, state.now >= CLOSES),
-        (TOLD_APPLIED, state.acknowledged),
-        (TOLD_VOID, state.refused),
+        (REPORTED_APPLIED, state.acknowledged),
+        (REPORTED_VOID, state.refused),
     ];
     for (letter, _) in is_seen.into_iter().filter(|(letter, is_so)| *is_so && !has(*seen, *letter)) {
         found.push((Some(letter), Watched(Some((state.clone(), seen | 1 << letter)))));

@@ -210,7 +210,7 @@ impl Log {
 
     fn propose(&self, s: &State, found: Events, closed: bool) -> Next {
         if found != Events::All && !closed {
-            return ("is told to ask again, its window is open", s.clone(), Step::Over);
+            return ("gets Retry-After, its window is open", s.clone(), Step::Over);
         }
         let outcome = if found == Events::None { Outcome::Void } else { Outcome::Applied };
         ("is late, and looks its event up", s.clone(), Step::Proposing(outcome))

@@ -23,8 +23,8 @@ const RECOUNT: Letter = 9;
 const PASSED: Letter = 10;
 const LATE: Letter = 11;
 const CLOSED: Letter = 12;
-const TOLD_APPLIED: Letter = 13;
-const TOLD_VOID: Letter = 14;
+const REPORTED_APPLIED: Letter = 13;
+const REPORTED_VOID: Letter = 14;
 const COUNTED: Letter = 15;
 const NOT_COUNTED: Letter = 16;
 
@@ -43,8 +43,8 @@ pub const LETTERS: &[(&str, &str)] = &[
     ("passed", "the watermark passes the window"),
     ("late", "no clock within the bound lets the event be sent any more"),
     ("closed", "the first clock within the bound may find the window closed"),
-    ("told-applied", "a client is told that the token counts"),
-    ("told-void", "a client is told that the token never counts"),
+    ("reported-applied", "a client gets the answer that the token counts"),
+    ("reported-void", "a client gets the answer that the token never counts"),
     ("counted", "the last: all is quiet and rolled up, and the count has the item"),
     ("not-counted", "the last: all is quiet and rolled up, and the count does not have the item"),
 ];
@@ -76,8 +76,8 @@ pub fn steps(log: &Log, watched: &Watched) -> Steps<Watched> {
         let seen = letter.map_or(*seen, |letter| seen | 1 << letter);
         found.push((letter, Watched(Some((next, seen)))));
     }
-    let is_told = [(ASKED, true), (TOLD_APPLIED, state.acknowledged[0]), (TOLD_VOID, state.refused[0])];
-    for (letter, _) in is_told.into_iter().filter(|(letter, is_so)| *is_so && !has(*seen, *letter)) {
+    let is_reported = [(ASKED, true), (REPORTED_APPLIED, state.acknowledged[0]), (REPORTED_VOID, state.refused[0])];
+    for (letter, _) in is_reported.into_iter().filter(|(letter, is_so)| *is_so && !has(*seen, *letter)) {
         found.push((Some(letter), Watched(Some((state.clone(), seen | 1 << letter)))));
     }
     for last in [false, true] {

@@ -1,4 +1,4 @@
-"""What clients were told of each add, as letters of the model: see proof/README.md."""
+"""The responses about each add, as letters of the model: see proof/README.md."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -29,7 +29,7 @@ Identity = tuple[str, int, bytes, int]
 Letters = dict[str, tuple[int, int]]
 
 
-def told_of(item: Item, late_us: int, closed_us: int) -> Letters:
+def reported_of(item: Item, late_us: int, closed_us: int) -> Letters:
     """What clients see of *item*, until its counter is read last: see :func:`ages_of`."""
     letters = {
         "asked": (item.change.first_us or 0, -1),
@@ -37,9 +37,9 @@ def told_of(item: Item, late_us: int, closed_us: int) -> Letters:
         "closed": (closed_us - _DOUBT_US, -1),
     }
     if item.applied_us is not None:
-        letters["told-applied"] = (item.applied_us, LAST)
+        letters["reported-applied"] = (item.applied_us, LAST)
     if item.void_us is not None:
-        letters["told-void"] = (item.void_us, LAST)
+        letters["reported-void"] = (item.void_us, LAST)
     return letters
 
 
@@ -126,7 +126,7 @@ def untrue(
         if why:
             continue
         limit_us = config.accept_us if limit_at is None else limit_at(token_us)
-        letters = told_of(item, *ages_of(token_us, limit_us, config, is_fenced=is_fenced))
+        letters = reported_of(item, *ages_of(token_us, limit_us, config, is_fenced=is_fenced))
         if stored is not None:
             letters |= stored(namespace, identity)
         if id(item) in last:
