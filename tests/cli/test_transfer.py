@@ -329,7 +329,7 @@ def test_after_an_interrupt_both_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "atomic", interrupted(CounterClient.atomic, after=2))
         assert run("import", "out.ndjson", "--namespace", target) == 130
-    # The third piece was counted, and nobody was told.
+    # The third piece was counted, and its response was lost.
     assert "197 of 1,017 lines are known to be counted" in capsys.readouterr().err
     assert run("import", "out.ndjson", "--namespace", target) == 0
     assert without_marks(counts(service, target)) == COUNTS
@@ -390,7 +390,7 @@ def test_an_export_that_became_whole_just_now_is_left_alone(
     assert Path("out.ndjson").read_bytes() == b"whole"
 
 
-def test_a_file_that_is_cut_meanwhile_gives_no_half_piece() -> None:
+def test_a_file_that_is_truncated_during_an_import_ends_it() -> None:
     """Regression: the lines up to the cut were counted as if they were all, in another atomic add
     than the whole file's."""
     line = b'{"counter": "c", "count": 1}'.ljust(4_095) + b"\n"

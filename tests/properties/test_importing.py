@@ -209,7 +209,7 @@ def expected(lines: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_whatever_happens_to_its_runs_an_import_counts_no_line_twice(part: int) -> None:
+def test_an_import_counts_no_line_twice(part: int) -> None:
     """All lines if a run says so, and otherwise those of the first atomic adds. A run that ends
     within half of the life of a key is not refused."""
     base = int(os.environ.get("IMPORT_SEED", random.randrange(2**32)))
@@ -232,7 +232,7 @@ def test_whatever_happens_to_its_runs_an_import_counts_no_line_twice(part: int) 
     assert 0 < whole < 300
 
 
-def test_an_import_that_began_before_half_of_the_life_of_a_key_says_what_is_counted() -> None:
+def test_a_late_import_says_what_is_counted() -> None:
     service = Service()
     sends = iter([service.send, service.lands_half])
 
@@ -284,7 +284,7 @@ def test_a_run_that_outsleeps_its_keys_counts_nothing() -> None:
     assert service.counts == expected(len(LINES))
 
 
-def test_what_an_earlier_version_counted_is_not_counted_again() -> None:
+def test_lines_counted_by_an_earlier_version_are_not_counted_again() -> None:
     """It counted its lines in the counter of the first key."""
     for lines in (len(LINES), 99):
         service = Service()
