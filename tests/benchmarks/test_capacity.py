@@ -106,11 +106,8 @@ def _servers_of(home: Path) -> list[int]:
 async def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     run = start(tmp_path, "--seconds=60")
 
-    async def serves() -> bool:
-        return bool(_servers_of(tmp_path))
-
     try:
-        await eventually(serves, "a server runs")
+        await eventually(lambda: bool(_servers_of(tmp_path)), "a server runs")
         run.send_signal(number)
         _, err = run.communicate(timeout=60)
     finally:

@@ -142,11 +142,9 @@ async def test_a_signal_ends_the_reading_and_loses_nothing(
     process.stdin.write(f"{name}\t1\n".encode() * 1_000)
     await process.stdin.drain()
     with CounterClient(service.url) as client:
-
-        async def counted() -> bool:
-            return client.get(name).count == 1_000
-
-        await eventually(counted, "the lines are counted while the pipe is open")
+        await eventually(
+            lambda: client.get(name).count == 1_000, "the lines are counted while the pipe is open"
+        )
         process.send_signal(number)
         out, err = await process.communicate()
         assert (process.returncode, out) == (128 + number, b"")

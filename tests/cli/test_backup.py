@@ -163,10 +163,10 @@ async def test_a_backup_that_is_asked_to_end_leaves_nothing(place: Path) -> None
     words = ("-m", "counter", "backup", "new", "--data=data", "--rate=1kB/s")
     process = await asyncio.create_subprocess_exec(sys.executable, *words, cwd=place)
 
-    async def is_copying() -> bool:
-        return any(name.startswith("counter.db") for name in below(place, "new.partial-*"))
-
-    await eventually(is_copying, "it copies")
+    await eventually(
+        lambda: any(name.startswith("counter.db") for name in below(place, "new.partial-*")),
+        "it copies",
+    )
     process.terminate()
     assert await process.wait() == 130
     assert below(place, ".") == ["copy", "data"]

@@ -146,10 +146,9 @@ async def test_a_recount_says_that_a_right_count_was_right(
     with CounterClient(service.url, options=Options(trust_env=False)) as client:
         client.add("seen", 7)
 
-        async def is_rolled_up() -> bool:
-            return any(point.count == 7 for point in client.history("seen"))
-
-        await eventually(is_rolled_up, "it is rolled up")
+        await eventually(
+            lambda: any(point.count == 7 for point in client.history("seen")), "it is rolled up"
+        )
     assert run("recount", "seen", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["windows"], document["count"], document["was_right"]) == (1, 7, True)

@@ -132,10 +132,7 @@ async def workers(service: Service) -> list[int]:
 async def gone(pids: list[int]) -> None:
     """Wait until none of *pids* runs."""
 
-    async def ended() -> bool:
-        return not any(map(command, pids))
-
-    await eventually(ended, f"{pids} ended")
+    await eventually(lambda: not any(map(command, pids)), f"{pids} ended")
 
 
 async def test_a_killed_worker_is_restarted(service: Service, workers: list[int]) -> None:

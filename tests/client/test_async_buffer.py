@@ -84,15 +84,12 @@ async def test_adds_are_sent_within_the_delay_without_a_flush(service: Service) 
     flushed: list[Flush] = []
     options = Options(trust_env=False, on_flush=flushed.append)
 
-    async def is_sent() -> bool:
-        return bool(flushed)
-
     async with (
         AsyncCounterClient(service.url, options=options) as client,
         client.buffer() as buffer,
     ):
         await buffer.add("delayed-async", 2)
-        await eventually(is_sent, "the buffer sends by itself")
+        await eventually(lambda: bool(flushed), "the buffer sends by itself")
         await buffer.add("delayed-async", 3)
     async with AsyncCounterClient(service.url, options=QUICK) as client:
         assert (await client.get("delayed-async")).count == 5
@@ -129,10 +126,7 @@ async def test_a_buffer_whose_disk_fails_reports_every_add_so(
         spool._own._db.execute("PRAGMA query_only = 1")
         await buffer.add("failing", 2)
 
-        async def has_failed() -> bool:
-            return merging.failure is not None
-
-        await eventually(has_failed, "the disk is asked")
+        await eventually(lambda: merging.failure is not None, "the disk is asked")
         with pytest.raises(ClosedError, match="spool"):
             await buffer.add("failing")
         with pytest.raises(UnsentError) as caught:
@@ -164,10 +158,9 @@ async def test_a_flush_reports_rejected_adds_although_it_fails(
         async with AsyncCounterClient(url, options=options) as client:
             buffer = await client.buffer(spool=tmp_path / "spool").__aenter__()
 
-            async def is_refused() -> bool:
-                return any(each.rejected for each in flushed)
-
-            await eventually(is_refused, "the first piece is refused")
+            await eventually(
+                lambda: any(each.rejected for each in flushed), "the first piece is refused"
+            )
             with pytest.raises(UnsentError) as caught:
                 await buffer.close(timeout=0.01)
     assert [(each.counter, each.delta) for each in caught.value.rejected] == [("reported", 3)]
@@ -182,10 +175,7 @@ async def test_a_sync_reaches_the_disk_although_the_service_is_away(tmp_path: Pa
         await buffer.sync()
         await buffer.add("kept later", 3)
 
-        async def is_taken() -> bool:
-            return not buffer._merging.open
-
-        await eventually(is_taken, "what is open goes to the disk")
+        await eventually(lambda: not buffer._merging.open, "what is open goes to the disk")
         with pytest.raises(UnsentError):
             await buffer.close(timeout=0.01)
         backlog = Spool(tmp_path / "spool", "default")

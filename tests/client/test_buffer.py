@@ -246,11 +246,11 @@ async def test_an_outage_longer_than_the_accept_limit_counts_exactly(
         ):
             await buffer.add("outage", 3)
 
-            async def has_failed() -> bool:
-                return sum(each.error is not None for each in seen) >= 8
-
             # The accept limit is half a second here.
-            await eventually(has_failed, "the piece was tried for longer than the accept limit")
+            await eventually(
+                lambda: sum(each.error is not None for each in seen) >= 8,
+                "the piece was tried for longer than the accept limit",
+            )
             relay.deaf = False
             await buffer.flush(timeout=60)
     await check(service, Counter({"outage": 3}))

@@ -94,10 +94,10 @@ async def test_one_trace_leads_from_the_program_to_the_store(
             if int.from_bytes(each.trace_id, "big") == trace_id
         ]
 
-    async def arrived() -> bool:
-        return bool(ours(ADD) and ours("store.append"))
-
-    await eventually(arrived, "the service's spans arrive at the collector")
+    await eventually(
+        lambda: bool(ours(ADD) and ours("store.append")),
+        "the service's spans arrive at the collector",
+    )
     [request], [append] = ours(ADD), ours("store.append")
     assert int.from_bytes(request.parent_span_id, "big") == span_id
     assert append.parent_span_id == request.span_id
@@ -108,10 +108,10 @@ async def test_the_rollup_sends_its_batches(service: Server, collector: Collecto
     with CounterClient(service.url, options=Options(trust_env=False)) as client:
         client.add("rolled")
 
-    async def arrived() -> bool:
-        return bool(collector.named("rollup.batch") and collector.named("store.apply"))
-
-    await eventually(arrived, "the rollup's spans arrive at the collector")
+    await eventually(
+        lambda: bool(collector.named("rollup.batch") and collector.named("store.apply")),
+        "the rollup's spans arrive at the collector",
+    )
 
 
 def test_an_attempt_without_a_response_is_an_error(program: Program) -> None:

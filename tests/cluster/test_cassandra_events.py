@@ -418,11 +418,8 @@ async def test_a_table_that_goes_under_a_sum_is_an_error(
             answers.extend(await other.events.sums(guard, [("c", window_us)]))
             answers.extend(await other.events.tails(guard, [("c", at_us - 1)]))
 
-    async def has_read() -> bool:
-        return len(answers) >= 20
-
     readers = [asyncio.create_task(read()) for _ in range(4)]
-    await eventually(has_read, "twenty reads")
+    await eventually(lambda: len(answers) >= 20, "twenty reads")
     await one.control.drop_slice(DATASET, first.start_us)
     errors = await asyncio.gather(*readers, return_exceptions=True)
     assert all(isinstance(error, UnavailableError) for error in errors)

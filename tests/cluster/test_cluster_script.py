@@ -60,10 +60,7 @@ async def test_servers_are_killed_paused_and_mended(breakable_memcached: Cluster
     assert not first.kill()
     assert second.pause()
 
-    async def is_stopped() -> bool:
-        return is_paused(second)
-
-    await eventually(is_stopped, "the server is paused")
+    await eventually(lambda: is_paused(second), "the server is paused")
     breakable_memcached.mend()
     assert not is_paused(second)
     assert second.pid() == pid
@@ -129,10 +126,9 @@ async def test_a_temporary_cluster_dies_with_a_killed_test_run(tmp_path: Path) -
     os.killpg(run.pid, signal.SIGKILL)
     await run.wait()
 
-    async def gone() -> bool:
-        return cluster.memcached[0].pid() is None and not directory.exists()
-
-    await eventually(gone, "the cluster ends")
+    await eventually(
+        lambda: cluster.memcached[0].pid() is None and not directory.exists(), "the cluster ends"
+    )
 
 
 def version_of(cluster: Cluster, password: str | None = None) -> str:

@@ -317,10 +317,11 @@ async def test_damage_beside_the_data_is_noticed_or_harmless(
             began = second.log.stat().st_size
             second.launch()
 
-            async def has_begun() -> bool:
-                return second.pid() is None or answers(cluster, 1)
-
-            await eventually(has_begun, "the node is up or gone", seconds=PATIENCE_S)
+            await eventually(
+                lambda: second.pid() is None or answers(cluster, 1),
+                "the node is up or gone",
+                seconds=PATIENCE_S,
+            )
             await counts_are(rest, added // COUNTERS)
             await audit_is_exact(flags)
             refused += [fresh(SystemClock().now_us() - LATE_US) for _ in range(LATE_TOKENS)]

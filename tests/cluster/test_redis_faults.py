@@ -161,10 +161,10 @@ async def test_a_failover_to_a_replica_keeps_its_data(clock: FakeClock) -> None:
                     await cache.put_many(space, [("c", Checkpoint(NOW, 7))])
                     assert await increment(cache, space, "c", 5) == 5
 
-                    async def replicated() -> bool:
-                        return len(standby.keys("p:[cv]*")) == 2
-
-                    await eventually(replicated, "the replica has the count and the value")
+                    await eventually(
+                        lambda: len(standby.keys("p:[cv]*")) == 2,
+                        "the replica has the count and the value",
+                    )
                     await asyncio.to_thread(pair.redis[0].kill)
                     relay.go_away()
                     with pytest.raises(CacheUnavailableError):

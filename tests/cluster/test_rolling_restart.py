@@ -61,10 +61,7 @@ class Load:
         """Wait until more is added."""
         before = self.added
 
-        async def more() -> bool:
-            return self.added >= before + 20
-
-        await eventually(more, "adds go on")
+        await eventually(lambda: self.added >= before + 20, "adds go on")
 
 
 async def restarted_workers(stack: AsyncExitStack, flags: list[str], logs: Path) -> None:

@@ -418,10 +418,7 @@ async def test_no_add_is_lost_when_it_ends(
             check_health(image, first)
             clients = [asyncio.create_task(add_until_it_ends(Rest(http))) for _ in range(8)]
 
-            async def some() -> bool:
-                return len(acknowledged) >= 200
-
-            await eventually(some, "200 adds are acknowledged")
+            await eventually(lambda: len(acknowledged) >= 200, "200 adds are acknowledged")
             check_rights(first)
             assert await first.stop() == 0, first.log.read_text()
             await asyncio.gather(*clients)

@@ -189,10 +189,7 @@ class Visitors:
         """Wait for ten more answers."""
         target = len(self.answered) + 10
 
-        async def enough() -> bool:
-            return len(self.answered) >= target
-
-        await eventually(enough, f"{self.name} answers ten requests")
+        await eventually(lambda: len(self.answered) >= target, f"{self.name} answers ten requests")
 
 
 async def test_each_answered_request_counts_once_despite_kills(
@@ -294,10 +291,9 @@ async def test_a_task_that_is_delivered_again_counts_once(
         caller.send_task(task, [item], task_id=f"{task}-{item}")
 
     async def logged(line: str, times: int = 1) -> None:
-        async def is_logged() -> bool:
-            return (fast_dir / "log").read_text(encoding="utf-8").count(line) >= times
-
-        await eventually(is_logged, line)
+        await eventually(
+            lambda: (fast_dir / "log").read_text(encoding="utf-8").count(line) >= times, line
+        )
 
     async def counted(expected: dict[str, int]) -> None:
         async def is_counted() -> bool:

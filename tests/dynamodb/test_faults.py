@@ -158,10 +158,7 @@ async def test_an_add_that_lands_late_stays_void(
     passed = relay.passed
     relay.release.set()
 
-    async def landed() -> bool:
-        return relay.passed > passed
-
-    await eventually(landed, "the held request is passed on")
+    await eventually(lambda: relay.passed > passed, "the held request is passed on")
     assert list(await store.events.find(namespace, [add()])) == [None]
     assert await appended(store, namespace) is Written.LATE
     assert await tail(store, namespace) == (False, 0)

@@ -125,10 +125,7 @@ async def test_kills_under_load_lose_nothing_and_count_nothing_twice(
 
         loads = [asyncio.create_task(adds(f"c{n}")) for n in range(8)]
 
-        async def is_under_way() -> bool:
-            return expected.total() > 100
-
-        await eventually(is_under_way, "adds are counted")
+        await eventually(lambda: expected.total() > 100, "adds are counted")
         servers[0].kill()
         await servers[0].start()
         database.kill()

@@ -109,10 +109,7 @@ class Server:
         self.starts += 1
         self._process = self._launch()
 
-        async def shown() -> bool:
-            return sign()
-
-        await eventually(shown, what)
+        await eventually(sign, what)
         self.kill()
 
     def _launch(self) -> subprocess.Popen[bytes]:
@@ -145,10 +142,7 @@ class Server:
         """The exit code of a process that was asked to end."""
         process = self.process
 
-        async def ended() -> bool:
-            return process.poll() is not None
-
-        await eventually(ended, "the service ends after SIGTERM")
+        await eventually(lambda: process.poll() is not None, "the service ends after SIGTERM")
         self._process = None
         assert process.returncode is not None
         return process.returncode

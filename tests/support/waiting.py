@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from inspect import isawaitable
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -14,17 +15,23 @@ _STEP_SECONDS_MAX = 1.0
 _STEP_PER_PROBE = 4
 
 
+@overload
 async def eventually(
-    probe: Callable[[], Awaitable[T | None]], what: str, *, seconds: float = 30.0
-) -> T:
-    """The first result of *probe* that is neither None nor False.
+    probe: Callable[[], Awaitable[T | None]], what: str, *, seconds: float = ...
+) -> T: ...
+@overload
+async def eventually(probe: Callable[[], T | None], what: str, *, seconds: float = ...) -> T: ...
+async def eventually(probe: Callable[[], Any], what: str, *, seconds: float = 30.0) -> Any:
+    """The first result of *probe*, awaited if need be, that is neither None nor False.
 
     Fails naming *what* when *seconds* have passed: a bound on a hang, never a claim about speed.
     """
     deadline = time.monotonic() + seconds
     while True:
         began = time.monotonic()
-        result = await probe()
+        result = probe()
+        if isawaitable(result):
+            result = await result
         if result is not None and result is not False:
             return result
         if time.monotonic() > deadline:
