@@ -621,11 +621,7 @@ PLANTED: Cases = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "text"),
-    PLANTED,
-    ids=names(PLANTED),
-)
+@pytest.mark.parametrize(("rule", "path", "text"), PLANTED, ids=names(PLANTED))
 def test_a_planted_violation_is_caught(rule: Rule, path: str, text: str) -> None:
     """Each rule names the file of a violation it is shown: none passes by being blind."""
     assert violations(rule, (Source(path, text),)).startswith(f"{path}:")
@@ -675,11 +671,7 @@ ALLOWED: Cases = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "text"),
-    ALLOWED,
-    ids=names(ALLOWED),
-)
+@pytest.mark.parametrize(("rule", "path", "text"), ALLOWED, ids=names(ALLOWED))
 def test_allowed_code_passes(rule: Rule, path: str, text: str) -> None:
     """A rule says nothing about code that keeps to it."""
     assert violations(rule, (Source(path, text),)) == ""

@@ -80,10 +80,7 @@ class Site:
             self.folder / f"{name}.log",
             sign,
             module="tests.chaos.clocks" if own else "counter",
-            environment={
-                **self.deployment.environment,
-                **(self.clock.environment if own else {}),
-            },
+            environment={**self.deployment.environment, **(self.clock.environment if own else {})},
         )
 
     def _flags(self) -> list[str]:

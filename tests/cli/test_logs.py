@@ -111,10 +111,7 @@ async def test_an_audit_log_that_cannot_be_written_ends_a_start(tmp_path: Path) 
 
 @pytest.mark.parametrize("command", ["serve", "rollup", "schema apply", "key list", "audit"])
 def test_each_command_with_settings_warns_of_a_variable_that_is_none(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is not refused: in Kubernetes other services set variables that begin so."""
     monkeypatch.chdir(tmp_path)

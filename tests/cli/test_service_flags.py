@@ -175,9 +175,7 @@ def test_other_errors_have_exit_codes_of_their_own(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.endswith("counter: here: No such file\n")
 
 
-def test_a_closed_pipe_ends_with_141_and_no_traceback(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_closed_pipe_ends_with_141_and_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     assert end_of(BrokenPipeError()) == 141
     sys.stdout.flush()
     assert capfd.readouterr().err == ""
@@ -249,9 +247,7 @@ def test_an_unknown_outcome_is_reported_with_the_command_that_finds_it_out(
     )
 
 
-def test_the_command_overrides_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: what was given as a flag and is the default was left out, and the command went to
     the namespace, and the service, of the environment: another add."""
     what = replace(unfinished("add", ("views", 1)), namespace="default")

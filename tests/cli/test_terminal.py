@@ -118,9 +118,7 @@ def test_a_problem_cannot_look_like_lines_of_the_command(
     assert set(out + shell.err).isdisjoint("\r\u2028\x85\x0b")
 
 
-def test_a_remark_has_only_the_given_line_breaks(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_remark_has_only_the_given_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:
     remark("one\u2028two\x0bthree\nfour")
     assert capsys.readouterr().err == "counter: one\\u2028two\\u000bthree\ncounter: four\n"
 

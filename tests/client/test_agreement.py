@@ -12,12 +12,7 @@ from api.http.problems import problem_types
 from counter import clock, errors, limits, names
 from counter_client import calls, tokens, transport
 from counter_client.errors import InvalidParameterError
-from counter_client.tokens import (
-    checked_name,
-    checked_namespace,
-    parse_rfc3339,
-    to_rfc3339,
-)
+from counter_client.tokens import checked_name, checked_namespace, parse_rfc3339, to_rfc3339
 
 ANY_TEXT = st.text(max_size=300) | st.from_regex(r"[a-z][a-z0-9_-]{0,70}", fullmatch=True)
 

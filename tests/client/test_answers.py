@@ -10,13 +10,7 @@ from counter_client.failures import UnexpectedAnswerError
 
 CALLS = Calls("default")
 TIME = "2026-01-31T08:15:30.000250Z"
-COUNT = {
-    "namespace": "default",
-    "counter": "c",
-    "count": 1,
-    "as_of": TIME,
-    "accuracy": "accurate",
-}
+COUNT = {"namespace": "default", "counter": "c", "count": 1, "as_of": TIME, "accuracy": "accurate"}
 SETTINGS = {"namespace": "default", "counter_type": "ACCURATE"}
 EVENT = {"event_time": TIME, "event_id": "x", "event_item_key": 0, "delta": 1}
 POINT = {"time": TIME, "count": 1, "delta": 1}

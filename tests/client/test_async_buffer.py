@@ -97,10 +97,7 @@ async def test_adds_are_sent_within_the_delay_without_a_flush(service: Service) 
 
 async def test_an_invalid_add_is_refused_at_once(service: Service) -> None:
     bad: list[Any] = [("", 1), ("a", 2**63), ("a", 1.5), (3, 1)]
-    async with (
-        AsyncCounterClient(service.url, options=QUICK) as client,
-        client.buffer() as buffer,
-    ):
+    async with AsyncCounterClient(service.url, options=QUICK) as client, client.buffer() as buffer:
         for counter, delta in bad:
             with pytest.raises(InvalidParameterError):
                 await buffer.add(counter, delta)

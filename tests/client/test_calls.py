@@ -291,10 +291,7 @@ def test_both_clients_have_the_same_calls() -> None:
 
 
 def test_threads_share_a_client(service: Service, name: str) -> None:
-    with (
-        CounterClient(service.url, options=OPTIONS) as shared,
-        ThreadPoolExecutor(8) as threads,
-    ):
+    with CounterClient(service.url, options=OPTIONS) as shared, ThreadPoolExecutor(8) as threads:
         list(threads.map(shared.add, [name] * 40))
         assert shared.get(name).count == 40
 

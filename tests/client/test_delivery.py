@@ -89,13 +89,7 @@ def test_a_batch_reports_the_outcome_of_each_item(
 
 def test_items_keep_their_tokens_over_every_attempt() -> None:
     late = '{"code":"write_timeout","retry":"same_token","applied":null,"detail":"late"}'
-    script = Script(
-        [
-            lost(),
-            Response(200, f'{{"results":[{late},{late}]}}'.encode()),
-            added,
-        ]
-    )
+    script = Script([lost(), Response(200, f'{{"results":[{late},{late}]}}'.encode()), added])
     script.run(Delivery.of_items(CALLS, [("a", 1), ("b", 1)]).for_ever(script.policy()))
     assert len({each.request.body for each in script.sent}) == 1
 

@@ -77,9 +77,7 @@ def test_no_proxy_entries_of_other_hosts_are_ignored(
         CounterClient(url).close()
 
 
-def test_each_url_has_the_proxy_of_its_scheme(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_url_has_the_proxy_of_its_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://one:1")
     monkeypatch.setenv("ALL_PROXY", "http://all:1")
     monkeypatch.setenv("NO_PROXY", "b.example,fd00::1")

@@ -427,9 +427,7 @@ def test_a_shorter_deadline_bounds_it() -> None:
     assert virtually(answered()) == 0.7
 
 
-def test_the_driver_logs_a_node_that_is_down_in_one_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_driver_logs_a_node_that_is_down_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """Once, not at each try to reach it again."""
     for _ in range(2):
         quieten()

@@ -25,10 +25,7 @@ from tests.support.waiting import eventually
 SIZE = DATASET.slice_us
 HOT = replace(DATASET, event_buckets=1, event_buckets_max=8)
 USUAL = replace(
-    SETTINGS,
-    accept_limit_us=5 * SECOND,
-    key_ttl_us=10 * MINUTE,
-    payload_check=PayloadCheck.OFF,
+    SETTINGS, accept_limit_us=5 * SECOND, key_ttl_us=10 * MINUTE, payload_check=PayloadCheck.OFF
 )
 #: Until a window of now is closed.
 CLOSING = 30 * SECOND

@@ -69,10 +69,7 @@ async def test_over_sqlite(redis: Cluster, tmp_path: Path) -> None:
 
 
 async def test_over_postgresql(
-    redis: Cluster,
-    postgresql: PostgresqlServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    redis: Cluster, postgresql: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COUNTER_DSN", postgresql.dsn())
     flags = {"store": "postgresql", "keyspace": "on_postgresql"}

@@ -13,12 +13,7 @@ from counter.security.keys import digest_of, new_id
 from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore, KeysAlone
-from counter.storage.cassandra.tables import (
-    CONTROL_TABLES,
-    SCHEMA_VERSION,
-    create_table,
-    events_of,
-)
+from counter.storage.cassandra.tables import CONTROL_TABLES, SCHEMA_VERSION, create_table, events_of
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import ApiKey, Placement, Scope, Slice
 from scripts.cluster_nodes import Cluster
@@ -82,9 +77,7 @@ async def test_each_read_of_a_table_compares_checksums(
         assert each.compression["class"].endswith("LZ4Compressor")
 
 
-async def test_a_run_that_ended_half_way_is_finished_by_the_next(
-    options: CassandraOptions,
-) -> None:
+async def test_a_run_that_ended_half_way_is_finished_by_the_next(options: CassandraOptions) -> None:
     """The version comes last: until then no store opens."""
     async with connected(options) as connection:
         keyspace = options.keyspace

@@ -23,15 +23,7 @@ from counter.types import (
 )
 from counter.windows import settling_time
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import (
-    NOW,
-    SETTINGS,
-    SLICE,
-    T0,
-    WINDOW,
-    slice_at,
-    updated_namespace,
-)
+from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, slice_at, updated_namespace
 from tests.support.cassandra import DATASET, at, forget, have_schema, opened, options_for
 from tests.support.clock import FakeClock
 from tests.support.relay import Relay
@@ -126,9 +118,7 @@ async def test_a_namespace_that_another_process_deleted_is_unknown(stores: Store
     await one.events.append(again, [event])
 
 
-async def test_a_name_is_free_when_no_process_can_add_to_its_last_namespace(
-    stores: Stores,
-) -> None:
+async def test_a_name_is_free_when_no_process_can_add_to_its_last_namespace(stores: Stores) -> None:
     """By the clock of each process that saw the deletion; until then the namespace is not
     visible."""
     one, other = stores
@@ -171,9 +161,7 @@ async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gon
     await one.events.append(created[0], [Event("c", NOW, bytes(16), 0, 1)])
 
 
-async def test_strict_is_refused_if_a_read_could_miss_a_completed_retry(
-    stores: Stores,
-) -> None:
+async def test_strict_is_refused_if_a_read_could_miss_a_completed_retry(stores: Stores) -> None:
     """Cassandra completes a compare-and-set at a quorum of all replicas, which LOCAL_QUORUM need
     not overlap where they are in several data centers."""
     store, _ = stores

@@ -180,9 +180,7 @@ async def test_a_slice_that_is_dropped_while_another_process_makes_it_stays_drop
     assert [each.start_us for each in await one.control.slices(DATASET)] == [NOW - SIZE, NOW]
 
 
-async def test_an_unknown_table_is_found(
-    stores: tuple[CassandraStore, CassandraStore],
-) -> None:
+async def test_an_unknown_table_is_found(stores: tuple[CassandraStore, CassandraStore]) -> None:
     """Of a process that ended between making it and learning that the slice is dropped."""
     one, _ = stores
     keyspace = one.session.states[DATASET.id].keyspace

@@ -457,9 +457,7 @@ def test_likely_mistakes_are_warned_of(values: dict[str, Any], word: str) -> Non
 
 def test_good_settings_of_a_cluster_have_no_warnings() -> None:
     settings = made(
-        cache="memcached://one",
-        replication="dc1:3,dc2:3",
-        write_consistency="EACH_QUORUM",
+        cache="memcached://one", replication="dc1:3,dc2:3", write_consistency="EACH_QUORUM"
     )
     assert list(warnings_of(settings)) == []
     assert list(warnings_of(Settings())) == []

@@ -107,12 +107,7 @@ def link(wanted: Sequence[Requirement], into: Path) -> None:
 
 def made(*words: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> None:
     done = subprocess.run(
-        words,
-        cwd=cwd,
-        env=os.environ | (env or {}),
-        capture_output=True,
-        text=True,
-        check=False,
+        words, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -128,9 +128,7 @@ async def test_a_changed_dataset_holds_from_the_next_slice(driver: Driver) -> No
     await store.close()
 
 
-async def test_datasets_with_similar_names_are_kept_apart(
-    driver: Driver,
-) -> None:
+async def test_datasets_with_similar_names_are_kept_apart(driver: Driver) -> None:
     """Slices are found by the names of their tables."""
     clicks, events = DATASET, replace(DATASET, name=f"{DATASET.name}_events")
     await apply_schema(driver, [clicks, events])

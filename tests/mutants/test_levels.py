@@ -47,9 +47,7 @@ def test_the_tests_that_kill_a_fault_run_alone(alone: frozenset[str]) -> None:
     assert elsewhere == {}
 
 
-def test_the_table_gives_the_level_that_catches_each_fault(
-    alone: frozenset[str],
-) -> None:
+def test_the_table_gives_the_level_that_catches_each_fault(alone: frozenset[str]) -> None:
     found = Counter((row.area, level_of_killer(row.by, alone)) for row in killed())
     assert level_table(found) in (ROOT / "docs" / "guarantees.md").read_text("utf-8")
 

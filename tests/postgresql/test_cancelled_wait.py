@@ -173,9 +173,7 @@ async def test_no_call_acknowledges_a_write_before_the_standby_has_it(
     assert acknowledged == []
 
 
-async def test_an_add_whose_wait_was_cancelled_gets_one_answer_after_a_failover(
-    pair: Pair,
-) -> None:
+async def test_an_add_whose_wait_was_cancelled_gets_one_answer_after_a_failover(pair: Pair) -> None:
     await pair.begin(write_timeout="10s")
     async with service(pair.dsn, write_timeout="10s") as rest:
         await added(rest, "before")

@@ -153,9 +153,7 @@ async def test_a_server_that_stalls_past_write_timeout(own_server: PostgresqlSer
         assert await rest.count("c") == 31
 
 
-async def test_a_call_that_is_cancelled_twice_logs_nothing(
-    own_server: PostgresqlServer,
-) -> None:
+async def test_a_call_that_is_cancelled_twice_logs_nothing(own_server: PostgresqlServer) -> None:
     """The second time while its connection is released, which a stalled server does not confirm."""
     database = PostgresqlDatabase(PostgresqlOptions(own_server.dsn()))
     await database.open()

@@ -10,11 +10,7 @@ import pytest
 
 from counter.storage.postgresql.fence import pass_fence
 from counter.types import Decision, Outcome, Written
-from tests.contracts.cases import (
-    NOW,
-    WINDOW,
-    add,
-)
+from tests.contracts.cases import NOW, WINDOW, add
 from tests.postgresql.conftest import LIMIT, World
 
 VOID = Decision(Outcome.VOID, b"fingerprint")

@@ -20,14 +20,7 @@ from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Decision, Outcome, Written
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import (
-    DATASET,
-    NOW,
-    add,
-    atomic,
-    make_namespace,
-    make_slices,
-)
+from tests.contracts.cases import DATASET, NOW, add, atomic, make_namespace, make_slices
 from tests.support.clock import FakeClock
 from tests.support.needs import miss
 from tests.support.postgresql import FreshStore

@@ -12,15 +12,7 @@ from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOp
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
-from counter.types import (
-    Checkpoint,
-    CounterUpdate,
-    Decision,
-    Mark,
-    Outcome,
-    Pending,
-    WindowRow,
-)
+from counter.types import Checkpoint, CounterUpdate, Decision, Mark, Outcome, Pending, WindowRow
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,

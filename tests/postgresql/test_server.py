@@ -91,9 +91,7 @@ async def test_pages_without_checksums_are_warned_of(database: Answering) -> Non
 
 
 async def test_warnings_are_logged_at_startup(
-    postgresql: PostgresqlServer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check(_: PostgresqlDatabase) -> ServerReport:
         return ServerReport("", ("a setting is weak",))

@@ -138,10 +138,7 @@ async def test_a_permanent_error_is_reported_at_once(
     [
         (None, "the schema is empty: run `counter schema apply`"),
         (0, f"has version 0, and this program needs {SCHEMA_VERSION}: run `counter schema apply`"),
-        (
-            99,
-            f"has version 99, and this program knows {SCHEMA_VERSION}: start it with",
-        ),
+        (99, f"has version 99, and this program knows {SCHEMA_VERSION}: start it with"),
     ],
 )
 async def test_a_schema_of_another_version(

@@ -11,14 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import httpx
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from counter.types import Token
 from tests.properties.judge import Bounds, Judge
@@ -143,9 +136,7 @@ class CounterMachine(RuleBasedStateMachine):
         return each
 
     @rule(
-        target=sent,
-        items=st.lists(st.tuples(counters, deltas), min_size=1, max_size=4),
-        age=ages,
+        target=sent, items=st.lists(st.tuples(counters, deltas), min_size=1, max_size=4), age=ages
     )
     def send_atomic(self, items: list[tuple[str, int]], age: int) -> Send:
         self.atomics += 1

@@ -45,19 +45,9 @@ meanwhiles = st.builds(
 class StallingMachine(CounterMachine):
     """Time passes, hedges are sent and windows close between any two steps of a write."""
 
-    @rule(
-        target=sent,
-        write=writes,
-        counter=counters,
-        delta=deltas,
-        meanwhile=meanwhiles,
-    )
+    @rule(target=sent, write=writes, counter=counters, delta=deltas, meanwhile=meanwhiles)
     def send_into_a_stall(
-        self,
-        write: tuple[str, str],
-        counter: str,
-        delta: int,
-        meanwhile: Meanwhile,
+        self, write: tuple[str, str], counter: str, delta: int, meanwhile: Meanwhile
     ) -> Send:
         """Held up in the middle of its write, a token is unknown: to be resolved, once for all."""
         kind, step = write
@@ -106,12 +96,7 @@ class StallingMachine(CounterMachine):
         return Send(token, items if is_atomic else items[:1], kind == "clear", is_atomic)
 
     async def _stalled(
-        self,
-        each: Send,
-        step: str,
-        meanwhile: Meanwhile,
-        *,
-        written_perhaps: bool,
+        self, each: Send, step: str, meanwhile: Meanwhile, *, written_perhaps: bool
     ) -> None:
         """Send *each* with a *step* held up, then until it is known what became of it."""
 

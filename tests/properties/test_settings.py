@@ -110,9 +110,7 @@ def plain(loaded: Loaded) -> dict[str, Any]:
 @given(given_settings)
 @example({"store": "sqlite", "data": "a\x7fb"})
 @example({"store": "sqlite", "data": 'a"b\\c\nd'})
-def test_printed_settings_are_a_file_that_gives_the_same(
-    values: dict[str, Any],
-) -> None:
+def test_printed_settings_are_a_file_that_gives_the_same(values: dict[str, Any]) -> None:
     loaded = load(values)
     Path("again.toml").write_text(effective(loaded), encoding="utf-8")
     again = load({"config": "again.toml"})

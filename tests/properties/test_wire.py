@@ -132,13 +132,7 @@ rows = st.lists(
 ).map(sorted)
 
 
-@given(
-    st.integers(-9, 9),
-    rows,
-    st.integers(0, 50),
-    st.integers(1, 70),
-    st.integers(1, 20),
-)
+@given(st.integers(-9, 9), rows, st.integers(0, 50), st.integers(1, 70), st.integers(1, 20))
 def test_a_history_is_the_count_at_each_instant(
     settled: int, found: list[WindowRow], from_us: int, span_us: int, step_us: int
 ) -> None:

@@ -108,12 +108,6 @@ BUGS = (
     Bug(
         "recount-without-settled",
         "a reader that counts for itself forgets what is settled",
-        (
-            Edit(
-                _Reader._recount,
-                "fold_rows(settled.count, rows)",
-                "fold_rows(0, rows)",
-            ),
-        ),
+        (Edit(_Reader._recount, "fold_rows(settled.count, rows)", "fold_rows(0, rows)"),),
     ),
 )

@@ -89,13 +89,7 @@ BUGS = (
     Bug(
         "fold-ignores-clear",
         "the fold of rows ignores that a window was cleared",
-        (
-            Swap(
-                roller,
-                "fold_rows",
-                lambda count, rows: count + sum(row.total for row in rows),
-            ),
-        ),
+        (Swap(roller, "fold_rows", lambda count, rows: count + sum(row.total for row in rows)),),
     ),
     Bug(
         "removes-unread-pending",
@@ -203,13 +197,7 @@ BUGS = (
     Bug(
         "atomic-adds-not-settled",
         "a worker sums windows without looking at their atomic adds",
-        (
-            Edit(
-                atomics.AtomicSettler._resolve_halves,
-                "if not marks:",
-                "if True:",
-            ),
-        ),
+        (Edit(atomics.AtomicSettler._resolve_halves, "if not marks:", "if True:"),),
     ),
     Bug(
         "slices-by-any-clock",
@@ -248,9 +236,7 @@ BUGS = (
                 "list(part)",
             ),
             Edit(
-                CassandraRollups.rows,
-                "elif t > max(after_us, settled.get(counter, 0)):",
-                "else:",
+                CassandraRollups.rows, "elif t > max(after_us, settled.get(counter, 0)):", "else:"
             ),
             Edit(
                 CassandraRollups._written,

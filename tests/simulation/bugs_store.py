@@ -48,13 +48,7 @@ BUGS = (
     Bug(
         "stamped-in-the-future",
         "events are written with a time that no void reaches",
-        (
-            Edit(
-                tables.insert_of,
-                "event.event_time_us)",
-                "event.event_time_us + 10_000_000_000)",
-            ),
-        ),
+        (Edit(tables.insert_of, "event.event_time_us)", "event.event_time_us + 10_000_000_000)"),),
     ),
     Bug(
         "marks-dropped-early",

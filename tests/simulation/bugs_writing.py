@@ -150,24 +150,12 @@ BUGS = (
     Bug(
         "no-compare-and-set",
         "the second resolver does not adopt the first decision",
-        (
-            Edit(
-                CassandraDecisions.decide,
-                "return _decision_of(stored)",
-                "return decision",
-            ),
-        ),
+        (Edit(CassandraDecisions.decide, "return _decision_of(stored)", "return decision"),),
     ),
     Bug(
         "void-without-tombstone",
         "a void is decided, and nothing hides the write that lands later",
-        (
-            Edit(
-                CassandraEvents.void,
-                "await asyncio.gather(",
-                "return\n    await asyncio.gather(",
-            ),
-        ),
+        (Edit(CassandraEvents.void, "await asyncio.gather(", "return\n    await asyncio.gather("),),
     ),
     Bug(
         "void-by-the-check-of-now",

@@ -256,10 +256,7 @@ def _digit(delta: int) -> int:
 
 
 def _unexplained(
-    count: int,
-    items: Sequence[Item],
-    needs: dict[int, Need],
-    rivals: dict[int, list[Item]],
+    count: int, items: Sequence[Item], needs: dict[int, Need], rivals: dict[int, list[Item]]
 ) -> str:
     """Why *count* cannot be; nothing where it can."""
     once, twice, rest = decode(count, items)

@@ -295,10 +295,7 @@ def _exact(plan: Plan, random: Random) -> None:
             token_us, wait_us = first_us, edge_us - (now_us - first_us)
             again = replace(again, after_us=wait_us + random.choice([-1, 0, 1]))
         counter = f"edge-{turn}"
-        for place, begin_us, attempt in (
-            (0, first_us, Attempt(0, api, False)),
-            (1, at_us, again),
-        ):
+        for place, begin_us, attempt in ((0, first_us, Attempt(0, api, False)), (1, at_us, again)):
             age_us = begin_us - token_us
             items = ((counter, BASE**place),)
             how = (number + place, "add", name, items, number + place, age_us, None)

@@ -19,14 +19,7 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import MINUTE, SECOND
-from counter.storage.dynamodb.layout import (
-    COUNTS,
-    HEAD,
-    ROW,
-    checkpoint_from,
-    partition,
-    row_from,
-)
+from counter.storage.dynamodb.layout import COUNTS, HEAD, ROW, checkpoint_from, partition, row_from
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import (
     ApiKey,

@@ -60,9 +60,7 @@ async def test_a_key_is_reserved_again_over_one_that_was_left_half_done(
     assert reserved_us == later_us
 
 
-async def test_marks_that_failed_to_be_dropped_are_dropped_later(
-    processes: Processes,
-) -> None:
+async def test_marks_that_failed_to_be_dropped_are_dropped_later(processes: Processes) -> None:
     store = await processes.another()
     namespace = await make_namespace(store)
     await store.rollups.mark(namespace, [Mark(NOW, "c")])
@@ -113,9 +111,7 @@ async def test_a_slice_that_was_dropped_leaves_no_row(processes: Processes) -> N
     ]
 
 
-async def test_names_that_failed_to_be_purged_are_purged_later(
-    processes: Processes,
-) -> None:
+async def test_names_that_failed_to_be_purged_are_purged_later(processes: Processes) -> None:
     store = await processes.another()
     namespace = await make_namespace(store)
     await apply(store, namespace, update(row(1, 7), through=1, count=7))

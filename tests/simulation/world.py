@@ -35,10 +35,7 @@ from tests.simulation.requests import START_US, Requests
 from tests.simulation.situations import Watch
 
 #: What simulates a store: the module has its options, its servers and its adapter.
-_STORES = {
-    "cassandra": "tests.simulation.store",
-    "dynamodb": "tests.simulation.dynamodb_store",
-}
+_STORES = {"cassandra": "tests.simulation.store", "dynamodb": "tests.simulation.dynamodb_store"}
 _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
 _PAUSE_US = 150 * MILLISECOND

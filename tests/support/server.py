@@ -57,11 +57,7 @@ class Server:
     """One service process after another on the same data directory."""
 
     def __init__(
-        self,
-        data: Path,
-        logs: Path,
-        flags: Mapping[str, str],
-        program: Sequence[str] = _COUNTER,
+        self, data: Path, logs: Path, flags: Mapping[str, str], program: Sequence[str] = _COUNTER
     ) -> None:
         self.data = data
         self.url = ""
@@ -108,7 +104,6 @@ class Server:
         assert self._process is None, "it runs already"
         self.starts += 1
         self._process = self._launch()
-
         await eventually(sign, what)
         self.kill()
 
