@@ -25,9 +25,13 @@ class Bug:
         return partial(planted, self.changes)
 
 
+def bug(name: str, what: str, *changes: Change) -> Bug:
+    return Bug(name, what, changes)
+
+
 def all_bugs() -> Mapping[str, Bug]:
     """Every bug by name."""
     from tests.simulation import bugs_cache, bugs_reading, bugs_rollup, bugs_store, bugs_writing
 
     rooms = (bugs_writing, bugs_rollup, bugs_reading, bugs_cache, bugs_store)
-    return {bug.name: bug for room in rooms for bug in room.BUGS}
+    return {each.name: each for room in rooms for each in room.BUGS}

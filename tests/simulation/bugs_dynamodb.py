@@ -11,7 +11,7 @@ from counter.storage.dynamodb.driver import Driver, NoTableError, delete
 from counter.storage.dynamodb.events import DynamodbEvents
 from counter.storage.dynamodb.rollups import DynamodbRollups
 from counter.types import Event, Namespace, Written
-from tests.simulation.bugs import Bug
+from tests.simulation.bugs import bug
 from tests.simulation.mutate import Edit, Swap
 
 _ROWS: Final = "await gather(*(self._driver.write(each) for each in rows))"
@@ -113,30 +113,30 @@ def _once(transact: _Method) -> _Method:
 
 
 BUGS: Final = (
-    Bug("get-eventual", "an item is read from a replica that is behind", (
-        Swap(Driver, "get", of=_eventual),)),
-    Bug("get-many-eventual", "events are looked up in a replica that is behind", (
-        Swap(Driver, "get_many", of=_eventual),)),
-    Bug("query-eventual", "tails, marks and watermarks are read from a replica that is behind", (
-        Swap(Driver, "query", of=_eventual),)),
-    Bug("sent-again", "a put without an answer is sent again, as another attempt", (
-        Swap(Driver, "write", of=_sent_again),)),
-    Bug("void-by-deletion", "an event is made void by its deletion", (
-        Swap(DynamodbEvents, "void", _void_by_deletion),)),
-    Bug("namespace-item-removed", "the item of a deleted namespace is removed", (
-        Swap(DynamodbControl, "delete_namespace", of=_removed),)),
-    Bug("missing-is-not-found", "an event of a missing table is not found", (
-        Swap(DynamodbEvents, "find", of=_missing_is_not_found),)),
-    Bug("throttled-is-written", "an add that is throttled is acknowledged", (
-        Swap(DynamodbEvents, "append", of=_throttled_is_written),)),
-    Bug("head-before-rows", "a checkpoint is written before its rows", (
+    bug("get-eventual", "an item is read from a replica that is behind",
+        Swap(Driver, "get", of=_eventual)),
+    bug("get-many-eventual", "events are looked up in a replica that is behind",
+        Swap(Driver, "get_many", of=_eventual)),
+    bug("query-eventual", "tails, marks and watermarks are read from a replica that is behind",
+        Swap(Driver, "query", of=_eventual)),
+    bug("sent-again", "a put without an answer is sent again, as another attempt",
+        Swap(Driver, "write", of=_sent_again)),
+    bug("void-by-deletion", "an event is made void by its deletion",
+        Swap(DynamodbEvents, "void", _void_by_deletion)),
+    bug("namespace-item-removed", "the item of a deleted namespace is removed",
+        Swap(DynamodbControl, "delete_namespace", of=_removed)),
+    bug("missing-is-not-found", "an event of a missing table is not found",
+        Swap(DynamodbEvents, "find", of=_missing_is_not_found)),
+    bug("throttled-is-written", "an add that is throttled is acknowledged",
+        Swap(DynamodbEvents, "append", of=_throttled_is_written)),
+    bug("head-before-rows", "a checkpoint is written before its rows",
         Edit(DynamodbRollups._apply, _ROWS, "pass"),
-        Edit(DynamodbRollups._apply, "done = [", f"{_ROWS}\n    done = ["),)),
-    Bug("rows-not-awaited", "a checkpoint is written while its rows are on their way", (
-        Edit(DynamodbRollups._apply, _ROWS, _ROWS.removeprefix("await ")),)),
-    Bug("settled-rows-first", "rows are deleted before the checkpoint that has settled them", (
+        Edit(DynamodbRollups._apply, "done = [", f"{_ROWS}\n    done = [")),
+    bug("rows-not-awaited", "a checkpoint is written while its rows are on their way",
+        Edit(DynamodbRollups._apply, _ROWS, _ROWS.removeprefix("await "))),
+    bug("settled-rows-first", "rows are deleted before the checkpoint that has settled them",
         Edit(DynamodbRollups._apply, _HEAD, _DELETED + _HEAD),
-        Edit(DynamodbRollups._apply, "items = await", "return\n        items = await"),)),
-    Bug("transaction-in-parts", "the writes of a transaction are done each by itself", (
-        Swap(Driver, "transact", of=_once),)),
+        Edit(DynamodbRollups._apply, "items = await", "return\n        items = await")),
+    bug("transaction-in-parts", "the writes of a transaction are done each by itself",
+        Swap(Driver, "transact", of=_once)),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from counter.storage.cassandra import rollups, tables
 from counter.storage.cassandra.session import CassandraSession
 from rollup.leases import Leases
 from rollup.worker import RollupWorker
-from tests.simulation.bugs import Bug
+from tests.simulation.bugs import bug
 from tests.simulation.cluster import Cluster
 from tests.simulation.mutate import Edit
 
@@ -19,63 +19,57 @@ def _reads_one(table: str) -> Edit:
 
 
 BUGS = (
-    Bug("marks-from-one-replica", "marks are read from one replica", (_reads_one("dirty"),)),
-    Bug("events-from-one-replica", "events are read from one replica", (_reads_one("events_"),)),
-    Bug("counts-from-one-replica", "counts are read from one replica", (_reads_one("counts"),)),
-    Bug(
+    bug("marks-from-one-replica", "marks are read from one replica", _reads_one("dirty")),
+    bug("events-from-one-replica", "events are read from one replica", _reads_one("events_")),
+    bug("counts-from-one-replica", "counts are read from one replica", _reads_one("counts")),
+    bug(
         "written-to-one-replica",
         "a write is acknowledged by one replica",
-        (Edit(CassandraSession.to_write, "state.write_consistency)", "1)"),),
+        Edit(CassandraSession.to_write, "state.write_consistency)", "1)"),
     ),
-    Bug(
+    bug(
         "read-from-one-replica",
         "a read asks one replica, whatever the dataset says",
-        (
-            Edit(CassandraSession.to_read, "state.read_consistency)", "1)"),
-            Edit(CassandraSession.to_find, "start_us, level)", "start_us, 1)"),
-        ),
+        Edit(CassandraSession.to_read, "state.read_consistency)", "1)"),
+        Edit(CassandraSession.to_find, "start_us, level)", "start_us, 1)"),
     ),
-    Bug(
+    bug(
         "written-to-the-near-data-center",
         "a write waits for its own data center, whatever the dataset says",
-        (Edit(CassandraSession.to_write, "state.write_consistency)", "6)"),),
+        Edit(CassandraSession.to_write, "state.write_consistency)", "6)"),
     ),
-    Bug(
+    bug(
         "no-read-repair",
         "a read repairs nothing",
-        (Edit(Cluster._answer_read, "if self.repairs:", "if False:"),),
+        Edit(Cluster._answer_read, "if self.repairs:", "if False:"),
     ),
-    Bug(
+    bug(
         "stamped-in-the-future",
         "events are written with a time that no void reaches",
-        (Edit(tables.insert_of, "event.event_time_us)", "event.event_time_us + 10_000_000_000)"),),
+        Edit(tables.insert_of, "event.event_time_us)", "event.event_time_us + 10_000_000_000)"),
     ),
-    Bug(
+    bug(
         "marks-dropped-early",
         "marks are dropped before the watermark has passed them",
-        (
-            Edit(
-                RollupWorker._roll_some,
-                "batch = BatchTimes(",
-                "await self._store.rollups.drop_marks(namespace, shard, through_us)\n"
-                "    batch = BatchTimes(",
-            ),
+        Edit(
+            RollupWorker._roll_some,
+            "batch = BatchTimes(",
+            "await self._store.rollups.drop_marks(namespace, shard, through_us)\n"
+            "    batch = BatchTimes(",
         ),
     ),
-    Bug(
+    bug(
         "marks-of-one-window",
         "only the earliest dirty window of a pass is read",
-        (
-            Edit(
-                rollups.CassandraRollups._windows,
-                "through_us + 1, size_us)",
-                "through_us + 1 - size_us, size_us)",
-            ),
+        Edit(
+            rollups.CassandraRollups._windows,
+            "through_us + 1, size_us)",
+            "through_us + 1 - size_us, size_us)",
         ),
     ),
-    Bug(
+    bug(
         "no-leases",
         "no worker is ever given a lease",
-        (Edit(Leases.holds, "is_ours = ", "is_ours = False and "),),
+        Edit(Leases.holds, "is_ours = ", "is_ours = False and "),
     ),
 )

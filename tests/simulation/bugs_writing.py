@@ -10,326 +10,280 @@ from counter.limits import SECOND
 from counter.storage.cassandra.decisions import CassandraDecisions
 from counter.storage.cassandra.events import CassandraEvents
 from counter.storage.shared import directory
-from tests.simulation.bugs import Bug
+from tests.simulation.bugs import bug
 from tests.simulation.mutate import Edit, Swap
 
 _Writer = writing.EventWriter
 _Resolver = resolution.Resolver
 
 BUGS = (
-    Bug(
+    bug(
         "event-before-mark",
         "the event is written before its mark",
-        (
-            Edit(
-                _Writer.write_admitted,
-                "unmarked = await self._leave_marks("
-                "namespace, [events[at] for at in wanted], atomic)",
-                "unmarked = [None] * len(wanted)",
-            ),
-            Edit(
-                _Writer.write_admitted,
-                "self._check_deadline(namespace, began_us)",
-                "self._check_deadline(namespace, began_us)\n"
-                "    await self._leave_marks(namespace, events, atomic)",
-            ),
+        Edit(
+            _Writer.write_admitted,
+            "unmarked = await self._leave_marks(namespace, [events[at] for at in wanted], atomic)",
+            "unmarked = [None] * len(wanted)",
+        ),
+        Edit(
+            _Writer.write_admitted,
+            "self._check_deadline(namespace, began_us)",
+            "self._check_deadline(namespace, began_us)\n"
+            "    await self._leave_marks(namespace, events, atomic)",
         ),
     ),
-    Bug(
+    bug(
         "no-second-age-check",
         "no age check between mark and event",
-        (
-            Edit(
-                _Writer.write_admitted,
-                "elif self.is_late(namespace, events[at].event_time_us, now_us):",
-                "elif False:",
-            ),
+        Edit(
+            _Writer.write_admitted,
+            "elif self.is_late(namespace, events[at].event_time_us, now_us):",
+            "elif False:",
         ),
     ),
-    Bug(
+    bug(
         "timer-alone",
         "the deadline relies on timers alone, which are late in a suspended process",
-        (Edit(_Writer._check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),),
+        Edit(_Writer._check_deadline, "> timeout_us:", "> 3600 * timeout_us:"),
     ),
-    Bug(
+    bug(
         "time-out-is-success",
         "a write that timed out is acknowledged",
-        (
-            Edit(
-                service.CounterService._added,
-                "if isinstance(outcome, UnavailableError):",
-                "if isinstance(outcome, UnavailableError) and False:",
-            ),
-            Edit(
-                service.CounterService._added,
-                "self.tally[TALLIED[outcome]] += 1",
-                "outcome = "
-                "Written.UNVERIFIED if isinstance(outcome, UnavailableError) else outcome",
-            ),
+        Edit(
+            service.CounterService._added,
+            "if isinstance(outcome, UnavailableError):",
+            "if isinstance(outcome, UnavailableError) and False:",
+        ),
+        Edit(
+            service.CounterService._added,
+            "self.tally[TALLIED[outcome]] += 1",
+            "outcome = Written.UNVERIFIED if isinstance(outcome, UnavailableError) else outcome",
         ),
     ),
-    Bug(
+    bug(
         "guard-is-proof",
         "a token that the guard knows is answered without writing the event",
-        (
-            Edit(
-                _Writer.write_admitted,
-                "outcomes[at] = Written.LATE",
-                "outcomes[at] = Written.LATE\n"
-                "        elif guarded[at] is Guarded.SAME:\n"
-                "            outcomes[at] = Written.REPLAYED",
-            ),
+        Edit(
+            _Writer.write_admitted,
+            "outcomes[at] = Written.LATE",
+            "outcomes[at] = Written.LATE\n"
+            "        elif guarded[at] is Guarded.SAME:\n"
+            "            outcomes[at] = Written.REPLAYED",
         ),
     ),
-    Bug(
+    bug(
         "mark-remembered-early",
         "a mark is remembered before its own write is acknowledged",
-        (
-            Edit(
-                _Writer._leave_marks,
-                "failed = await self._store.rollups.mark(namespace, unknown)",
-                "self._marked.remember(namespace.id, unknown)\n"
-                "    failed = await self._store.rollups.mark(namespace, unknown)",
-            ),
+        Edit(
+            _Writer._leave_marks,
+            "failed = await self._store.rollups.mark(namespace, unknown)",
+            "self._marked.remember(namespace.id, unknown)\n"
+            "    failed = await self._store.rollups.mark(namespace, unknown)",
         ),
     ),
-    Bug(
+    bug(
         "no-write-timeout-in-closing",
         "a window is closed without waiting for the write time-out",
-        (
-            Edit(
-                windows.closing_lag,
-                "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
-                "2 * dataset.clock_skew_max_us",
-            ),
+        Edit(
+            windows.closing_lag,
+            "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
+            "2 * dataset.clock_skew_max_us",
         ),
     ),
-    Bug(
+    bug(
         "no-skew-in-closing",
         "a window is closed with no allowance for clocks",
-        (
-            Edit(
-                windows.closing_lag,
-                "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
-                "dataset.write_timeout_us",
-            ),
+        Edit(
+            windows.closing_lag,
+            "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
+            "dataset.write_timeout_us",
         ),
     ),
-    Bug(
+    bug(
         "one-skew-in-closing",
         "a window is closed with the skew taken once",
-        (
-            Edit(
-                windows.closing_lag,
-                "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
-                "dataset.write_timeout_us + dataset.clock_skew_max_us",
-            ),
+        Edit(
+            windows.closing_lag,
+            "dataset.write_timeout_us + 2 * dataset.clock_skew_max_us",
+            "dataset.write_timeout_us + dataset.clock_skew_max_us",
         ),
     ),
-    Bug(
+    bug(
         "no-clock-guard",
         "a process whose clock is off continues",
-        (Edit(ClockGuard.check, "self._refuse(self._trouble(dataset.clock_skew_max_us))", "pass"),),
+        Edit(ClockGuard.check, "self._refuse(self._trouble(dataset.clock_skew_max_us))", "pass"),
     ),
-    Bug(
+    bug(
         "clock-after-look-up",
         "a resolution reads the clock after it looked the event up",
-        (
-            Edit(
-                _Resolver.resolve,
-                "self._check_closed(namespace, time_us, now_us)",
-                "self._check_closed(namespace, time_us, self._clock.now_us())",
-            ),
+        Edit(
+            _Resolver.resolve,
+            "self._check_closed(namespace, time_us, now_us)",
+            "self._check_closed(namespace, time_us, self._clock.now_us())",
         ),
     ),
-    Bug(
+    bug(
         "no-wait-for-window",
         "a resolution does not wait until the window is closed",
-        (Edit(_Resolver._check_closed, "if now_us < closes_us:", "if False:"),),
+        Edit(_Resolver._check_closed, "if now_us < closes_us:", "if False:"),
     ),
-    Bug(
+    bug(
         "no-compare-and-set",
         "the second resolver does not adopt the first decision",
-        (Edit(CassandraDecisions.decide, "return _decision_of(stored)", "return decision"),),
+        Edit(CassandraDecisions.decide, "return _decision_of(stored)", "return decision"),
     ),
-    Bug(
+    bug(
         "void-without-tombstone",
         "a void is decided, and nothing hides the write that lands later",
-        (Edit(CassandraEvents.void, "await asyncio.gather(", "return\n    await asyncio.gather("),),
+        Edit(CassandraEvents.void, "await asyncio.gather(", "return\n    await asyncio.gather("),
     ),
-    Bug(
+    bug(
         "void-by-the-check-of-now",
         "a strict write that was sent before the payload check changed lands after its void",
-        (Edit(CassandraEvents._void_one, "event.item_key == 0", "_is_strict(namespace, event)"),),
+        Edit(CassandraEvents._void_one, "event.item_key == 0", "_is_strict(namespace, event)"),
     ),
-    Bug(
+    bug(
         "applied-without-rewrite",
         "what was found is not written again, nor the missing items of an atomic add",
-        (Edit(_Resolver._decide, "await self._store.events.rewrite(namespace, events)", "pass"),),
+        Edit(_Resolver._decide, "await self._store.events.rewrite(namespace, events)", "pass"),
     ),
-    Bug(
+    bug(
         "no-recount",
         "no recount after a resolution",
-        (Edit(_Resolver.leave_recounts, "while True:", "while not for_readers:"),),
+        Edit(_Resolver.leave_recounts, "while True:", "while not for_readers:"),
     ),
-    Bug(
+    bug(
         "no-pending-recount",
         "no recount is left for readers, only the worker's mark",
-        (Edit(_Resolver.leave_recounts, "if for_readers:", "if False:"),),
+        Edit(_Resolver.leave_recounts, "if for_readers:", "if False:"),
     ),
-    Bug(
+    bug(
         "no-recount-mark",
         "a recount is left for readers, and no mark for the worker",
-        (Edit(_Resolver.leave_recounts, "await self._store.rollups.mark(namespace, marks)", "{}"),),
+        Edit(_Resolver.leave_recounts, "await self._store.rollups.mark(namespace, marks)", "{}"),
     ),
-    Bug(
+    bug(
         "recount-in-event-window",
         "the mark of a recount is left in the event's window, which was passed",
-        (
-            Edit(
-                _Resolver.leave_recounts,
-                "Mark(left_us, counter, each_us)",
-                "Mark(each_us, counter, each_us)",
-            ),
+        Edit(
+            _Resolver.leave_recounts,
+            "Mark(left_us, counter, each_us)",
+            "Mark(each_us, counter, each_us)",
         ),
     ),
-    Bug(
+    bug(
         "recounts-not-left-again",
         "recounts are left once, however long it took",
-        (
-            Edit(
-                _Resolver.leave_recounts,
-                "if _is_surely_open(namespace, left_us, now_us):",
-                "if True:",
-            ),
+        Edit(
+            _Resolver.leave_recounts, "if _is_surely_open(namespace, left_us, now_us):", "if True:"
         ),
     ),
-    Bug(
+    bug(
         "key-not-voided",
         "a key whose time is too old gets a new one before the old one is resolved",
-        (
-            Edit(
-                service.CounterService._with_token,
-                "return await submit(Token(nonce, time_us))",
-                "if self._writer.is_late(namespace, time_us, self._clock.now_us()):\n"
-                "                raise TokenTooOldError('stale', applied=False)\n"
-                "            return await submit(Token(nonce, time_us))",
-            ),
+        Edit(
+            service.CounterService._with_token,
+            "return await submit(Token(nonce, time_us))",
+            "if self._writer.is_late(namespace, time_us, self._clock.now_us()):\n"
+            "                raise TokenTooOldError('stale', applied=False)\n"
+            "            return await submit(Token(nonce, time_us))",
         ),
     ),
-    Bug(
+    bug(
         "item-key-by-index",
         "the item key of an atomic add is its place in the list",
-        (
-            Edit(
-                service._events_of_atomic,
-                "earlier[counter] = earlier.get(counter, 0) + 1",
-                "earlier[counter] = index + 1",
-            ),
+        Edit(
+            service._events_of_atomic,
+            "earlier[counter] = earlier.get(counter, 0) + 1",
+            "earlier[counter] = index + 1",
         ),
     ),
-    Bug(
+    bug(
         "no-atomic-mark-before-decision",
         "a resolver writes no mark of an atomic add before the decision",
-        (Edit(_Resolver._decide, "bool(events[0].item_key) and not is_decided", "False"),),
+        Edit(_Resolver._decide, "bool(events[0].item_key) and not is_decided", "False"),
     ),
-    Bug(
+    bug(
         "atomic-mark-passed",
         "a decision about an atomic add is taken although its mark may have been passed",
-        (
-            Edit(
-                _Resolver._decide_marked,
-                "if _is_surely_open(namespace, left_us, now_us):",
-                "if True:",
-            ),
+        Edit(
+            _Resolver._decide_marked, "if _is_surely_open(namespace, left_us, now_us):", "if True:"
         ),
     ),
-    Bug(
+    bug(
         "atomic-mark-not-awaited",
         "a resolver decides about an atomic add while its mark is still on its way",
-        (
-            Edit(
-                _Resolver._decide_marked,
-                "await self._store.rollups.mark_atomic(",
-                '__import__("asyncio").ensure_future(self._store.rollups.mark_atomic(',
-            ),
-            Edit(
-                _Resolver._decide_marked,
-                "AtomicMark(left_us, tuple(events)))",
-                "AtomicMark(left_us, tuple(events))))",
-            ),
+        Edit(
+            _Resolver._decide_marked,
+            "await self._store.rollups.mark_atomic(",
+            '__import__("asyncio").ensure_future(self._store.rollups.mark_atomic(',
+        ),
+        Edit(
+            _Resolver._decide_marked,
+            "AtomicMark(left_us, tuple(events)))",
+            "AtomicMark(left_us, tuple(events))))",
         ),
     ),
-    Bug(
+    bug(
         "rewrite-not-awaited",
         "a token is answered as applied before what was found of it is durable",
-        (
-            Edit(
-                _Resolver._decide,
-                "await self._store.events.rewrite(namespace, events)",
-                '__import__("asyncio").ensure_future('
-                "self._store.events.rewrite(namespace, events))",
-            ),
+        Edit(
+            _Resolver._decide,
+            "await self._store.events.rewrite(namespace, events)",
+            '__import__("asyncio").ensure_future(self._store.events.rewrite(namespace, events))',
         ),
     ),
-    Bug(
+    bug(
         "late-by-one",
         "an event at the very end of the accept limit is taken for late",
-        (Edit(_Writer.is_late, "time_us < now_us - limit_us", "time_us <= now_us - limit_us"),),
+        Edit(_Writer.is_late, "time_us < now_us - limit_us", "time_us <= now_us - limit_us"),
     ),
-    Bug(
+    bug(
         "clocks-compared-at-once",
         "two comparisons with the store's clock run at once, and the older one's result is kept",
-        (Edit(ClockGuard.measure, "async with self._measuring:", "if True:"),),
+        Edit(ClockGuard.measure, "async with self._measuring:", "if True:"),
     ),
-    Bug(
+    bug(
         "namespace-by-any-clock",
         "a namespace is created by a clock that was not compared with the store's",
-        (
-            Edit(
-                Namespaces.create,
-                "now_us = checked_now_us(self._clock, self._guard, dataset)",
-                "now_us = self._clock.now_us()",
-            ),
+        Edit(
+            Namespaces.create,
+            "now_us = checked_now_us(self._clock, self._guard, dataset)",
+            "now_us = self._clock.now_us()",
         ),
     ),
-    Bug(
+    bug(
         "era-begins-at-once",
         "a changed accept limit holds in the middle of a slice",
-        (
-            Edit(
-                Namespaces._era_start,
-                "if made_us > known_us:",
-                "return self._clock.now_us()\n    if made_us > known_us:",
-            ),
-            Edit(Namespaces._announce, "if self._reached_us(", "if False and self._reached_us("),
+        Edit(
+            Namespaces._era_start,
+            "if made_us > known_us:",
+            "return self._clock.now_us()\n    if made_us > known_us:",
         ),
+        Edit(Namespaces._announce, "if self._reached_us(", "if False and self._reached_us("),
     ),
-    Bug(
+    bug(
         "era-not-announced",
         "an accept limit is changed at once, whenever that lands",
-        (
-            Edit(
-                Namespaces.update,
-                "namespace = await self._announce("
-                "namespace, settings.accept_limit_us, era_from_us)",
-                "pass",
-            ),
+        Edit(
+            Namespaces.update,
+            "namespace = await self._announce(namespace, settings.accept_limit_us, era_from_us)",
+            "pass",
         ),
     ),
-    Bug(
+    bug(
         "era-announced-late",
         "an accept limit is changed however late its announcement landed",
-        (Edit(Namespaces._announce, "if self._reached_us(", "if False and self._reached_us("),),
+        Edit(Namespaces._announce, "if self._reached_us(", "if False and self._reached_us("),
     ),
-    Bug(
+    bug(
         "name-free-early",
         "a deleted namespace's name is free after 2 s",
-        (Swap(directory, "settling_time", lambda _: 2 * SECOND),),
+        Swap(directory, "settling_time", lambda _: 2 * SECOND),
     ),
-    Bug(
+    bug(
         "directory-checked-at-the-door",
         "an event is written by the directory as of its request's arrival",
-        (Edit(Namespaces.current, "if self._read_at_us is None:", "if True:"),),
+        Edit(Namespaces.current, "if self._read_at_us is None:", "if True:"),
     ),
 )
