@@ -27,8 +27,7 @@ _NO_ANSWER: Final = {"code": "no_answer"}
 
 
 def config_of(seed: int, apis: int, workers: int) -> Config:
-    """The settings of the service, for the checker. Times are short, so that tokens become
-    late, windows close and leases run out all the time."""
+    """The settings of the service, for the checker. Times are short, so all limits are reached."""
     return Config(
         seed=seed,
         window_us=SECOND,

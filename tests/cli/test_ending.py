@@ -75,8 +75,7 @@ class Load:
 
 @pytest.mark.slow
 async def test_accepted_requests_are_answered_and_counted(tmp_path: Path) -> None:
-    """First it goes on, and only says that it will end; then it accepts no connection, tells every
-    client that its response is the last on its connection, and ends with code 0."""
+    """It delays its shutdown, then accepts no connection, and closes each one with its response."""
     flags = {"accept_limit": "1m", "shutdown_delay": "5m"}
     async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
         load = Load(int(server.url.rpartition(":")[2]))

@@ -158,8 +158,7 @@ async def test_a_recount_says_that_a_right_count_was_right(
 def test_a_recount_that_changed_a_count_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Regression: where windows do not divide 366 days, it always ended with 2: a history's step is
-    a multiple of them."""
+    """Regression: it ended with 2 if windows do not divide 366 days."""
     counts = iter([9, 7, 7])
     then = datetime.now(UTC)
 

@@ -194,8 +194,7 @@ def test_an_existing_exit_code_is_kept() -> None:
 def test_the_command_that_finishes_an_add_names_the_counter_in_any_encoding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Regression: copied from a terminal without the name's characters, it counted the same token
-    in another counter."""
+    """Regression: copied from a terminal, it counted in a counter with another name."""
     what = Unfinished("add", "default", (("売上", 2),), "key:k")
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
     assert "'売上'" in finishing(what, ServiceFlags()) or "売上" in finishing(what, ServiceFlags())

@@ -135,8 +135,7 @@ async def sent_to(port: int, counter: str) -> httpx.Response:
 
 @pytest.mark.slow
 async def test_workers_finish_accepted_adds_on_shutdown(cassandra: Cluster, tmp_path: Path) -> None:
-    """Each answers the adds that it has under way, however late the store answers them; none takes
-    any more. They are in the count."""
+    """Each answers its adds, however slow the store is, and accepts no more. All are counted."""
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     own = ports_in_a_row(WORKERS)
     slow = {"write_timeout": "20s", "accept_limit": "1m", "drain_timeout": "30s"}

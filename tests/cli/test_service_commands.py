@@ -129,8 +129,7 @@ def test_an_unknown_namespace_ends_with_1(words: list[str], shell: Shell) -> Non
 
 
 def test_an_add_that_reached_no_service_is_not_counted(shell: Shell) -> None:
-    """Ends with 2: it may be given again as it was. One that was given its token may have been
-    sent by another call, and ends with 4."""
+    """It ends with 2; with a given token, which may have been sent before, it ends with 4."""
     away = ["--url", "http://127.0.0.1:9"]
     with time_in_hand():
         assert shell.run("add", "c", *away) == (2, "")
@@ -141,8 +140,7 @@ def test_an_add_that_reached_no_service_is_not_counted(shell: Shell) -> None:
 
 @contextmanager
 def time_in_hand() -> Iterator[Callable[[float], None]]:
-    """The clock of clients passes only while they sleep, which takes no time; and by as many
-    seconds as the result is called with."""
+    """Make the clock of clients move only while they sleep, and by the result's argument."""
     now_s = 0.0
 
     def go_on(seconds: float) -> None:
@@ -156,8 +154,7 @@ def time_in_hand() -> Iterator[Callable[[float], None]]:
 
 @contextmanager
 def answers_lost(instead: BaseException | None = None) -> Iterator[None]:
-    """Requests arrive, and no client hears of it within its time; or *instead* is raised
-    meanwhile."""
+    """Lose each response after its request arrived; or raise *instead* then."""
     works = SyncTransport.send
 
     with time_in_hand() as go_on:
@@ -239,8 +236,7 @@ def test_a_token_is_looked_up_or_resolved(shell: Shell, name: str) -> None:
 
 
 def test_the_command_that_decides_it_is_ready_for_a_shell(shell: Shell, name: str) -> None:
-    """Regression: of a counter whose name looks like a flag it could not be run; and --json had no
-    document for what is not decided."""
+    """Regression: it failed for names like a flag, and had no --json form."""
     token = shell.said("token", "new")
     code, out = shell.run("token", "resolve", "--json", "--", token, f"-{name}")
     assert (code, out) == (4, '{"applied": null}\n')

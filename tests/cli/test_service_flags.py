@@ -197,8 +197,7 @@ def test_a_full_standard_output_ends_with_141(
 def test_a_full_unbuffered_standard_output_ends_with_141(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Regression: as in a container with PYTHONUNBUFFERED, where a second try to print nothing
-    comes to no trouble, the add ended with 2 all the same, and other commands with a trace."""
+    """Regression: with PYTHONUNBUFFERED an add ended with 2, other commands with a trace."""
     message = "counter: standard output: No space left on device\n"
     with (
         Path("/dev/full").open("wb", buffering=0) as full,
@@ -248,8 +247,7 @@ def test_an_unknown_outcome_is_reported_with_the_command_that_finds_it_out(
 
 
 def test_the_command_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: what was given as a flag and is the default was left out, and the command went to
-    the namespace, and the service, of the environment: another add."""
+    """Regression: flags equal to a default were left out, so the environment replaced them."""
     what = replace(unfinished("add", ("views", 1)), namespace="default")
     plain = f"counter add views 1 --token {TOKEN}"
     assert finishing(what, ServiceFlags()) == plain

@@ -376,8 +376,7 @@ def test_an_import_whose_keys_may_have_expired_counts_nothing(
 def test_an_export_that_became_whole_just_now_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Regression: a second one that had opened the part before the first one gave it its name, and
-    got the lock after that, wrote the file that was whole anew."""
+    """Regression: a second export that had opened the part overwrote the finished file."""
 
     def late(descriptor: int, how: int) -> None:
         Path("out.ndjson.part").rename("out.ndjson")
@@ -391,8 +390,7 @@ def test_an_export_that_became_whole_just_now_is_left_alone(
 
 
 def test_a_file_that_is_truncated_during_an_import_ends_it() -> None:
-    """Regression: the lines up to the cut were counted as if they were all, in another atomic add
-    than the whole file's."""
+    """Regression: the lines up to the cut were counted in another atomic add."""
     line = b'{"counter": "c", "count": 1}'.ljust(4_095) + b"\n"
     Path("in.ndjson").write_bytes(line * 60)
     found = examine(Path("in.ndjson"), lambda *_: None)

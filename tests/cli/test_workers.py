@@ -136,8 +136,7 @@ async def gone(pids: list[int]) -> None:
 
 
 async def test_a_killed_worker_is_restarted(service: Service, workers: list[int]) -> None:
-    """Each of them reports the sum over all, the dead one included: a sum that
-    decreased would look like a burst."""
+    """Each reports the sum over all, the dead one included: it must not decrease."""
     await service.look_up(1, 3)
     await service.look_up(2, 4)
 
@@ -176,8 +175,7 @@ async def test_no_worker_outlives_a_killed_supervisor(service: Service, workers:
 
 @pytest.mark.usefixtures("child_processes")
 async def test_workers_serve_tls_and_end_in_order(tmp_path: Path) -> None:
-    """On the port that they share, and on each one's own. On shutdown the shared
-    port is closed at once, also if their supervisor has it open."""
+    """On the shared port and on their own. On shutdown the shared port is closed at once."""
     authority = Authority(tmp_path / "authority")
     own = authority.sign()
     files = {"https_cert": str(own.cert), "https_key": str(own.key)}

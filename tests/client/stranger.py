@@ -31,8 +31,7 @@ class Stranger:
 
 @contextmanager
 def stranger(*pieces: bytes) -> Iterator[Stranger]:
-    """One that listens. The last piece is said again and again, as long as anybody listens, where
-    there are more than one."""
+    """Listen. If there are several pieces, repeat the last one until the client closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         found = Stranger(pieces, f"http://127.0.0.1:{listener.getsockname()[1]}")
         threads: list[threading.Thread] = []
@@ -70,8 +69,7 @@ def stranger(*pieces: bytes) -> Iterator[Stranger]:
 
 
 def _request(connection: socket.socket) -> bytes:
-    """A whole request, its body too: a connection that is closed with bytes unread is reset, and
-    what was answered may be lost with it."""
+    """Read a whole request: closing with unread bytes would reset the connection."""
     received = b""
     while piece := connection.recv(_PIECE_BYTES):
         received += piece
@@ -83,7 +81,6 @@ def _request(connection: socket.socket) -> bytes:
 
 
 def http(status: str, body: bytes, *headers: str) -> bytes:
-    """An answer of HTTP/1.1, after which the connection ends; and says so, or it would be asked
-    again while it does."""
+    """A response of HTTP/1.1 that announces the end of its connection."""
     ours = (f"Content-Length: {len(body)}", "Connection: close")
     return "\r\n".join([f"HTTP/1.1 {status}", *ours, *headers, "", ""]).encode() + body

@@ -187,8 +187,7 @@ async def test_a_sync_reaches_the_disk_although_the_service_is_away(tmp_path: Pa
 async def test_a_buffer_whose_task_is_cancelled_returns_its_adds(
     is_spooled: bool, tmp_path: Path
 ) -> None:
-    """Regression: a program that cancelled all tasks to end had adds that were never sent, and
-    waited for them: at a flush for ever, at the end for as long as a call may take."""
+    """Regression: flush and close waited for adds that were never sent."""
     async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
         path = tmp_path / "spool" if is_spooled else None
         buffer = await client.buffer(max_delay=3_600, spool=path).__aenter__()

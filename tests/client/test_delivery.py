@@ -66,8 +66,7 @@ def send_all(backlog: Backlog, script: Script) -> None:
 def test_a_batch_reports_the_outcome_of_each_item(
     items: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    """By the deadline an item is counted, or its error says that it never will be or that its
-    outcome is unknown."""
+    """By the deadline each item is counted, void, or has an unknown outcome."""
     ledger = drawing(data, most=30)
     script = forever(ledger)
     delivery = Delivery.of_items(CALLS, items)
@@ -212,8 +211,7 @@ def test_rejected_adds_of_an_unfinished_batch_are_returned() -> None:
 
 
 def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
-    """Regression: where the service gave no tokens, a machine whose clock is slow made void ones
-    and sent them, and made others, without a pause."""
+    """Regression: without tokens of the service, a slow clock made it loop without a pause."""
     late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
     void = Response(200, f'{{"results":[{late}]}}'.encode())
     none = problem("rate_limited", 429, "same_token")
@@ -224,8 +222,7 @@ def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
 
 
 def test_new_tokens_are_used_soon_after_an_outage() -> None:
-    """Regression: the pauses of the outage went on after it, so that tokens that were made after it
-    were too old again before they were sent, where `accept_limit` was shorter than the pause."""
+    """Regression: the pauses of the outage went on, and made new tokens too old again."""
     late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
     void = Response(200, f'{{"results":[{late}]}}'.encode())
     script = Script([*[lost()] * 9, void, problem("not_found", 404, "never"), added])

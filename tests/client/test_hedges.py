@@ -136,8 +136,7 @@ def test_a_refusal_by_one_waits_for_the_other() -> None:
 def test_a_refusal_of_a_hedge_does_not_end_the_first_attempt(
     operation: str, statuses: list[int], status: int, cancelled: list[int]
 ) -> None:
-    """Regression: the 404 of a hedge cancelled the first attempt, and was raised as the end of an
-    add that was counted."""
+    """Regression: the 404 of a hedge cancelled the first attempt, which counted."""
 
     async def run() -> None:
         transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], statuses)
@@ -284,8 +283,7 @@ client.close()
 
 
 def test_a_call_in_flight_is_answered_before_the_client_is_closed() -> None:
-    """However long its attempts take to end: its thread would wait for ever for a loop that was
-    stopped before."""
+    """Otherwise its thread would wait for ever for a stopped event loop."""
     sends, ended = threading.Event(), []
 
     class Slow(Timed):

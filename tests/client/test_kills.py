@@ -20,8 +20,7 @@ OPTIONS = Options(trust_env=False)
 @pytest.mark.slow
 @pytest.mark.usefixtures("child_processes")
 def test_a_killed_client_loses_nothing_it_had_on_disk(service: Server, tmp_path: Path) -> None:
-    """Each life goes on where the last one may have got to. All that counts is a part of what was
-    taken that begins at its beginning, and holds what was durable."""
+    """The counted adds are a prefix of those made, and include the durable ones."""
     seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
     print(f"CRASH_SEED={seed}")
     draw = random.Random(seed)
@@ -42,8 +41,7 @@ def test_a_killed_client_loses_nothing_it_had_on_disk(service: Server, tmp_path:
 
 
 def one_life(url: str, spool: Path, seed: int, first: int, lines: int) -> tuple[int, int]:
-    """Run a client until it wrote some *lines*, and kill it: how many adds were surely on disk,
-    and how many may have been made."""
+    """Run a client for some *lines*, and kill it; return how many adds were durable, and made."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.client.mortal", url, str(spool), str(seed), str(first)],
         cwd=ROOT,

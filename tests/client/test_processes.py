@@ -47,8 +47,7 @@ def ran(script: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
 def test_a_forked_child_leaves_what_is_in_the_spool_to_its_parent(
     service: Service, tmp_path: Path
 ) -> None:
-    """Regression: a child that left the `with` block closed the file in its own way, and what the
-    parent put there afterwards was lost when that was killed."""
+    """Regression: a child that left the `with` block closed the file, and later adds were lost."""
     script = """
 import os, signal, sys
 from counter_client import ClosedError, CounterClient, Options
@@ -80,8 +79,7 @@ with client.buffer(spool=sys.argv[1]) as buffer:
 
 
 def test_a_child_that_forgets_a_spool_leaves_its_log_alone(tmp_path: Path) -> None:
-    """Regression: with the last reference to it the child closed the file, and SQLite took away the
-    log that the parent went on writing to: what was synced after that was lost with the parent."""
+    """Regression: the child closed the file, and SQLite removed the log of the parent."""
     script = """
 import os, signal, sys
 from counter_client.spool import Spool
@@ -105,8 +103,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 #: A site's module with a buffer that is made when it is imported, under a server that forks three
 #: workers before or after that; each is killed once what it added is on disk.
 def test_a_client_needs_no_import_to_connect() -> None:
-    """Regression: a process that forked while a thread of its buffer imported the codec of host
-    names had none: each request of the child failed with "unknown encoding: idna"."""
+    """Regression: a fork during an import left the child without the codec "idna"."""
     script = """
 import sys
 from counter_client import CounterClient
@@ -153,8 +150,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_workers_that_fork_before_or_after_the_import_share_a_spool(
     forks: str, tmp_path: Path
 ) -> None:
-    """Regression: the second worker to open the spool failed, and so did each add to a buffer that
-    was made before the fork. All of them are killed; the next process sends what they left."""
+    """Regression: the second worker could not open the spool. All are killed."""
     done = ran(SITE, NOWHERE, tmp_path / "spool", forks)
     assert (done.returncode, done.stderr) == (-9, "")
     expected = Counter({"views": 30, "worker-0": 10, "worker-1": 10, "worker-2": 10})
@@ -370,8 +366,7 @@ def test_an_error_comes_out_of_another_process_as_it_was(error: CounterError) ->
 def test_a_process_of_multiprocessing_sends_its_adds_when_it_ends(
     method: str, service: Service, tmp_path: Path
 ) -> None:
-    """Regression: such a process ends without the callbacks of atexit, so that what it had added
-    since the last flush was lost, and no error was reported."""
+    """Regression: it runs no atexit callbacks, so adds since the last flush were lost."""
     name = f"pool-{uuid4()}"
     program = tmp_path / "program.py"
     program.write_text(
@@ -409,8 +404,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("hedge", ["None", "0.5"])
 def test_threads_of_a_forked_child_can_all_begin_at_once(hedge: str, service: Service) -> None:
-    """Regression: with hedges, each thread but the first used the event loop of the parent, which
-    no thread runs in the child, and waited for ever."""
+    """Regression: with hedges, threads waited for the event loop of the parent for ever."""
     name = f"threads-{uuid4()}"
     script = """
 import os, sys, threading

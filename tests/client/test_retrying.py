@@ -49,8 +49,7 @@ def test_every_attempt_of_a_call_carries_the_same_token() -> None:
 
 @pytest.mark.parametrize("arrived", [False, True])
 def test_the_end_reports_whether_anything_was_sent(arrived: bool) -> None:
-    """Without a connection nothing of it can have arrived: what was made for the call is not
-    counted."""
+    """Without a connection nothing has arrived."""
     answers = [UnreachableError("no connection", sent=False) for _ in range(9)]
     script = Script([*answers[:1], lost(), *answers] if arrived else answers)
     with pytest.raises(UnknownOutcomeError) as error:
@@ -176,8 +175,7 @@ def test_a_refused_retry_says_nothing_of_the_attempt_before_it() -> None:
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_refusal_is_raised_as_it_is_if_nothing_was_sent(batch: bool) -> None:
-    """Regression: of two base URLs the first was away, the second did not know the namespace, and
-    an add that never left was said to be perhaps counted."""
+    """Regression: an add that was never sent was reported as perhaps counted."""
     away = UnreachableError("no connection", sent=False)
     gone = problem("namespace_unknown", 404, "never")
 
@@ -260,8 +258,7 @@ def test_a_page_of_a_proxy_is_no_answer() -> None:
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_page_refuses_no_add(batch: bool) -> None:
-    """Regression: an add that a proxy passed on, and answered by a page, was reported as an error
-    without its token; it may be counted."""
+    """Regression: an add that a proxy forwarded and answered by a page lost its token."""
     script = Script([Response(404, b"<html>")])
     if batch:
         delivery = Delivery.of_items(CALLS, [("c", 1)])

@@ -269,8 +269,7 @@ def test_namespaces_share_a_directory_and_nothing_in_it(tmp_path: Path) -> None:
 
 
 def test_each_buffer_has_a_slot_and_sends_the_adds_of_dead_ones(tmp_path: Path) -> None:
-    """Regression: the second buffer of a spool failed. Slots are used again, and are no more than
-    buffers that live at once."""
+    """Regression: a second buffer could not open the spool. Slots are reused."""
     path = tmp_path / "spool"
     first = [Spool(path, "default") for _ in range(3)]
     for number, each in enumerate(first):
@@ -443,8 +442,7 @@ def test_a_failed_write_is_repeated_with_the_next(tmp_path: Path) -> None:
 
 
 class FullDisk:
-    """A connection to a disk that is full for a moment: after each of *gaps* statements, the next
-    one fails."""
+    """A connection to a disk that is full now and then: after each of *gaps* statements."""
 
     def __init__(self, db: sqlite3.Connection, gaps: Iterator[int]) -> None:
         self._db = db
@@ -523,8 +521,7 @@ def test_an_acknowledged_put_survives_a_full_disk_at_any_statement(
 
 
 def test_a_batch_that_failed_to_be_written_stays_in_the_totals(tmp_path: Path) -> None:
-    """Regression: its totals left memory before the write that failed, and the next write replaced
-    them on disk by what had come since."""
+    """Regression: its totals left memory before the failed write, and were overwritten on disk."""
     spool = Spool(tmp_path / "spool", "default")
     spool.put({"a": 5})
     spool._own._db.execute("PRAGMA query_only = 1")

@@ -105,8 +105,7 @@ def test_an_unfinished_add_is_parsed_from_its_text(
     ],
 )
 def test_an_invalid_unfinished_add_is_refused(text: str) -> None:
-    """Regression: what was read without a word ended resolve, before or after it was sent, with
-    errors of Python."""
+    """Regression: resolve ended with errors of Python, before or after the request."""
     with pytest.raises(InvalidParameterError):
         Unfinished.parse(text)
 

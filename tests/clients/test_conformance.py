@@ -232,8 +232,7 @@ def each_add(commands: Sequence[Json], outcomes: Sequence[Json]) -> Iterator[tup
 
 
 def test_counts_are_exact_through_any_fault(program: list[str], service: Server) -> None:
-    """What is done counts once, what is refused or unsent never, and what is unknown as resolve
-    says."""
+    """Done counts once, refused or unsent never, and unknown as resolve says."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     name = f"faults-{uuid4().hex[:8]}"

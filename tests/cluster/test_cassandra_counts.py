@@ -110,8 +110,7 @@ async def test_at_equal_timestamps_the_later_checkpoint_is_kept(
 async def test_a_zombie_of_an_older_batch_changes_nothing(
     stores: Stores, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows do not replace newer ones, its checkpoint moves nothing back, and what it writes of
-    windows that were settled meanwhile is not there at all."""
+    """It replaces no newer row, moves no checkpoint back, and leaves no settled row."""
     live, zombie = stores
     await apply(live, namespace, update(row(1, 1), row(2, 2), through=2, count=3), through=2)
     settled = Checkpoint(end(2), 3)
@@ -151,8 +150,7 @@ async def test_settled_rows_are_never_returned(stores: Stores, namespace: Namesp
 async def test_no_clock_keeps_a_pending_recount_from_being_removed(
     options: CassandraOptions, stores: Stores, namespace: Namespace
 ) -> None:
-    """A worker whose clock is far behind the writer's removes it for good; a copy of the write that
-    lands after that stays away, and one that is left for a later window does not."""
+    """A slow worker removes it for good, whenever copies land; a later window's stays."""
     writer, _ = stores
     pending, later = Pending(T0, NOW), Pending(T0, NOW + WINDOW)
     await writer.rollups.leave_pending(namespace, [("c", pending)])
@@ -165,8 +163,7 @@ async def test_no_clock_keeps_a_pending_recount_from_being_removed(
 
 
 async def test_an_update_is_of_any_size(stores: Stores, namespace: Namespace) -> None:
-    """A counter with thousands of dirty windows is one batch, larger than one of several
-    partitions may be; small ones beside it are not held up."""
+    """Thousands of dirty windows of one counter are one batch; small ones are not delayed."""
     store, _ = stores
     many = [row(n, n) for n in range(3_000)]
     updates = [update(row(1, n), through=3_000, count=n, counter=f"c{n}") for n in range(25)]

@@ -130,8 +130,7 @@ async def test_adds_of_one_turn_travel_together(stores: Stores, guard: Namespace
 async def test_a_failed_partition_fails_only_its_own_events(
     stores: Stores, guard: Namespace, now: int, error: Exception
 ) -> None:
-    """They have the error in place of an outcome. Others that shared its statement are written by
-    themselves, and have theirs."""
+    """Others that shared its statement are written by themselves."""
     store, _ = stores
     events = [add(now + n, n, counter=name) for n, name in enumerate(["a", "bad", "b", "bad"])]
     await store.events.append(guard, [add(now, 9, counter="first")])
@@ -212,8 +211,7 @@ async def test_a_late_event_under_a_void_stays_invisible(
 async def test_a_void_holds_while_the_payload_check_changes(
     stores: Stores, now: int, voiding: PayloadCheck
 ) -> None:
-    """Processes that have not heard yet write in the other way, and what was sent before the change
-    may land after it: what was written before the void, or lands after it, stays hidden."""
+    """Writes in the old way, before or after the void, stay hidden."""
     one, other = stores
     namespace = await make(one, now, voiding)
     landing = PayloadCheck.STRICT if voiding is PayloadCheck.GUARD else PayloadCheck.GUARD
@@ -232,8 +230,7 @@ async def test_a_void_holds_while_the_payload_check_changes(
 async def test_strict_outcomes_are_exact_between_processes(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
-    """One of many concurrent sends of two processes is new; one payload is stored,
-    and every outcome follows from it."""
+    """One of many concurrent sends is new, one payload is stored, and all outcomes agree."""
     sends = [(store, add(now, number=1, delta=1 + n % 2)) for n in range(4) for store in stores]
     appended = await asyncio.gather(
         *(store.events.append(strict, [event]) for store, event in sends)
@@ -271,8 +268,7 @@ async def test_strict_rows_of_one_partition_share_a_compare_and_set(
 async def test_a_strict_insert_that_timed_out_is_run_again(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
-    """It returns the stored row. The same payload may be its own: new or replayed is unknown. One
-    that did not stand is new after all."""
+    """The stored row may be its own: unknown. If it was not stored, it is new."""
     store, other = stores
     mine, theirs = add(now, counter="a"), add(now, delta=2, counter="b")
     await other.events.append(strict, [mine, theirs])
@@ -307,8 +303,7 @@ async def test_a_strict_insert_that_fails_for_good_says_so(
 async def test_only_what_is_compared_and_set_is_read_serially(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
-    """SERIAL reads of one row contend. Items of atomic adds are written plainly even where single
-    events are not, and of a decision only what a caller was given need be seen."""
+    """SERIAL reads contend, and plainly written items do not need them."""
     store, _ = stores
     items = [
         add(now, number, counter="atomic")._replace(item_key=1, atom=b"all") for number in (1, 2)
@@ -334,8 +329,7 @@ async def test_only_what_is_compared_and_set_is_read_serially(
 async def test_a_decision_is_read_serially_over_several_data_centers(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
-    """A SERIAL read commits what another process left half done at a quorum of all data centers:
-    a quorum of one may miss that."""
+    """A quorum of one data center may miss a half-done compare-and-set."""
     store, _ = stores
     levels: list[int] = []
     with (
@@ -404,8 +398,7 @@ async def test_a_clear_among_many_rows_erases_across_partitions(
 async def test_a_table_that_goes_under_a_sum_is_an_error(
     stores: Stores, guard: Namespace, now: int
 ) -> None:
-    """Each sum and tail is whole or an error, never short; a process that knew the slice reads
-    the slices again."""
+    """Each sum and tail is whole or an error; then the slices are read again."""
     one, other = stores
     first, *_ = await one.control.slices(DATASET)
     at_us = first.end_us - 5 * SECOND

@@ -48,8 +48,7 @@ async def namespace(stores: Stores) -> Namespace:
 
 
 async def test_marks_of_one_turn_share_a_statement(stores: Stores, namespace: Namespace) -> None:
-    """Those of one window and shard, up to a hundred each time, of all callers; and so do the
-    names of counters that this process has not listed yet."""
+    """Up to a hundred of one window and shard; so do the names that are not listed yet."""
     store, _ = stores
     await store.rollups.mark(namespace, [Mark(NOW, "first")])
     names = [f"c{n}" for n in range(200)]
@@ -122,8 +121,7 @@ async def test_a_long_outage_is_caught_up_with_in_order(
 async def test_marks_rolled_up_by_a_crashed_process_are_dropped_by_the_next(
     stores: Stores, namespace: Namespace
 ) -> None:
-    """The first time that a process drops marks it looks for some that were left behind; then it
-    drops what it saw, and where it saw nothing it writes nothing."""
+    """The first drop searches for old marks; later ones drop what was seen."""
     one, other = stores
     left = [Mark(NOW - n * WINDOW, "c") for n in range(3)]
     await one.rollups.mark(namespace, left)

@@ -189,8 +189,7 @@ class Register:
         return bytes(rows[0][0]) if rows else None
 
     async def set(self, old: bytes | None, new: bytes, relay: Relay | None = None) -> bool:
-        """Replace *old* by *new*. The network of *relay* is good again when its answer is
-        given up."""
+        """Replace *old* by *new*. The network of *relay* recovers when its response is given up."""
 
         async def settle() -> tuple[bytes | None] | None:
             self.settled += 1

@@ -124,8 +124,7 @@ async def test_all_pages_of_a_statement_are_asked_for(driver: Driver) -> None:
 
 
 async def test_a_statement_that_two_nodes_answer_counts_once(driver: Driver) -> None:
-    """The driver calls back for each of them: the second must not end another's waiting, nor be
-    taken for a page."""
+    """The second callback must not end another statement, nor count as a page."""
     results = await sent(driver, ["a", "b"])
     a, b = driver.sent
     a.answer([1], b"1")
@@ -294,8 +293,7 @@ def test_an_error_of_the_program_is_not_translated() -> None:
 
 
 class Contended(CassandraConnection):
-    """Others set the same row again and again until some time; no compare-and-set of ours gets a
-    result how it went before."""
+    """Others set the same row until some time; no compare-and-set of ours gets a result before."""
 
     def __init__(self, until_s: float) -> None:
         super().__init__(CassandraOptions([("missing", 1)], read_timeout_us=2 * SECOND))

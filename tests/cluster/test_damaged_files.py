@@ -84,8 +84,7 @@ class Tables:
         return found
 
     def found(self, name: str) -> Counter[str]:
-        """How many partitions are read right, with rows missing, with rows of others, and not at
-        all."""
+        """How many partitions are right, have rows missing, have foreign rows, and fail."""
         # A read of damage may have ended it.
         self.node.start()
         found: Counter[str] = Counter()
@@ -134,8 +133,7 @@ def outcome_of(found: Counter[str]) -> str:
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("sstable_format", PARTS)
 def test_the_effect_of_a_flipped_bit_of_each_file(sstable_format: str) -> None:
-    """Damage of data and of statistics is noticed. That of indexes and filters may make rows
-    disappear in silence."""
+    """Damage of data is noticed; that of indexes and filters may hide rows silently."""
     seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
     print(f"DAMAGE_SEED={seed}")
     draw = random.Random(seed)
@@ -176,8 +174,7 @@ def lose_the_range(summary: bytearray) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 def test_upgradesstables_repairs_indexes_and_filters() -> None:
-    """``upgradesstables -a``, because it reads the data and writes the rest. Not ``scrub``, which
-    believes the index."""
+    """With ``-a``, because it rewrites them from the data. ``scrub`` trusts the index."""
     damages = {
         "filter": ("Filter", lose_all_bits),
         "summary": ("Summary", lose_the_range),

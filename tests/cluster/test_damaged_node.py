@@ -82,8 +82,7 @@ async def add(rest: Rest, numbers: Sequence[int]) -> None:
 
 
 async def counts_are(rest: Rest, count: int) -> None:
-    """Each counter's accurate count and its rolled-up one; reads may fail meanwhile, never be
-    wrong."""
+    """The accurate and the rolled-up counts; reads may fail, but never be wrong."""
 
     async def answered_ok(name: str, staleness: str) -> int | None:
         answer = await rest.http.get(
@@ -138,8 +137,7 @@ def damage(node: ServerProcess, draw: random.Random, part: str = "Data") -> None
 
 
 def blind(node: ServerProcess) -> None:
-    """Damage its Bloom filters, so that it finds no row on its disk: none of the service, and no
-    state of Paxos."""
+    """Damage its Bloom filters, so that it finds no row on its disk, not even Paxos state."""
     filters = [*files_of(node, "Filter"), *node.folder.glob("data/system/paxos-*/*-Filter.db")]
     for path in filters:
         body = bytearray(path.read_bytes())
@@ -158,8 +156,7 @@ def answers(cluster: Cluster, number: int) -> bool:
 
 
 def read_every_replica(cluster: Cluster) -> None:
-    """Read each row of the service from all of its replicas, those that can be reached, so that
-    every damaged chunk is met."""
+    """Read each row from all reachable replicas, so that every damaged chunk is met."""
     from cassandra import ConsistencyLevel, ReadFailure, ReadTimeout
     from cassandra.cluster import NoHostAvailable
     from cassandra.query import SimpleStatement
@@ -236,8 +233,7 @@ async def test_a_damaged_node_is_noticed_and_repaired(
 
 
 def repair_as_documented(cluster: Cluster) -> None:
-    """Of the second node, which is stopped. The others first: one of them may be the only other one
-    with an acknowledged write."""
+    """The stopped second node is repaired last: another may have the only other copy."""
     first, second, _ = cluster.cassandra
     hosts = [cluster.contact_points[0], cluster.contact_points[2]]
     between = [word for host in hosts for word in ("-hosts", host)]

@@ -104,8 +104,7 @@ def test_two_concurrent_first_increments_both_count(
 def test_a_counter_that_keeps_vanishing_is_given_up(
     ours: Overtaken, theirs: MemcachedConnection
 ) -> None:
-    """Not for ever tried: each time it was there when it was to be made, and not when it was to be
-    changed."""
+    """It existed at each add, and was missing at each increment."""
 
     def make() -> None:
         value = pack_value(0)

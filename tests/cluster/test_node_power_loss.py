@@ -42,8 +42,7 @@ START_US = 60 * SECOND
 
 
 class Answer(NamedTuple):
-    """An add that was acknowledged, or a token that was decided never to count; and how long each
-    node's record was then."""
+    """An acknowledged add or a void decision, and the length of each node's log then."""
 
     event: Event
     applied: bool
@@ -124,8 +123,7 @@ class Machines:
         draw: random.Random,
         hows: Sequence[str],
     ) -> tuple[int, int]:
-        """Start the nodes on what is left when the last of *answers* is given; return how many adds
-        and how many decisions they lost."""
+        """Start the nodes as of the last of *answers*; return the lost adds and decisions."""
         cluster = self._with("periodic")
         lengths = answers[-1].lengths
         for node, recorder, length in zip(cluster.cassandra, recorders, lengths, strict=True):

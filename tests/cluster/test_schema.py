@@ -31,8 +31,7 @@ from tests.support.cluster import session_of
 
 @pytest.fixture
 async def options(cassandra: Cluster) -> AsyncIterator[CassandraOptions]:
-    """A keyspace that does not exist. It is dropped afterwards: tables cost a small node its
-    memory."""
+    """A keyspace that does not exist, dropped afterwards to free memory of the node."""
     options = options_for(cassandra)
     yield options
     async with connected(options) as connection:

@@ -78,8 +78,7 @@ async def rows_of(store: CassandraStore, namespace: Namespace) -> dict[str, int]
 
 
 async def test_one_of_many_concurrent_creations_succeeds(stores: Stores) -> None:
-    """The others learn that it is taken. An attempt of theirs may land within an hour: after that
-    the purge leaves nothing."""
+    """The others are refused. After an hour, when none can land, the purge leaves nothing."""
     one, other = stores
     asked = [
         store.control.create_namespace("tests", replace(SETTINGS, cache_ttl_us=n), NOW)
@@ -119,8 +118,7 @@ async def test_a_namespace_that_another_process_deleted_is_unknown(stores: Store
 
 
 async def test_a_name_is_free_when_no_process_can_add_to_its_last_namespace(stores: Stores) -> None:
-    """By the clock of each process that saw the deletion; until then the namespace is not
-    visible."""
+    """By the clock of each process that saw the deletion."""
     one, other = stores
     namespace = await create(one)
     assert await one.control.delete_namespace(namespace)
@@ -162,8 +160,7 @@ async def test_a_namespace_that_is_created_during_a_listing_is_not_taken_for_gon
 
 
 async def test_strict_is_refused_if_a_read_could_miss_a_completed_retry(stores: Stores) -> None:
-    """Cassandra completes a compare-and-set at a quorum of all replicas, which LOCAL_QUORUM need
-    not overlap where they are in several data centers."""
+    """With several data centers LOCAL_QUORUM need not overlap the quorum of a retry."""
     store, _ = stores
     strict = replace(SETTINGS, payload_check=PayloadCheck.STRICT)
     namespace = await create(store, "checked", replace(SETTINGS, payload_check=PayloadCheck.GUARD))

@@ -143,8 +143,7 @@ async def test_two_processes_drop_a_slice_at_once(
 async def test_a_drop_that_ended_half_way_is_finished_by_the_next(
     stores: tuple[CassandraStore, CassandraStore],
 ) -> None:
-    """The bound has moved and the table exists: it is not read, and is dropped with the next
-    one."""
+    """The bound has moved and the table exists: it is not read, and dropped later."""
     one, other = stores
     await one.control.make_slices(DATASET, slice_at(NOW + SIZE))
     failing = StoreUnavailableError("the process ends here")

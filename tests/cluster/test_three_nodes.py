@@ -200,8 +200,7 @@ async def test_more_replicas_ask_for_a_repair(three_nodes: Cluster) -> None:
 async def test_one_node_may_be_down_and_below_a_quorum_requests_fail(
     breakable: Cluster, options: CassandraOptions
 ) -> None:
-    """With one down of three, writes, compare-and-sets and schema changes go on, and a process can
-    start. With two down they fail, saying why; when they are back, they succeed."""
+    """With one down all goes on; with two requests fail with a reason, and recover."""
     async with opened(options) as store:
         namespace = await namespace_in(store)
         await all_works(store, namespace, 1)
@@ -239,8 +238,7 @@ async def test_one_node_may_be_down_and_below_a_quorum_requests_fail(
 async def test_a_silent_node_delays_no_request(
     breakable: Cluster, options: CassandraOptions
 ) -> None:
-    """It is not known to be down at first. Idempotent statements are sent to another node; a
-    compare-and-set that it swallowed is settled by another."""
+    """Statements go to another node; a swallowed compare-and-set is settled by another."""
     async with opened(options) as store:
         namespace = await namespace_in(store)
         await all_works(store, namespace, 1)
@@ -256,8 +254,7 @@ async def test_a_silent_node_delays_no_request(
 async def test_atomic_adds_are_answered_while_a_node_is_silent(
     breakable: Cluster, options: CassandraOptions
 ) -> None:
-    """All are sent before any node can know that the silent one is down, so the others wait for it
-    wherever they need more than a quorum."""
+    """All are sent before the silent node is known to be down."""
     adds = 20
     async with opened(options) as store:
         namespace = await namespace_in(store)

@@ -209,8 +209,7 @@ class Site:
         return None
 
     async def all_is_counted(self) -> None:
-        """The first read through each side holds all that was acknowledged. Then every add is sent
-        again, until it is acknowledged, and counts once."""
+        """Each side's first read has all acknowledged adds; resending the rest counts once."""
         for side in (0, 1):
             found = await eventually(partial(self.count, side), "a read", seconds=90)
             assert len(self.acknowledged) <= found <= len(self.asked)

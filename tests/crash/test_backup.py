@@ -93,8 +93,7 @@ async def rolled_up(data: Path) -> None:
 
 
 async def test_a_backup_under_load_holds_what_was_acknowledged_before(tmp_path: Path) -> None:
-    """Restored elsewhere, all of it agrees with its events; what is damaged there is found by the
-    service's own audit, and repaired; and it counts on."""
+    """Restored, it agrees with its events; the audit finds and repairs damage; and it counts on."""
     data, copy, restored = (tmp_path / name for name in ("data", "copy", "restored"))
     async with serving(data, tmp_path / "logs") as server:
         adding = Adding(server)

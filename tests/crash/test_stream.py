@@ -47,8 +47,7 @@ def delta(number: int) -> int:
 async def send_rest(
     server: Server, counted: dict[int, bool], now_us: int, kill_after: int = LINES + 1
 ) -> None:
-    """Send the lines without a definite answer, kill the service after some answers, and note which
-    lines are counted, and which never will be."""
+    """Send the open lines, kill the service after some responses, and note their outcomes."""
     port = int(server.url.rpartition(":")[2])
     left = [number for number in range(LINES) if number not in counted]
     answers = 0

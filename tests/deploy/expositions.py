@@ -49,8 +49,7 @@ async def of_a_server(folder: Path) -> str:
 
 
 async def of_a_worker() -> str:
-    """The metrics of a worker of a cluster: leases, a clock that is compared, a cache over the
-    network and partitions that grow."""
+    """The metrics of a worker: leases, clock, remote cache and growing partitions."""
     world = World()
     await world.begin()
     guard = ClockGuard(world.store.control, world.clock)

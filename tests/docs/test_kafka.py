@@ -39,8 +39,7 @@ class Tutorial:
 
     @property
     def places(self) -> dict[str, str]:
-        """Where each thing really is, by how it is written. The windows of tests are short, and so
-        is what they keep; and a dead consumer is replaced before 45 s."""
+        """The real addresses by the written ones; windows and time-outs are short."""
         return {
             WRITTEN_URL: self.service.url,
             WRITTEN_KAFKA: self.kafka,
@@ -93,8 +92,7 @@ async def test_the_tutorial_counts_each_message_once(
 
 
 async def test_batches_that_are_interrupted_anywhere_count_once(tutorial: Tutorial) -> None:
-    """Two consumers share the partitions; one dies before it sends, one before it commits, and who
-    comes next finds their decisions: one too late to be carried out, one that was carried out."""
+    """One consumer dies before it sends, one before it commits; one decision is too late."""
     produce, program = (
         _of_its_own((tutorial.folder / name).read_text(encoding="utf-8"))
         for name in ("produce.py", "count_batches.py")

@@ -128,8 +128,7 @@ def as_superuser(database: PostgresqlServer, text: str) -> None:
 
 
 async def test_an_order_that_waited_long_is_finished_once(service: Server, tmp_path: Path) -> None:
-    """Its token is too old to count under: each of its steps gets another one, and keeps it, also
-    where two run the order at once."""
+    """Its token is too old: each step gets a new token and keeps it, also if two run the order."""
     text = page("tutorials/saga.md").replace(WRITTEN_URL, service.url)
     text = text.replace('"shop"', '"late-shop"')
     assert save_programs(text, tmp_path) == ["orders.py"]
@@ -149,8 +148,7 @@ async def test_an_order_that_waited_long_is_finished_once(service: Server, tmp_p
 async def _follow(
     name: str, urls: Mapping[str, str], home: Path, text: str | None = None
 ) -> list[str]:
-    """Save the programs that a page says to save, do what it says, and run the rest of its Python
-    as one program, whose comments show the output of each ``print``. The programs saved."""
+    """Save the programs of a page, follow its steps, and run its Python as one program."""
     text = page(name) if text is None else text
     first = ports_in_a_row(len(PORTS))
     ports = {f"127.0.0.1:{each}": f"127.0.0.1:{first + at}" for at, each in enumerate(PORTS)}

@@ -195,8 +195,7 @@ class Visitors:
 async def test_each_answered_request_counts_once_despite_kills(
     service: Server, client: AsyncCounterClient, fast_dir: Path, http: httpx.AsyncClient
 ) -> None:
-    """Workers, the service, and all web servers are killed while requests run. What they left in
-    the spool is sent by the next servers, which run in the other ways of the page."""
+    """Workers, service and web servers are killed; the next servers send the spool."""
     names = ("flask", "django", "fastapi")
     assert save(WEB, service, fast_dir) == ["counting.py", *(f"{each}_site.py" for each in names)]
     first = ports_in_a_row(len(names))
@@ -274,8 +273,7 @@ def die_once(task_id, state, **_):
 async def test_a_task_that_is_delivered_again_counts_once(
     service: Server, client: AsyncCounterClient, fast_dir: Path
 ) -> None:
-    """Its process is killed before the acknowledgement; the service is down when another task
-    begins; and the broker delivers a task that was acknowledged."""
+    """Killed before the acknowledgement, with the service down, and after the acknowledgement."""
     assert save(CELERY, service, fast_dir) == ["shop.py"]
     (fast_dir / "deadly.py").write_text(DEADLY, encoding="utf-8")
     for name in ("queue", "control"):

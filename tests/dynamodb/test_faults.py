@@ -103,8 +103,7 @@ async def test_throttled_batches_are_retried_and_then_refused(
 async def test_an_add_without_a_response_counts_once_when_it_is_resent(
     store: DynamodbStore, namespace: Namespace, relay: Relay, fault: Fault, again: Written
 ) -> None:
-    """Its outcome is unknown, and the next one says which it was. The driver sends nothing by
-    itself."""
+    """The driver itself resends nothing; the next request returns the outcome."""
     relay.fault = fault
     assert isinstance(await appended(store, namespace), StoreUnavailableError)
     assert relay.hit == 1

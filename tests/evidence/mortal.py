@@ -101,8 +101,7 @@ class Process:
         await self.worker.tick()
 
     async def counts(self, *counters: str) -> list[int]:
-        """As an accurate read shows them, and as the rollup alone does: both are the same once all
-        windows are closed."""
+        """As an accurate read shows them, and as rolled up: the same once windows are closed."""
         accurate = await self.service.reader.read(self.namespace, counters, 0)
         rolled_up = await self.service.reader.read(self.namespace, counters, 10 * 60 * SECOND)
         found = [each.count for each in accurate]

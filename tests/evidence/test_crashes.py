@@ -114,8 +114,7 @@ async def test_a_clear(storage: str, fast_dir: Path) -> None:
 @pytest.mark.parametrize("late", [False, True], ids=["retried", "late"])
 @pytest.mark.parametrize("rolled_up", [False, True], ids=["in the log", "rolled up"])
 async def test_a_delete(storage: str, fast_dir: Path, rolled_up: bool, late: bool) -> None:
-    """Sent again, it ends: the name is gone and the count is 0; or it is definite that nothing was
-    deleted. What is added later counts from there."""
+    """Resent, it ends: the name is gone and the count is 0, or nothing was deleted."""
 
     async def prepare(place: Place) -> Work:
         first = await place.process()

@@ -42,8 +42,7 @@ def test_the_figures_are_those_of_the_example() -> None:
 
 
 class Caller:
-    """Sends each command once when its second comes, and some of them again until they get an
-    outcome."""
+    """Sends each command once when its time comes, and some of them again for an outcome."""
 
     def __init__(self, app: App, rest: Rest, minutes: int, seed: int) -> None:
         self.app = app

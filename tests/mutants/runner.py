@@ -79,8 +79,7 @@ class Runner:
     def try_one(
         self, mutant: Mutant | None, tests: Sequence[str], seeds: Sequence[int], budget_s: float
     ) -> Outcome:
-        """Run *tests*, then *seeds* of the simulation, with *mutant* planted, until one fails, for
-        at most *budget_s* each."""
+        """Run *tests*, then *seeds*, with *mutant* planted, until one fails or takes *budget_s*."""
         items = [self.items[each] for each in tests if each in self.items]
         if any("postgresql" in each.nodeid for each in items):
             self._start_postgresql()
@@ -248,8 +247,7 @@ async def _drop_schemas(dsn: str | None) -> None:
 
 @contextmanager
 def _on_disk(mutant: Mutant | None) -> Iterator[str]:
-    """Write the fault to its file, with another time, so that no compiled file hides it; yield the
-    text without it."""
+    """Write the fault to its file with a new time, to bypass compiled files."""
     if mutant is None:
         yield ""
         return

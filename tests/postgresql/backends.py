@@ -106,8 +106,7 @@ class Backend:
     async def begin(
         self, sql: str, arguments: Sequence[Any], stops: Sequence[int], holds_commit: bool
     ) -> None:
-        """Run *sql* to the first of its *stops*, which are numbers of turns; its transaction stays
-        open if that has any, or is to be held before it commits."""
+        """Run *sql* to the first of *stops*, numbers of turns; its transaction may stay open."""
         self.rows, self.error, self.ended = (), None, False
         self._held = sorted(stops)
         self._in_transaction = holds_commit or bool(stops)

@@ -101,8 +101,7 @@ class Observed:
             yield START_US + from_us, START_US + until_us, off_us
 
     def _first_us(self, clock_us: int) -> int:
-        """When a clock first showed *clock_us* or later: the server's, or that of a process which
-        still has what the server's was before."""
+        """When a clock first showed *clock_us*: the server's, or a follower's."""
         spans = list(self._spans())
         most_us = accumulate((off_us for *_, off_us in spans), max)
         return min(

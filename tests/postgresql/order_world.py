@@ -135,8 +135,7 @@ def _traps_of_workers(config: Config, draw: Random) -> list[Step]:
 
 
 def _set_clock(plan: Plan, draw: Random) -> None:
-    """Have the server's clock be ahead until processes and windows have followed it, and then be
-    right, as after a failover."""
+    """Let the server's clock run ahead until it is followed, then correct it, like a failover."""
     config = plan.config
     begin_us, length_us = draw.randrange(SECOND), 6 * SECOND
     plan.config = replace(config, end_us=config.end_us + length_us)

@@ -134,8 +134,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What a trap does to a statement: it is held for *hold_us* on its way, at a turn or before its
-    commit; it is not sent; its answer is lost; or its session is terminated after *kill_us*."""
+    """What happens to a statement: held, not sent, answer lost, or its session terminated."""
 
     hold_us: int = 0
     unsent: bool = False

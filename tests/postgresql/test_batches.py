@@ -30,8 +30,7 @@ from tests.support.waiting import eventually
 async def together(
     store: PostgresqlStore, namespace: Namespace, *puts: list[Event], commits: int = 1
 ) -> list[list[Written] | BaseException]:
-    """Append *puts*, which leave in one batch; return the outcomes or the error of each. Meanwhile
-    there are so many *commits*."""
+    """Append *puts* in one batch, with this many *commits*; return the outcomes or errors."""
     before = sum(store.tally.commit_rows.counts)
     appends = (store.events.append(namespace, events) for events in puts)
     outcomes = await asyncio.gather(*appends, return_exceptions=True)

@@ -181,8 +181,7 @@ async def test_a_key_is_remembered_for_its_time_though_the_clock_is_set(app: Ser
 
 
 async def test_a_start_behind_the_fence_waits_and_says_so(app: Service) -> None:
-    """The clock was two hours ahead for long enough to be followed; a process starts after it was
-    set right."""
+    """The clock was two hours ahead long enough to be followed, and is then corrected."""
     await app.set_clock(STEP_US)
     await app.pass_time(CLOCK_HOLD_US)
     await app.maintain()

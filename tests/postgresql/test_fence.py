@@ -140,8 +140,7 @@ async def test_a_void_without_the_fence_is_caught(world: World) -> None:
 
 
 async def test_a_decision_of_another_process_is_returned_as_a_write_is(world: World) -> None:
-    """It may be committed on the primary alone; a transaction that only reads would not wait for
-    the synchronous standby."""
+    """A transaction that only reads would not wait for the synchronous standby."""
     transactions = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
     decide = world.store.decisions.decide
     seen: list[int] = []

@@ -50,8 +50,7 @@ class Recorded:
         self.recorder.log.chmod(0o666)
 
     async def run(self, draw: random.Random, *, weakened: str = "") -> list[Add]:
-        """Add through a service, with checkpoints, and kill the server; *weakened* is a setting
-        that is turned off after the service started."""
+        """Add through a service, with checkpoints, perhaps with a setting off; kill the server."""
         server, recorder = self.server, self.recorder
         server.make_folder()
         server.run(
@@ -97,8 +96,7 @@ class Recorded:
     async def lost(
         self, disk: Disk, how: str, draw: random.Random, adds: list[Add], at: int
     ) -> int:
-        """Start a server on what is left of *disk*; return how many adds it lost of those that were
-        answered before *at*."""
+        """Start a server on the rest of *disk*; return how many adds answered before *at* it lost."""
         after = PostgresqlServer(self.place / "after")
         after.make_folder()
         disk.leave(after.data, draw, how)

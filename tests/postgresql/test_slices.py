@@ -117,8 +117,7 @@ READS: dict[str, Callable[[Log], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("read", READS)
 async def test_a_read_of_now_opens_no_older_slice(log: Log, read: str) -> None:
-    """Each partition that a statement may look at is opened and locked, with its indexes: with 740
-    of them that takes a second, and a few statements at once fill the server's table of locks."""
+    """Each partition that a statement may read is opened and locked: 740 of them take a second."""
     now_slice = max(each for each in range(FIRST_SLICE, SLICES_END, SLICE) if each <= NOW)
     assert now_slice > FIRST_SLICE
     plans: list[str] = []

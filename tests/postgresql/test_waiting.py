@@ -39,8 +39,7 @@ async def test_a_decision_waits_no_longer_than_a_write_may_take(world: World) ->
 
 
 async def test_a_replayed_append_waits_for_the_standby(world: World) -> None:
-    """A commit that writes no WAL would not wait for the synchronous standby, which may lack the
-    event that was found."""
+    """A commit without WAL would not wait for the standby, which may lack the event."""
     await world.store.events.append(world.namespace, [add()])
     connection, transaction = await world.stalled(add())
     before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")

@@ -323,8 +323,7 @@ class CounterMachine(RuleBasedStateMachine):
         key_ttl=st.sampled_from([MINUTE, 2 * MINUTE]),
     )
     def change_settings(self, accept_limit: str, future_limit: int, key_ttl: int) -> None:
-        """Each holds at once, but for the accept limit: that waits for a slice that no process can
-        have written to."""
+        """Each holds at once, except the accept limit, which waits for an unused slice."""
         body = {"accept_limit": accept_limit, "future_limit": f"{future_limit}us"}
         body["key_ttl"] = f"{key_ttl}us"
         answer = self.run(self.rest.http.put(self.rest.path(), json=body))

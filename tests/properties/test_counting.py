@@ -31,8 +31,7 @@ class OverSqlite(CounterMachine):
 
 
 class OverPostgresql(CounterMachine):
-    """Two processes: a send goes to one of them in turn, its hedge to the other, and both roll up
-    everything at once."""
+    """Two processes: sends alternate, hedges go to the other, and both roll up at once."""
 
     storage = "postgresql"
 
@@ -78,8 +77,7 @@ class OverMemory(StallingMachine):
 
 
 class OverCassandra(StallingMachine):
-    """The adapter as it is, over three simulated replicas. Strict, for a guard in memory forgets
-    payloads at a restart."""
+    """Over three simulated replicas. Strict, because a guard in memory forgets at a restart."""
 
     storage = "simulated"
     payload_check = "strict"

@@ -94,8 +94,7 @@ class Service:
                     self.counts[name] -= delta
 
     def add(self, counter: str, delta: int, key: str) -> datetime:
-        """The time of a key's add: a new one if the key is forgotten, or was not counted in
-        time."""
+        """The time of a key's add: a new one if the key expired, or was not counted in time."""
         time_us, expires_us = self.keys.get(key, (self.now_us, 0))
         token = Token(key.encode().rjust(64), time_us)
         if expires_us <= self.now_us or not self.send(token, [(counter, delta)]):

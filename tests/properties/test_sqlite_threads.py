@@ -204,8 +204,7 @@ class World:
                 self.seen["read failed"] += 1
 
     async def check_read(self, service: CounterService, namespace: Namespace) -> None:
-        """Read exactly: all that was acknowledged before, nothing that begins later, and each
-        atomic add whole."""
+        """Read all adds acknowledged before, none begun later, and atomic adds whole."""
         self.seen["read"] += 1
         began = self.now()
         if self.draw.random() < 0.3:

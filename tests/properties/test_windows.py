@@ -66,8 +66,7 @@ def test_no_event_lands_in_a_closed_window(
 def test_a_window_is_open_until_the_last_add_of_it_can_have_landed(
     namespace: Namespace, event_us: int
 ) -> None:
-    """Its age is checked by a clock that is behind, at the last instant that lets it pass; it lands
-    just in time; and a clock that is ahead asks."""
+    """By a slow clock at the last instant, a landing just in time, and a fast clock that asks."""
     dataset = namespace.dataset
     checked_us = event_us + accept_limit_at(namespace, event_us) + dataset.clock_skew_max_us
     landed_us = checked_us + dataset.write_timeout_us

@@ -43,8 +43,7 @@ class _Held(NamedTuple):
 
 
 class CacheServer:
-    """What a server holds. It holds at most *items_max* values, and evicts the least recently used;
-    0 is no bound."""
+    """The values of a server: at most *items_max*, by least recent use; 0 is no bound."""
 
     def __init__(
         self, at: Callable[..., None], now_us: Callable[[], int], random: Random, items_max: int = 0
@@ -121,8 +120,7 @@ class CacheServer:
 
 
 class _Thread:
-    """In place of :class:`counter.storage.shared.bridge.Worker`: work that gives way to the loop
-    wherever it waits for a server."""
+    """Replaces :class:`counter.storage.shared.bridge.Worker`: yields to the loop when it waits."""
 
     def __init__(
         self, name: str, work: Callable[[Any], Any], done: Callable[[Any, Any], None]
@@ -170,8 +168,7 @@ class _Thread:
 
 
 class _Connection:
-    """A connection to one server. An answer that was not waited for any more is read by who waits
-    next, unless the connection was closed."""
+    """A connection to a server. The next caller discards a response that was given up."""
 
     def __init__(self, server: CacheServer) -> None:
         self._server = server

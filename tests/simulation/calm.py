@@ -47,8 +47,7 @@ async def _whatever_it_takes(_: int) -> AsyncIterator[None]:
 
 @contextmanager
 def no_deadline_by_the_wall() -> Iterator[None]:
-    """Let the fake clock alone say how long a statement took: the wall's goes on while the machine
-    that runs the test is busy with other things."""
+    """Measure statements by the fake clock alone: the machine may be busy."""
     with ExitStack() as patches:
         for module in ("events", "decisions"):
             for store in ("cassandra", "postgresql"):

@@ -126,8 +126,7 @@ class Partition:
         }
 
     def restamped(self, stamp_us: int) -> "Partition":
-        """The same at another write timestamp, deletions just before it, as Paxos has it: what is
-        deleted and written at once is written."""
+        """Return this at another write timestamp, deletions just before it, as Paxos does."""
 
         def cell(each: Cell) -> Cell:
             return each._replace(stamp_us=stamp_us - each.deleted)

@@ -39,8 +39,7 @@ def check(config: Config, history: History, final: Sequence[Seen]) -> list[str]:
 
 
 def _is_forgotten(config: Config, first: Changed, second: Changed) -> bool | None:
-    """Whether the key of *first* was forgotten when *second* used it; None if that depends on when
-    they were handled, and by which clocks."""
+    """Whether the key of *first* had expired when *second* used it; None if unsure."""
     (before,), (sent,) = first.requests, second.requests
     doubt_us, ttl_us = 2 * config.skew_us, config.key_ttl_us
     if before.status and sent.sent_us > (before.answered_us or 0) + ttl_us + doubt_us:
@@ -147,8 +146,7 @@ class _Counters:
                     yield f"at last, change {changed.plan.number} counts in part"
 
     def misplaced(self, history: History) -> Iterator[str]:
-        """Counters that are listed at the end although they were deleted, or that are not listed
-        although something came after every delete."""
+        """Find deleted counters that are listed at the end, and others that are not."""
         for (namespace, counter), items in self._items.items():
             if namespace not in history.listed:
                 continue
@@ -211,8 +209,7 @@ class _Counters:
         return Need(alone and must, True)
 
     def _may_be_glimpsed(self, item: Item, void_us: int, seen: Seen) -> bool:
-        """Whether a read may show what is void: a write that was given up may land after its window
-        was closed, and stay in view until its decision is carried out and reported."""
+        """Whether a read may show a void write: one that landed after its window was closed."""
         config = self._config
         if item.event_time_us is None or seen.sent_us > void_us:
             return False

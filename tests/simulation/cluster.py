@@ -386,8 +386,7 @@ class Cluster:
     def _seen_by(
         self, node: Node, select: _Select, at_once: bool = False
     ) -> dict[Key, Partition] | None:
-        """What a node holds of what is asked for; None where the table is gone. What is answered
-        at once need not be a copy."""
+        """What a node holds of a query; None if the table is gone. It need not be a copy."""
         table = node.tables.get(select.table)
         if table is None:
             return None

@@ -22,8 +22,7 @@ CENTERS: Final = ("dc1", "dc2")
 
 
 class Met(NamedTuple):
-    """What a statement meets: how long it is held, whether its answer, or it itself, is
-    lost, and whether its coordinator gives it up half done."""
+    """What happens to a statement: a delay, a loss, or a coordinator that gives up."""
 
     hold_us: int = 0
     loses: bool = False

@@ -108,8 +108,7 @@ def _with_coarse_clocks(config: Config, random: Random) -> Config:
 
 
 def _have_partitions_fail(plan: Plan, random: Random) -> None:
-    """Have no nodes and data centers: what would strike them strikes partitions. And have faults
-    and reads go on until windows close, which is later where clocks are coarse."""
+    """Let partitions fail instead of nodes, and go on until windows close by coarse clocks."""
     config, late_us = plan.config, plan.config.lag_us + 2 * plan.config.window_us
     plan.config = replace(
         config, end_us=config.end_us + late_us, nodes_us=(0, 0, 0), levels=None, homes=(),
@@ -131,8 +130,7 @@ def _have_partitions_fail(plan: Plan, random: Random) -> None:
 
 
 def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
-    """Have a process start with a clock far out of its bound, and namespaces be created and changed
-    meanwhile, by any process: whatever it writes, all processes would go by."""
+    """Start a process with a wrong clock, and create and change namespaces meanwhile."""
     config = plan.config
     if config.end_us > MINUTE or random.random() < 0.6:
         return
@@ -206,8 +204,7 @@ def _rebirths(config: Config, random: Random) -> list[Rebirth]:
 
 
 class Drawing:
-    """Draws the steps of a plan; its counters' names begin with *prefix*, its changes' numbers
-    with *first*."""
+    """Draws the steps of a plan; *prefix* begins its counters' names, *first* its numbers."""
 
     def __init__(self, plan: Plan, random: Random, prefix: str = "", first: int = 1) -> None:
         self._plan = plan

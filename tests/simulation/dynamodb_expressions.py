@@ -110,15 +110,13 @@ class _Parser:
 
 @lru_cache
 def condition(text: str) -> Condition:
-    """Return the condition of *text*: true of an item, which is empty where there is none, and of
-    the values that the text names."""
+    """Return the condition of *text*: a predicate of an item, empty if missing, and its values."""
     return _Parser(text).whole()
 
 
 @lru_cache
 def key_condition(text: str) -> tuple[Condition, str, Sequence[str]]:
-    """Return the condition of a query, the name of its partition, and what bounds the sort key: an
-    operator and names of values, or nothing."""
+    """Return a query's condition: the partition's name, and the bound of its sort key, if any."""
     parser = _Parser(text)
     whole = parser.whole()
     (name, operator, operand), *sorts = parser.compares

@@ -199,8 +199,7 @@ class Server:
     # Writes.
 
     def _planned(self, action: str, request: Mapping[str, Any]) -> tuple[_Place, Encoded | None]:
-        """Return where an action writes, and what; None: nothing is left. Raises what refuses
-        it."""
+        """Return where an action writes, and what; None deletes. Raises its refusal."""
         if unknown := request.keys() - _WRITES[action].split():
             raise NotImplementedError(f"{action} with {unknown}")
         name, values = request["TableName"], request.get("ExpressionAttributeValues", {})

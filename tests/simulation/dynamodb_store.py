@@ -92,8 +92,7 @@ class SimulatedStore(DynamodbStore):
 
 
 class CalmStore(SimulatedStore):
-    """A store that finds its schema applied, whose requests take no time, and whose clock is the
-    server's."""
+    """A store with its schema, immediate requests, and the clock of the server."""
 
     def __init__(self, dataset: Dataset, clock: FakeClock, server: Server) -> None:
         super().__init__(options_for(), clock, server)

@@ -166,8 +166,7 @@ class _Token:
 
 
 def limit_at(namespace: Namespace, time_us: int) -> int:
-    """The accept limit of *time_us*. Where another one was announced, and not set: the one that was
-    set before, because the announcement may have landed too late for every process to have it."""
+    """The accept limit of *time_us*; if another was announced and not set, the one before it."""
     starts_us = sorted({era.from_us for era in (*namespace.eras, *namespace.closing_eras)})
     for from_us in [each for each in starts_us if each <= time_us][::-1]:
         limit_us = accept_limit_at(namespace, from_us)

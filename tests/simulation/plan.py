@@ -90,8 +90,7 @@ class Config:
 
     @property
     def is_split(self) -> bool:
-        """Whether each of two data centers is read for itself: a read in one may miss what was not
-        acknowledged, and a read in the other one sees."""
+        """Whether a read in one data center may miss an unacknowledged write of the other."""
         return self.levels is not None and self.levels[1] == LOCAL and len({*self.homes}) > 1
 
     @property

@@ -115,8 +115,7 @@ def _night(plan: Plan, random: Random) -> None:
 
 
 def _eras(plan: Plan, random: Random) -> None:
-    """Have a changed accept limit, or its announcement, land late, and adds be around the limits
-    from then on: the process pauses meanwhile, and others go on."""
+    """Let a changed accept limit, or its announcement, land late, with adds around the limits."""
     config = plan.config
     if not _is_plain(config) or config.wrong_us or config.apis < 2 or random.random() > 0.55:
         return
@@ -140,8 +139,7 @@ def _eras(plan: Plan, random: Random) -> None:
 
 
 def _spread(plan: Plan, random: Random, late_us: int, again_us: int) -> None:
-    """Have half of the steps begin so much later, and some tokens be sent again then, or up to
-    *again_us* after."""
+    """Delay half of the steps, and resend some tokens then, or up to *again_us* later."""
     steps: list[Step] = []
     for step in plan.steps:
         made = step
@@ -273,8 +271,7 @@ def _edges(plan: Plan, random: Random) -> None:
 
 
 def _exact(plan: Plan, random: Random) -> None:
-    """Adds that arrive when they are just as old as may be, or a microsecond off; what marks their
-    window comes before."""
+    """Adds that arrive at the limit of their age, or a microsecond off, in a marked window."""
     config = plan.config
     if random.random() > (0.6 if config.retention_us == _RETENTION_US else 0.3):
         return

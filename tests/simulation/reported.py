@@ -159,8 +159,7 @@ def problems_of(
 
 
 def names_of(changed: Changed) -> Iterator[tuple[bytes, int]]:
-    """Of each item: the nonce of its token, as clients make it, and its number, as the service
-    counts the items of an atomic add."""
+    """For each item, the nonce of its token, and its number in an atomic add."""
     plan = changed.plan
     for place, item in enumerate(changed.items):
         nonce, number = plan.nonce, 0

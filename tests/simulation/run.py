@@ -221,8 +221,7 @@ class _Run:
             await asyncio.sleep(0.1)
 
     async def _asked(self, ask: Callable[[], Awaitable[Answer]], *wanted: int) -> None:
-        """Ask until the status is one of *wanted*, as often as it is said to make sense. Raises
-        TimeoutError."""
+        """Ask until the status is one of *wanted*, following Retry-After. Raises TimeoutError."""
         async with asyncio.timeout(_ASKED_S):
             status, answer = await ask()
             while status not in wanted:
@@ -463,8 +462,7 @@ class _Run:
             found_problems.set_result([f"the audit failed: {error!r}"])
 
     def _may_land_late(self) -> set[tuple[str, str]]:
-        """Counters of adds that no client asks about: a write that lands in a closed window is not
-        counted until somebody does."""
+        """Counters of unresolved adds: writes into closed windows count only when resolved."""
         return {
             (changed.plan.namespace, item.counter)
             for changed in self._clients.history.changes
@@ -516,8 +514,7 @@ def _accept_ms(config: Config, fault: Fault) -> int:
 async def mismatches(
     application: Application, now_us: int, but: Set[tuple[str, str]] = frozenset()
 ) -> AsyncIterator[str]:
-    """What an audit by the process of *application* finds wrong, or cannot tell, *but* these
-    counters of namespaces."""
+    """What an audit by *application* finds wrong, except these counters of namespaces."""
     store = application.store
     for dataset in await store.control.datasets():
         latest_us = max(each.end_us for each in await store.control.slices(dataset))

@@ -26,8 +26,7 @@ class Settling:
         self._final: list[Seen] = []
 
     async def whole(self, slowest_us: int = 0) -> tuple[list[Seen], list[str]]:
-        """The reads of the end, and what is wrong. Windows may close so much later than the plan's
-        settings say."""
+        """The final reads, and what is wrong. Windows may close this much later than planned."""
         config = self._plan.config
         await self.ask_again()
         await asyncio.sleep(self._ahead_us() / SECOND)

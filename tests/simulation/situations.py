@@ -176,8 +176,7 @@ class Watch:
             self._landed(*sent)
 
     def _landed(self, namespace: Namespace, from_us: int, sent_us: int) -> None:
-        """Note other accept limits that landed when a copy of the directory without them may write
-        an event of theirs."""
+        """Note accept limits that landed while an older copy of the directory may be in use."""
         dataset, now_us = namespace.dataset, self._now_us()
         ahead_us = min(FUTURE_LIMIT_MAX_US, dataset.slice_us) + settling_time(dataset)
         if from_us <= now_us + ahead_us and self._advanced_us.get(namespace.id, 0) > sent_us:

@@ -23,8 +23,7 @@ _Test = tuple[slice, Callable[[Any, Any], bool], tuple[Term, ...]]
 
 @lru_cache(maxsize=8_192)
 def _key_terms(statement: Statement, schema: Schema) -> tuple[tuple[Term, bool], ...]:
-    """The term of each column of the partition key, and whether it is a sequence of several values;
-    nothing if *statement* names no partition."""
+    """The terms of the partition key, and whether each is a list; nothing without a partition."""
     if statement.verb == "insert":
         given = dict(statement.assigned)
         return tuple((given[name], False) for name in schema.partition)
@@ -129,8 +128,7 @@ def filter_of(
 
 @lru_cache(maxsize=8_192)
 def _places(statement: Statement, schema: Schema) -> tuple[tuple[int, Any], ...]:
-    """Where the value of each column that *statement* shows is: 0 and its place in the partition
-    key, 1 and its place in the clustering key, or 2 and its name."""
+    """Where the value of each column of *statement* is: in a key, by place, or in a cell."""
     keys = (schema.partition, schema.clustering)
     return tuple(
         next(

@@ -16,8 +16,7 @@ START_US = 1_000_000_000 * SECOND
 
 
 def history(key: str | None) -> tuple[History, list[Seen]]:
-    """An add whose first attempt is given up and glimpsed, then not seen, and counted at last under
-    a time of half a minute later."""
+    """An add that is given up and glimpsed, then not seen, and counted half a minute later."""
     plan = Change(0, 21, "add", NAME, (("c", 1),), 21, 0, key, (Attempt(0, 0, retry=False),))
     changed = Changed(plan, START_US, requests=[Sent(START_US, 0)])
     last_us = START_US + 30 * SECOND
@@ -62,8 +61,7 @@ def test_only_a_delete_that_was_applied_takes_a_counter_off_the_list(applied: bo
 
 
 def used_again(after_us: int, count: int, *, is_conflict: bool = False) -> list[str]:
-    """What is wrong if a key that is remembered for 4 s is used again so long after its first use,
-    and *count* is read at last."""
+    """What is wrong if a key with a TTL of 4 s is used again, and *count* is read at last."""
     changes = []
     for place, sent_us in enumerate((START_US, START_US + after_us)):
         delta, answered_us = BASE**place, sent_us + 1_000

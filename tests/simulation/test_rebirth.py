@@ -136,8 +136,7 @@ async def test_a_creation_that_lost_a_race_and_lands_later_makes_a_whole_namespa
 
 
 async def test_a_deleted_namespace_is_not_read_once_its_name_is_in_use_again() -> None:
-    """By a process with an old copy of the directory, although the process that deleted it died
-    before it had taken the watermarks away."""
+    """With an old copy of the directory, and a deletion that was interrupted."""
     processes = Processes()
     one, reader = await processes.another(), await processes.another()
     deleted = await make_namespace(one)

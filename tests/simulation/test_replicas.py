@@ -114,8 +114,7 @@ async def test_a_write_that_one_replica_has_in_time_is_not_acknowledged(
 async def test_a_recount_is_pending_until_its_row_is_on_enough_replicas(
     processes: Processes,
 ) -> None:
-    """A read of the head repairs the head alone: if the recount were gone there, a reader that
-    folds the rows for another recount would take the row as it was."""
+    """Otherwise a read that repairs only the head would hide the recount from readers."""
     store = await processes.another()
     namespace = await plain_namespace(store)
     pending = Pending(T0 + WINDOW, NOW)
@@ -184,8 +183,7 @@ async def test_a_write_that_a_data_center_did_not_acknowledge_fails(cut: tuple[i
 
 @pytest.mark.parametrize("levels", [("EACH_QUORUM", "LOCAL_QUORUM"), ("ALL", "LOCAL_QUORUM")])
 async def test_an_event_found_in_one_data_center_counts_in_each(levels: tuple[str, str]) -> None:
-    """Regression: a worker took an atomic add for whole that its own data center alone had, and a
-    recount in the other one counted the one item that had got there."""
+    """Regression: an atomic add that was whole in one data center counted in part in the other."""
     processes = Processes((0, 0, 1), Placement((("", 1),), *levels))
     stores = [await processes.another(center) for center in (0, 1)]
     namespace = await plain_namespace(stores[0])

@@ -83,8 +83,7 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
 
 @pytest.mark.parametrize(("seed", "crowds"), [(20_000_001, 30), (260_002_974, 0)])
 def test_a_late_event_may_count_when_its_window_is_recomputed(seed: int, crowds: int) -> None:
-    """Its client got no response, and of the second one the process that decided that it does not
-    count died before it hid it."""
+    """Its client got no response, and the process that voided it died before it hid it."""
     assert run_seed(seed, crowds=crowds).problems == []
 
 

@@ -115,8 +115,7 @@ def token(time_us: int) -> Token:
 async def test_an_accurate_read_asks_for_the_partitions_of_now_and_not_for_days_to_come(
     world: World,
 ) -> None:
-    """The ones of this hour and of the one before, in few statements. A process that does not know
-    the time has to ask for all of them."""
+    """Those of this hour and the last one; without a sure clock, all of them."""
     one, lost = await world.begin(), await world.process(-SECOND)
     namespace = one.service.namespaces.get("one")
     for process in (one, lost):

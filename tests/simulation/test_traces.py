@@ -196,8 +196,7 @@ def test_client_observations_are_compared() -> None:
 def test_an_accept_limit_that_was_only_announced_leaves_the_one_before(
     old_us: int, new_us: int
 ) -> None:
-    """Regression: windows seemed to be closed by one of the two before adds were late by the other,
-    if the announcement landed late."""
+    """Regression: windows closed by one limit before adds were late by the other."""
     settings = replace(Settings().default_namespace(), accept_limit_us=old_us)
     eras = (Era(0, old_us),)
     namespace = Namespace(1, "one", settings, eras, DEFAULT_DATASET, START_US, 1)

@@ -278,8 +278,7 @@ class World(Requests):
             self.watch.reached.add(situation)
 
     def pause_us(self) -> int:
-        """How long a worker pauses: soon enough after a window is closed to meet what lands in it a
-        little too late; longer when no client has asked for anything since."""
+        """How long a worker pauses: soon after a window closes, longer without requests."""
         config = self.config
         idle_us = self.loop.now_us - self._asked_us
         return _PAUSE_US if idle_us < config.window_us + config.lag_us else _IDLE_PAUSE_US
@@ -382,8 +381,7 @@ def _bounded(config: Config) -> Iterator[None]:
 
 @contextmanager
 def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[str]]:
-    """Have all chance come from the seed, all time from *now_s*, and bounds be as *config* says;
-    yields what the service logs as its own faults."""
+    """Take all randomness from the seed, and time from *now_s*; yields logged internal errors."""
     seed = config.seed
     source = Random(f"urandom {seed}")
     faults = _Faults()

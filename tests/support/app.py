@@ -43,8 +43,7 @@ every_store = pytest.mark.parametrize(
 
 
 def forget_applications() -> None:
-    """FastAPI caches what kind of callable each route's handler is, and a handler of ours holds its
-    application: without this, thousands of applications stay in memory."""
+    """Clear FastAPI's cache of handlers, which keeps thousands of applications in memory."""
     for cached in vars(sys.modules.get("fastapi.dependencies.models", object)).values():
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
@@ -64,8 +63,7 @@ class App:
         beside: "App | None" = None,
         **settings: Any,
     ) -> None:
-        """*over_socket*, requests come over a connection, and may take the fast lane; *beside*
-        another one, both are processes over one store."""
+        """*over_socket* allows the fast lane; *beside* another one, both share a store."""
         self._api = need("api.app")
         self._settings = need("counter.config.settings").Settings(
             data=directory,
@@ -175,8 +173,7 @@ async def running(
 
 @contextmanager
 def bounds_of_a_few() -> Iterator[None]:
-    """Have what is kept in memory, or read at once, hold next to nothing: all of it is bounded, and
-    what happens at the bound must not wait for a million counters."""
+    """Shrink every bound of memory and of reads, so that tests reach it with few counters."""
     with (
         patch("counter.storage.sqlite.live._IDS_MAX", 2),
         patch("counter.storage.sqlite.live._SUMS_MAX", 3),

@@ -45,8 +45,7 @@ SLOW_FIXTURES = frozenset(
 def running_cluster(
     shape: Shape, around: Callable[[Cluster], AbstractContextManager[object]] = nullcontext
 ) -> Iterator[Cluster]:
-    """A cluster like *shape*, started, at free addresses; gone at the end. It lives within
-    *around*."""
+    """A started cluster like *shape* at free addresses, below *around*; gone at the end."""
     needed = cluster_jars.missing() if shape.nodes else None
     if shape.memcached:
         needed = needed or cluster_servers.memcached_missing()

@@ -46,8 +46,7 @@ class Disk:
 
 @contextmanager
 def mounted(path: Path, size: str) -> Iterator[Disk]:
-    """A disk at *path*, gone at the end. Skips where the system does not let us mount one, in the
-    gate too: tests/http plants the same faults into the store itself."""
+    """A disk at *path*, gone at the end. Skips if the system does not allow mounts."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("mounting a disk takes root and the mount command")
     path.mkdir(parents=True)

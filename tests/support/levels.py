@@ -269,8 +269,7 @@ def imports_of(path: str) -> tuple[str, ...]:
 
 
 def _path_of(name: str) -> str | None:
-    """Return the path of what is imported by *name*. A package means all of its modules, and any
-    module of a store the whole store."""
+    """Return the path of import *name*: a package means all its modules, a store all of its."""
     path = name.replace(".", "/")
     if path.startswith(_STORES):
         return "/".join(path.split("/")[: _STORES.count("/") + 1])

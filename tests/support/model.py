@@ -105,8 +105,7 @@ class Model:
         )
 
     def counts(self, counter: str, as_of_us: int) -> set[int]:
-        """Every count that may be given as of an instant: a token that was resolved later may be
-        in it, or not yet."""
+        """Every count that may be returned as of an instant: later resolutions are optional."""
         surely: list[tuple[Send, int]] = []
         perhaps: list[tuple[Send, int]] = []
         for send, delta in self.sends(counter):

@@ -59,8 +59,7 @@ class ClockedDatabase(PostgresqlDatabase):
 
 
 class ClockedStore(PostgresqlStore):
-    """A store over a schema that a :class:`FreshStore` made; the server's clock is *clock*, and so
-    is the process's unless it has *own*."""
+    """A store over the schema of a :class:`FreshStore`; *clock* is the server's clock."""
 
     def __init__(
         self, options: PostgresqlOptions, clock: FakeClock, own: Clock | None = None

@@ -106,8 +106,7 @@ class Disk:
     def __init__(
         self, under: Path, mapped_size: int = 0, *, syncs_names_with_files: bool = False
     ) -> None:
-        """With *syncs_names_with_files* the sync of a new file syncs its name, too, as those of
-        ext4 and XFS do."""
+        """*syncs_names_with_files*: the sync of a new file syncs its name, as on ext4 and XFS."""
         self._under = under
         self._syncs_names_with_files = syncs_names_with_files
         self._mapped_size = mapped_size

@@ -7,8 +7,7 @@ from tests.support.needs import miss
 
 
 def promtool(*arguments: str, given: str = "") -> str:
-    """What promtool says of *arguments*, with *given* to read. Raises CalledProcessError, and
-    shows what it said, where it finds fault."""
+    """The output of promtool for *arguments* and input *given*. Raises CalledProcessError."""
     if shutil.which("promtool") is None:
         miss("there is no promtool (Debian: apt-get install prometheus)")
     done = subprocess.run(

@@ -32,8 +32,7 @@ def entries_of(index: bytes) -> list[tuple[int, bytes, int]]:
 
 
 def _number(body: bytes, at: int) -> tuple[int, int]:
-    """The number at *at*, and where it ends. Its first byte has as many leading ones as bytes
-    follow it."""
+    """The number at *at*, and its end. The leading ones of its first byte count the rest."""
     more = 8 - (body[at] ^ 0xFF).bit_length()
     value = body[at] & 0xFF >> more
     for byte in body[at + 1 : at + 1 + more]:

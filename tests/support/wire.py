@@ -43,8 +43,7 @@ class Wire:
         return self.server.server_state.connections
 
     async def tell(self, *parts: bytes, tls: ssl.SSLContext | None = None) -> bytes:
-        """All that comes back, until the service closes, on a connection that *parts* are sent on,
-        each part for itself."""
+        """All bytes received until the service closes, after sending *parts* one by one."""
         reader, writer = await self.connect(tls)
         try:
             for part in parts:
