@@ -96,7 +96,7 @@ class Recorded:
     async def lost(
         self, disk: Disk, how: str, draw: random.Random, adds: list[Add], at: int
     ) -> int:
-        """Start a server on the rest of *disk*; return how many adds answered before *at* it lost."""
+        """Start a server on the rest of *disk*; return how many answered adds it lost."""
         after = PostgresqlServer(self.place / "after")
         after.make_folder()
         disk.leave(after.data, draw, how)
