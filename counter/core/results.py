@@ -1,10 +1,30 @@
-"""Define the credentials and results of adds, and tally results for the metrics."""
+"""Define the credentials and results of adds, and tally their outcomes.
+
+What one add can come to, and its name in each place that has one. *Guarded* is what the cache has
+recorded about a token, *Written* what the store did with the event, *Outcome* the decision about a
+late token. The tally is that of the metrics; ``replayed``, or a problem's code, is in the response,
+and a CloudEvent's outcome is the tally's of its adds, or ``ignored`` if no rule matches its type.
+
+===========================  ==========  ==========  =======  ============  ===================
+what happened                Guarded     Written     Outcome  tally         response
+===========================  ==========  ==========  =======  ============  ===================
+counted now                  NEW         NEW                  original      false
+counted before               SAME        REPLAYED             replayed      true
+counted, now or before       UNVERIFIED  UNVERIFIED           unverified    null
+token of another payload     OTHER       CONFLICT             conflict      token_conflict
+late; counted before                     LATE        APPLIED  late_applied  true
+late; never counted                      LATE        VOID     voided        token_too_old
+best-effort counter changed                                   best_effort   null
+nothing was written                                           refused       the refusal's code
+not known; ask again                                          unknown       the failure's code
+===========================  ==========  ==========  =======  ============  ===================
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import update_wrapper
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 from counter.errors import (
     ClockSkewError,
@@ -31,7 +51,6 @@ TALLIED: Final[Mapping[Written, str]] = {
     Written.NEW: "original",
     Written.REPLAYED: "replayed",
     Written.UNVERIFIED: "unverified",
-    Written.CONFLICT: "conflict",
 }
 #: The ``replayed`` field of the answer to an acknowledged event.
 REPLAYED: Final[Mapping[Written, bool | None]] = {
@@ -67,42 +86,45 @@ class Added(NamedTuple):
     replayed: bool | None
 
 
-class Tallying(Protocol):
-    """An object that tallies outcomes of adds, by :data:`TALLIES`."""
+class AddTally(dict[str, int]):
+    """Adds and clears by outcome, since the process began: by the names of :data:`TALLIES`. An
+    atomic add counts once for each item."""
 
-    tally: dict[str, int]
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(TALLIES, 0))
 
+    def wrote(self, outcomes: Sequence[Written | CounterError]) -> None:
+        """Tally *outcomes* of the store, but not CONFLICT and LATE: these are preliminary, and end
+        in an error or in a resolution."""
+        counted = 0
+        for outcome, name in TALLIED.items():
+            if counted == len(outcomes):
+                return
+            number = outcomes.count(outcome)
+            self[name] += number
+            counted += number
+        for each in outcomes:
+            if isinstance(each, CounterError):
+                self.failed(each)
 
-_P = ParamSpec("_P")
-_Self = TypeVar("_Self", bound=Tallying)
-_Answer = TypeVar("_Answer")
-_Method = Callable[Concatenate[_Self, _P], Coroutine[Any, Any, _Answer]]
+    def failed(self, error: CounterError, adds: int = 1) -> None:
+        """Tally *adds* that ended in *error*."""
+        if isinstance(error, TokenConflictError):
+            self["conflict"] += adds
+        elif isinstance(error, TokenTooOldError) and error.applied is False:
+            self["voided"] += adds
+        elif isinstance(error, OverloadedError | RateLimitedError | ClockSkewError):
+            self["refused"] += adds
+        elif isinstance(error, UnavailableError | TokenPendingError) or error.status >= 500:
+            self["unknown"] += adds
+        else:
+            self["refused"] += adds
 
-
-def count_failure(tally: dict[str, int], error: CounterError, adds: int = 1) -> None:
-    """Tally *adds* that ended in *error*.
-
-    Conflicts and resolved late tokens are ignored here, because they are tallied where they are
-    detected.
-    """
-    if isinstance(error, TokenConflictError):
-        return
-    if isinstance(error, TokenTooOldError) and error.applied is False:
-        return
-    is_open = isinstance(error, UnavailableError | TokenPendingError) or error.status >= 500
-    nothing_done = isinstance(error, OverloadedError | RateLimitedError | ClockSkewError)
-    tally["unknown" if is_open and not nothing_done else "refused"] += adds
-
-
-def counts_failures(method: _Method[_Self, _P, _Answer]) -> _Method[_Self, _P, _Answer]:
-    """Decorate *method*, which does one add, to tally the errors that it raises."""
-
-    async def counted(self: _Self, /, *args: _P.args, **named: _P.kwargs) -> _Answer:
+    @contextmanager
+    def failures(self, adds: int = 1) -> Iterator[None]:
+        """Tally an error that the block raises, as the outcome of *adds*."""
         try:
-            return await method(self, *args, **named)
+            yield
         except CounterError as error:
-            count_failure(self.tally, error)
+            self.failed(error, adds)
             raise
-
-    update_wrapper(counted, method)
-    return counted

@@ -21,17 +21,7 @@ from counter.core.namespaces import Namespaces
 from counter.core.rate_limits import UNLIMITED, Allowance, BatchAllowance
 from counter.core.read import CountReader
 from counter.core.resolve import Resolver, conflict
-from counter.core.results import (
-    REPLAYED,
-    TALLIED,
-    TALLIES,
-    Add,
-    Added,
-    Credential,
-    Keyed,
-    count_failure,
-    counts_failures,
-)
+from counter.core.results import REPLAYED, Add, Added, AddTally, Credential, Keyed
 from counter.core.write import EventWriter
 from counter.errors import (
     CounterError,
@@ -67,15 +57,28 @@ Done = Callable[[Written | CounterError], None]
 #: Writes the events of one namespace; returns an outcome, or an error, for each.
 Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | CounterError]]]
 
-_log = logging.getLogger("counter.turns")
-_Answer = TypeVar("_Answer")
+_log = logging.getLogger("counter.adds")
+_Result = TypeVar("_Result")
 _RERESERVE_ATTEMPTS_MAX: Final = 3
 #: Refusals of a list of adds that a single one of them may have caused.
 _OF_ONE: Final = (SliceMissingError, NamespaceUnknownError, TokenInFutureError)
 
 
 class CounterService:
-    """The counter service over its ports. It is stateless: any number of instances may run."""
+    """The counter service over its ports. It is stateless: any number of instances may run.
+
+    There are three kinds of add; the other methods prepare one of them:
+
+    * single: :meth:`add`, :meth:`clear` and :meth:`delete` do everything that an add can need:
+      they reserve the time of an arbitrary key, write, and resolve a late token;
+    * many: :meth:`add_many` writes all adds that are on time in one call of the store, and does
+      those that are late or have an arbitrary key by :meth:`add`. :meth:`add_events` is the same
+      for adds that all have tokens. :meth:`add_soon` makes one write of the adds that arrive in
+      one iteration of the event loop, from any number of requests;
+    * atomic: :meth:`add_atomic` counts all of its items or none. :meth:`add_keyed` does many.
+
+    Each ends in one outcome: the table in :mod:`counter.core.results`.
+    """
 
     def __init__(
         self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
@@ -88,22 +91,20 @@ class CounterService:
         self.load = Load(clock)
         self.namespaces = Namespaces(store, clock, guard)
         self._writer = EventWriter(store, clock, cache, guard, self.load, self.namespaces)
-        #: Adds and clears by outcome, since the process began.
-        self.tally = dict.fromkeys(TALLIES, 0)
+        self.tally = AddTally()
         #: CloudEvents of types without a rule.
         self.events_ignored = 0
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
         self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
-        self._turns = Turns(self._write_turn, self.load)
-        # Their own load: if the cache stalls, the adds of other counters must not look slow.
-        self._turns_of_changes = Turns(self._change_turn, Load(clock))
+        self._gatherer = AddGatherer(self._write_gathered, self.load)
+        # Its own load: if the cache stalls, the adds of other counters must not look slow.
+        self._best_effort_gatherer = AddGatherer(self._change_gathered, Load(clock))
         #: Adds that one batched write cannot do: those under way have tasks, others wait.
         self.one_by_one = Bounded("adds of batches are under way", limits.PENDING_WRITES_MAX)
         self._keyed = WeightedSemaphore(limits.KEYED_ADDS_AT_ONCE_MAX)
         self.resolver = Resolver(store, clock, guard, self.namespaces)
         self.reader = CountReader(store, cache, clock, guard)
 
-    @counts_failures
     async def add(
         self,
         namespace: Namespace,
@@ -116,39 +117,40 @@ class CounterService:
 
         The caller's *allowance* is charged for a late token, and for an arbitrary key."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            [value] = await self._change(namespace, [(counter, delta)])
-            if isinstance(value, CounterError):
-                raise value
-            return Added(counter, delta, self._clock.now_us(), None)
-        return await self._with_token(
-            namespace,
-            "add",
-            counter,
-            credential,
-            allowance,
-            lambda token: self._submit(
+            [result] = await self._change(namespace, [(counter, delta)])
+            if isinstance(result, CounterError):
+                raise result
+            return result
+        with self.tally.failures():
+            return await self._with_token(
                 namespace,
-                Event(counter, token.generation_time_us, token.nonce, 0, delta),
+                "add",
+                counter,
+                credential,
                 allowance,
-            ),
-        )
+                lambda token: self._submit(
+                    namespace,
+                    Event(counter, token.generation_time_us, token.nonce, 0, delta),
+                    allowance,
+                ),
+            )
 
     def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
-        """Count *event* together with the others of this turn of the event loop, then call *done*.
-        One of a best-effort counter is made by :meth:`change`.
+        """Count *event* with the others that arrive in this iteration of the event loop, then call
+        *done*. One of a best-effort counter is made by :meth:`change`.
 
         The outcomes LATE and CONFLICT are preliminary: :meth:`add` decides them. Returns False, and
         does nothing, if :meth:`add` must do the whole add.
         """
-        turns = self._turns
+        gatherer = self._gatherer
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            turns = self._turns_of_changes
+            gatherer = self._best_effort_gatherer
         elif not self._may_share_a_write(namespace, event):
             return False
         try:
-            turns.add(namespace, event, done)
+            gatherer.add(namespace, event, done)
         except OverloadedError as error:
-            count_failure(self.tally, error)
+            self.tally.failed(error)
             done(error)
         return True
 
@@ -164,7 +166,6 @@ class CounterService:
         """Return an add to a best-effort counter, which has no token, for :meth:`add_soon`."""
         return Event(counter, self._clock.now_us(), b"", 0, delta)
 
-    @counts_failures
     async def clear(
         self,
         namespace: Namespace,
@@ -173,24 +174,8 @@ class CounterService:
         allowance: Allowance = UNLIMITED,
     ) -> Added:
         """Set the counter to 0 as of the token's time: every earlier event is erased."""
-        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            await self._cache.clear(namespace, counter)
-            self.tally["best_effort"] += 1
-            return Added(counter, 0, self._clock.now_us(), None)
-        return await self._with_token(
-            namespace,
-            "clear",
-            counter,
-            credential,
-            allowance,
-            lambda token: self._submit(
-                namespace,
-                Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True),
-                allowance,
-            ),
-        )
+        return await self._clear(namespace, "clear", counter, credential, allowance, self._submit)
 
-    @counts_failures
     async def delete(
         self,
         namespace: Namespace,
@@ -199,20 +184,34 @@ class CounterService:
         allowance: Allowance = UNLIMITED,
     ) -> Added:
         """Clear the counter, and take its name off the list until it has a later event."""
-        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            return await self.clear(namespace, counter, credential, allowance)
-        return await self._with_token(
-            namespace,
-            "delete",
-            counter,
-            credential,
-            allowance,
-            lambda token: self._delete(
+        return await self._clear(namespace, "delete", counter, credential, allowance, self._delete)
+
+    async def _clear(
+        self,
+        namespace: Namespace,
+        operation: str,
+        counter: str,
+        credential: Credential,
+        allowance: Allowance,
+        submit: Callable[[Namespace, Event, Allowance], Awaitable[Added]],
+    ) -> Added:
+        with self.tally.failures():
+            if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+                await self._cache.clear(namespace, counter)
+                self.tally["best_effort"] += 1
+                return Added(counter, 0, self._clock.now_us(), None)
+            return await self._with_token(
                 namespace,
-                Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True),
+                operation,
+                counter,
+                credential,
                 allowance,
-            ),
-        )
+                lambda token: submit(
+                    namespace,
+                    Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True),
+                    allowance,
+                ),
+            )
 
     async def _delete(self, namespace: Namespace, event: Event, allowance: Allowance) -> Added:
         """Write the clear, leave the delete, have a worker look at the counter, and take the name
@@ -245,13 +244,7 @@ class CounterService:
     ) -> list[Added | CounterError]:
         """Do each add separately, with one commit for those on time; return an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            values = await self._change(namespace, [(each.counter, each.delta) for each in adds])
-            self._count_failures(values)
-            now_us = self._clock.now_us()
-            return [
-                value if isinstance(value, CounterError) else Added(counter, delta, now_us, None)
-                for (counter, delta, _), value in zip(adds, values, strict=True)
-            ]
+            return await self._change(namespace, [(each.counter, each.delta) for each in adds])
         if self._guard is not None:
             self._guard.check(namespace.dataset)
         results: list[Added | CounterError | None] = [None] * len(adds)
@@ -271,7 +264,7 @@ class CounterService:
         if early:
             # One refusal serves all: when the latest of them may be sent, all may.
             error = self._writer.in_future(namespace, max(early)[0], now_us, len(early))
-            count_failure(self.tally, error, len(early))
+            self.tally.failed(error, len(early))
             for _, index in early:
                 results[index] = error
         for index, answer in zip(fresh, await self._write_each(namespace, events), strict=True):
@@ -295,7 +288,6 @@ class CounterService:
             return await self._finish(namespace, answers, adds_of(events), allowance)
         return await self.add_many(namespace, adds_of(events), allowance)
 
-    @counts_failures
     async def add_atomic(
         self,
         namespace: Namespace,
@@ -308,18 +300,18 @@ class CounterService:
     ) -> list[Added]:
         """Count all the items under one token, or none of them. An arbitrary key is one of the
         *operation* and *scope*."""
-        self.require_events(namespace, "an atomic add")
-
-        return await self._with_token(
-            namespace,
-            operation,
-            scope,
-            credential,
-            allowance,
-            lambda token: self._submit_atomic(
-                namespace, _events_of_atomic(items, token), allowance
-            ),
-        )
+        with self.tally.failures(len(items)):
+            self.require_events(namespace, "an atomic add")
+            return await self._with_token(
+                namespace,
+                operation,
+                scope,
+                credential,
+                allowance,
+                lambda token: self._submit_atomic(
+                    namespace, _events_of_atomic(items, token), allowance
+                ),
+            )
 
     async def add_keyed(
         self, namespace: Namespace, lists: Sequence[Keyed], allowance: Allowance = UNLIMITED
@@ -397,8 +389,8 @@ class CounterService:
         target: str,
         credential: Credential,
         allowance: Allowance,
-        submit: Callable[[Token], Awaitable[_Answer]],
-    ) -> _Answer:
+        submit: Callable[[Token], Awaitable[_Result]],
+    ) -> _Result:
         """Submit with the credential's token; the first use of an arbitrary key reserves one."""
         if self._guard is not None:
             self._guard.check(namespace.dataset)
@@ -430,7 +422,7 @@ class CounterService:
             "the reserved time of the key expired repeatedly; retry", retry_after_us=limits.SECOND
         )
 
-    async def _write_turn(
+    async def _write_gathered(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | CounterError]:
         try:
@@ -442,40 +434,44 @@ class CounterService:
             # Nothing is written; one event may be the cause, so each is tried separately.
             return [Written.LATE] * len(events)
         except CounterError as error:
-            count_failure(self.tally, error, len(events))
+            self.tally.failed(error, len(events))
             return [error] * len(events)
-        for outcome in REPLAYED:
-            self.tally[TALLIED[outcome]] += outcomes.count(outcome)
-        self._count_failures(outcomes)
+        self.tally.wrote(outcomes)
         return outcomes
 
-    async def _change_turn(
+    async def _change_gathered(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | CounterError]:
-        values = await self._change(namespace, [(each.counter, each.delta) for each in events])
-        self._count_failures(values)
-        return [each if isinstance(each, CounterError) else Written.UNVERIFIED for each in values]
+        results = await self._change(namespace, [(each.counter, each.delta) for each in events])
+        return [each if isinstance(each, CounterError) else Written.UNVERIFIED for each in results]
 
     async def _change(
         self, namespace: Namespace, changes: Sequence[tuple[str, int]]
-    ) -> Sequence[int | CounterError]:
-        """Add each delta to its best-effort counter; return each value after it, or its error."""
-        values = await self._cache.increment_many(namespace, changes)
-        self.tally["best_effort"] += sum(not isinstance(each, CounterError) for each in values)
-        return values
-
-    def _count_failures(self, outcomes: Sequence[object]) -> None:
-        for each in outcomes:
-            if isinstance(each, CounterError):
-                count_failure(self.tally, each)
+    ) -> list[Added | CounterError]:
+        """Add each delta to its best-effort counter; return an outcome for each."""
+        try:
+            values = await self._cache.increment_many(namespace, changes)
+        except CounterError as error:
+            self.tally.failed(error, len(changes))
+            raise
+        now_us = self._clock.now_us()
+        results: list[Added | CounterError] = []
+        for (counter, delta), value in zip(changes, values, strict=True):
+            if isinstance(value, CounterError):
+                self.tally.failed(value)
+                results.append(value)
+            else:
+                self.tally["best_effort"] += 1
+                results.append(Added(counter, delta, now_us, None))
+        return results
 
     async def _submit(self, namespace: Namespace, event: Event, allowance: Allowance) -> Added:
         if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):
             [outcome] = await self._writer.write(namespace, (event,))
             if outcome is not Written.LATE:
                 return self._added(event, outcome)
-        await self._resolve(namespace, (event,), allowance)
-        return Added(event.counter, event.delta, event.event_time_us, True)
+        [added] = await self._resolve(namespace, (event,), allowance)
+        return added
 
     async def _submit_atomic(
         self, namespace: Namespace, events: Sequence[Event], allowance: Allowance
@@ -484,21 +480,17 @@ class CounterService:
         outcome: Written | UnavailableError = Written.LATE
         if not self._writer.is_late(namespace, time_us, self._clock.now_us()):
             outcome = await self._writer.write_atomic(namespace, events)
-        if outcome is Written.CONFLICT:
-            self.tally["conflict"] += len(events)
-            raise conflict(events[0])
         if outcome is not Written.LATE:
             return [self._added(event, outcome) for event in events]
-        await self._resolve(namespace, events, allowance)
-        return [Added(event.counter, event.delta, time_us, True) for event in events]
+        return await self._resolve(namespace, events, allowance)
 
     def _added(self, event: Event, outcome: Written | UnavailableError) -> Added:
-        """Return the answer to an event that was written. Raises its error otherwise."""
+        """Return the result of an event that was written. Raises its error otherwise."""
         if isinstance(outcome, UnavailableError):
             raise outcome
-        self.tally[TALLIED[outcome]] += 1
         if outcome is Written.CONFLICT:
             raise conflict(event)
+        self.tally.wrote((outcome,))
         return Added(event[0], event[4], event[1], REPLAYED[outcome])
 
     async def _write_each(
@@ -510,26 +502,26 @@ class CounterService:
         try:
             outcomes = await self._writer.write(namespace, events)
         except CounterError as error:
-            count_failure(self.tally, error, len(events))
+            self.tally.failed(error, len(events))
             return [error] * len(events)
         if outcomes.count(Written.NEW) == len(events):
-            self.tally["original"] += len(events)
+            self.tally.wrote(outcomes)
             # Built without the constructor, which takes twice the time.
             new = tuple.__new__
             return [new(Added, (event[0], event[4], event[1], False)) for event in events]
         return [
-            self._answer(event, outcome) for event, outcome in zip(events, outcomes, strict=True)
+            self._result(event, outcome) for event, outcome in zip(events, outcomes, strict=True)
         ]
 
-    def _answer(
+    def _result(
         self, event: Event, outcome: Written | UnavailableError
     ) -> Added | CounterError | None:
         if outcome is Written.LATE:
             return None
         try:
-            return self._added(event, outcome)
+            with self.tally.failures():
+                return self._added(event, outcome)
         except (TokenConflictError, UnavailableError) as error:
-            count_failure(self.tally, error)
             return error
 
     async def _finish(
@@ -548,7 +540,7 @@ class CounterService:
         late = sum(isinstance(each.credential, Token) for each in left)
         keys = sum(isinstance(each.credential, str) for each in left)
         missing = _token_missing(namespace)
-        count_failure(self.tally, missing, len(left) - late - keys)
+        self.tally.failed(missing, len(left) - late - keys)
         refusals = {
             Token: self._refused(allowance.resolve, late),
             str: self._refused(allowance.reserve, keys),
@@ -571,7 +563,7 @@ class CounterService:
             if count:
                 charge(count)
         except RateLimitedError as error:
-            count_failure(self.tally, error, count)
+            self.tally.failed(error, count)
             return error
         return None
 
@@ -584,13 +576,13 @@ class CounterService:
                     partial(self.add, namespace, *each, allowance) for each in adds
                 )
         except OverloadedError as error:
-            count_failure(self.tally, error, len(adds))
+            self.tally.failed(error, len(adds))
             return [error] * len(adds)
 
     async def _resolve(
         self, namespace: Namespace, events: Sequence[Event], allowance: Allowance
-    ) -> None:
-        """Return if the token was applied; otherwise raise its error."""
+    ) -> list[Added]:
+        """Return the results if the late token was applied; otherwise raise its error."""
         allowance.resolve(1)
         self.late.take(len(events))
         try:
@@ -599,22 +591,21 @@ class CounterService:
             if not self._store.capabilities.embedded:
                 # A resolution may take long, and the namespace may have been deleted meanwhile.
                 self.namespaces.current(namespace, self._clock.boottime_us())
-        except TokenConflictError:
-            self.tally["conflict"] += len(events)
-            raise
         finally:
             self.late.give_back(len(events))
-        void = outcome is Outcome.VOID
-        self.tally["voided" if void else "late_applied"] += len(events)
-        if void:
+        if outcome is Outcome.VOID:
             raise TokenTooOldError(
                 "the token was not applied in time and never will be;"
                 " if the add is still wanted, send it with a new token",
                 applied=False,
             )
+        self.tally["late_applied"] += len(events)
+        return [Added(each.counter, each.delta, each.event_time_us, True) for each in events]
 
 
-class _Turn:
+class _Gathered:
+    """Adds of one namespace that are written together."""
+
     __slots__ = ("dones", "events", "namespace")
 
     def __init__(self, namespace: Namespace) -> None:
@@ -623,57 +614,55 @@ class _Turn:
         self.dones: list[Done] = []
 
 
-class Turns:
-    """Gathers the adds of one turn of the event loop, so that one task and one call write them.
-
-    A task for each add would cost more than the add.
-    """
+class AddGatherer:
+    """Gathers the adds that arrive in one iteration of the event loop, so that one task and one
+    call write them. A task for each add would cost more than the add."""
 
     def __init__(self, write: Write, load: Load) -> None:
         self._write = write
         self._load = load
-        #: The turns that still gather, one for each namespace and version of its settings.
-        self._gathering: dict[int, _Turn] = {}
+        #: What still gathers, by namespace and version of its settings.
+        self._gathering: dict[int, _Gathered] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, namespace: Namespace, event: Event, done: Done) -> None:
-        """Write *event* with the others of its turn, then call *done*. Raises OverloadedError
-        before any work."""
+        """Write *event* with the others of this iteration, then call *done*. Raises
+        OverloadedError before any work."""
         key = id(namespace)
-        turn = self._gathering.get(key)
+        gathered = self._gathering.get(key)
         self._load.admit(1, begins_turn=not self._gathering)
-        if turn is None:
-            turn = self._gathering[key] = _Turn(namespace)
+        if gathered is None:
+            gathered = self._gathering[key] = _Gathered(namespace)
             task = asyncio.get_running_loop().create_task(self._flush(key))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        turn.events.append(event)
-        turn.dones.append(done)
+        gathered.events.append(event)
+        gathered.dones.append(done)
 
     async def _flush(self, key: int) -> None:
-        turn = self._gathering.pop(key)
+        gathered = self._gathering.pop(key)
         self._load.turn_over()
         try:
-            outcomes = await self._write(turn.namespace, turn.events)
+            outcomes = await self._write(gathered.namespace, gathered.events)
         except Exception as error:
-            outcomes = [_unexpected(error)] * len(turn.events)
+            outcomes = [_unexpected(error)] * len(gathered.events)
         finally:
-            self._load.finish(len(turn.events))
-        for done, outcome in zip(turn.dones, outcomes, strict=True):
+            self._load.finish(len(gathered.events))
+        for done, outcome in zip(gathered.dones, outcomes, strict=True):
             try:
                 done(outcome)
             except Exception:
-                # An add that cannot be answered must not block the others.
+                # An add whose caller fails must not block the others.
                 _log.exception("the outcome of an add could not be reported")
 
 
 async def _at_once(
-    calls: Iterable[Callable[[], Awaitable[_Answer]]],
-) -> list[_Answer | CounterError]:
+    calls: Iterable[Callable[[], Awaitable[_Result]]],
+) -> list[_Result | CounterError]:
     """Make all *calls* at once, each in its own task, and return an outcome for each: one failure
     does not affect others."""
 
-    async def outcome(call: Callable[[], Awaitable[_Answer]]) -> _Answer | CounterError:
+    async def outcome(call: Callable[[], Awaitable[_Result]]) -> _Result | CounterError:
         try:
             return await call()
         except CounterError as error:

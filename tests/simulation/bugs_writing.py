@@ -56,7 +56,7 @@ BUGS = (
         ),
         Edit(
             service.CounterService._added,
-            "self.tally[TALLIED[outcome]] += 1",
+            "self.tally.wrote((outcome,))",
             "outcome = Written.UNVERIFIED if isinstance(outcome, UnavailableError) else outcome",
         ),
     ),

@@ -17,6 +17,7 @@ from counter.errors import (
     TokenTooOldError,
 )
 from counter.limits import HOUR, MINUTE, TIME_MAX_US
+from counter.tokens import nonce_of_key
 from counter.types import Checkpoint, CounterUpdate, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import DATASET, WINDOW, World
@@ -109,6 +110,27 @@ async def test_items_that_need_a_task_each_are_refused_past_a_bound() -> None:
     counted = await world.api.add_many(namespace, keys[:2])
     assert {type(each) for each in counted} == {Added}
     assert world.api.one_by_one.held == 0
+
+
+async def test_a_failed_atomic_add_is_tallied_once_for_each_item() -> None:
+    world = World()
+    namespace = await world.begin(shards=1)
+    token = world.token(age_us=-HOUR)
+    with pytest.raises(TokenInFutureError):
+        await world.api.add_atomic(namespace, [("a", 1), ("b", 1), ("b", 2)], token)
+    assert world.api.tally["refused"] == 3
+
+
+async def test_an_add_under_a_key_that_gets_a_new_time_has_one_outcome() -> None:
+    """The token with the key's expired time is void, which is not the outcome of the add."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    now_us, nonce = world.clock.now_us(), nonce_of_key(namespace.id, "add", "c", "key")
+    await world.store.decisions.reserve(namespace, nonce, now_us, now_us + HOUR)
+    world.clock.advance(MINUTE)
+    await world.api.add(namespace, "c", 1, "key")
+    assert world.api.tally["voided"] == 0
+    assert sum(world.api.tally.values()) == 1
 
 
 async def test_late_tokens_are_refused_past_a_bound_and_leave_room_for_others() -> None:

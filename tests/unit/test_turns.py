@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from counter.core.admission import Load
-from counter.core.service import CounterService, Turns
+from counter.core.service import AddGatherer, CounterService
 from counter.errors import (
     CacheUnavailableError,
     CounterError,
@@ -40,12 +40,12 @@ def namespace(name: str, version: int = 1) -> Namespace:
 
 
 class Desk:
-    """Turns over a writer in the test's hand: what it was asked for, and when it may answer."""
+    """A gatherer over a writer that the test controls: what it was asked for, when it returns."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
         self.load = Load(self.clock)
-        self.turns = Turns(self._write, self.load)
+        self.gatherer = AddGatherer(self._write, self.load)
         self.writes: list[tuple[str, list[str]]] = []
         self.told: Told = []
         self.may_answer = asyncio.Event()
@@ -62,7 +62,7 @@ class Desk:
 
     def add(self, namespace: Namespace, *events: Event) -> None:
         for each in events:
-            self.turns.add(namespace, each, self.done(each.counter))
+            self.gatherer.add(namespace, each, self.done(each.counter))
 
     def done(self, name: str) -> Any:
         return lambda outcome: self.told.append((name, outcome))
@@ -146,7 +146,7 @@ async def test_a_callback_may_add_again_at_once() -> None:
     def again(_: Written | CounterError) -> None:
         desk.add(at, event("again"))
 
-    desk.turns.add(at, event("first"), again)
+    desk.gatherer.add(at, event("first"), again)
     await settle()
     assert desk.writes == [("a", ["first"]), ("a", ["again"])]
     assert [name for name, _ in desk.told] == ["again"]
@@ -163,7 +163,7 @@ async def test_a_callback_that_fails_keeps_no_other_from_being_called(
         raise RuntimeError("the handler is closed")
 
     desk.add(at, event("before"))
-    desk.turns.add(at, event("broken"), fails)
+    desk.gatherer.add(at, event("broken"), fails)
     desk.add(at, event("behind"))
     await settle()
     assert [name for name, _ in desk.told] == ["before", "behind"]
