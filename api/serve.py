@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
-
-import uvicorn
+from functools import partial
 
 from api.app import Application, create_app
 from api.http.cors import Cors
-from api.server.protocol import TimedProtocol, protocol_of
+from api.server.protocol import HttpProtocol
 from api.server.server import Server
 from api.server.sockets import check_exposure, connections_max, listen, say_where
 from api.server.tls import Certificates
 from api.telemetry.exposition import MetricsDirectory
 from api.workers import SupervisorLink, Work, supervise
-from counter.background import tune_interpreter
+from counter.background import loop_factory, tune_interpreter
 from counter.config.settings import Settings
 from counter.config.values import PORT_MAX
 from counter.errors import StartupError
-from counter.limits import SECOND
-
-_TALKATIVE: Final = ("debug", "info")
 
 
 def serve(settings: Settings, work: Work) -> None:
@@ -68,8 +62,7 @@ def _run(
 ) -> None:
     """Serve on *listeners* in this process; call *ready* when it accepts requests."""
     tune_interpreter()
-    loop_factory = uvicorn.Config(lambda *_: None, log_config=None).get_loop_factory()
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(settings, listeners, ready, parent))
 
 
@@ -83,14 +76,15 @@ async def _serve(
     server = make_server(application, settings)
     async with AsyncExitStack() as stack:
         if parent is not None:
-            parent.when_gone(lambda: server.handle_exit(signal.SIGTERM, None))
+            parent.when_gone(server.stop)
         await stack.enter_async_context(application.running(rollup=settings.rollup))
         if parent is not None:
             await stack.enter_async_context(_shared_metrics(application, parent))
         # The store must be open to know whether keys exist.
         check_exposure(settings, listeners, keys=application.keys.required)
+        stack.enter_context(server.stopped_by_signals())
         ready()
-        await server.serve(sockets=listeners)
+        await server.serve(listeners)
 
 
 @asynccontextmanager
@@ -114,42 +108,25 @@ async def _shared_metrics(application: Application, parent: SupervisorLink) -> A
 
 def make_server(application: Application, settings: Settings) -> Server:
     """Return the server of *application*, with its limits. Raises StartupError."""
-    pipeline, most = application.pipeline, connections_max(settings)
-    shared = application.connections
-    kind = TimedProtocol
+    pipeline, shared = application.pipeline, application.connections
+    shared.most = connections_max(settings)
+    shared.peers.most = settings.connections_per_address
+    shared.request_timeout_us = settings.request_timeout
+    app = Cors(pipeline, settings.cors_origins) if settings.cors_origins else pipeline
+    protocol: Callable[[], HttpProtocol] = partial(HttpProtocol, app, pipeline.ids, shared)
     if settings.fast_lane:
         # Imported late: the service also runs without that folder.
-        from api.fastlane.lane import fast_lane
+        from api.fastlane.lane import FastLane
 
-        kind = fast_lane(pipeline, application.service)
-    protocol = protocol_of(kind, pipeline.ids, settings.request_timeout, shared)
-    protocol.connections_max = most
-    config = uvicorn.Config(
-        Cors(pipeline, settings.cors_origins) if settings.cors_origins else pipeline,
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        # Use the service's log format.
-        log_config=None,
-        # uvicorn warns of malformed requests, which could fill the log. They are counted instead.
-        log_level="warning" if settings.log_level in _TALKATIVE else "error",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=max(1, settings.drain_timeout // SECOND),
-    )
+        protocol = partial(FastLane, app, pipeline, application.service, shared)
     certificates = Certificates(settings) if settings.https_cert is not None else None
-    server = Server(
-        *(config, protocol, settings, certificates),
+    if certificates is not None:
+        shared.certificate_ends_at_s = lambda: certificates.ends_at_s
+    return Server(
+        *(protocol, shared, settings, certificates),
         leaving=application.leave,
         draining=application.drain,
     )
-    shared.open, shared.most = server.server_state.connections, most
-    shared.peers.most = settings.connections_per_address
-    if certificates is not None:
-        shared.certificate_ends_at_s = lambda: certificates.ends_at_s
-    return server
 
 
 def _own(settings: Settings, number: int) -> list[socket.socket]:

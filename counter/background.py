@@ -42,6 +42,16 @@ def tune_interpreter() -> None:
     gc.set_threshold(_GC_THRESHOLD)
 
 
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the event loop of a process that serves, or rolls up: uvloop's, if it is
+    installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
 async def in_turns(items: Sequence[_T]) -> AsyncIterator[Sequence[_T]]:
     """Yield *items* in parts, at most TURN_ITEMS each; the event loop, which may serve requests,
     has a turn after each part."""

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from counter.background import tune_interpreter
+from counter.background import loop_factory, tune_interpreter
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, guard_of
 from counter.core.namespaces import Namespaces
@@ -204,16 +204,8 @@ def run(settings: Settings) -> int:
         # A healthy worker logs only joins, leaves and takeovers, so these must be visible.
         logging.getLogger("counter").setLevel(logging.INFO)
     tune_interpreter()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(settings))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def leases_of(settings: Settings, store: Store, clock: Clock, guard: ClockGuard) -> Leases:

@@ -3,18 +3,18 @@
 At tens of thousands of requests a second, ASGI (a scope, a task, two messages and a timer for each)
 costs more than counting. Here an add or a get of one counter goes from the parser to the service,
 and the response to the socket. If that is not enough, the route's handler answers in a task; all
-other requests go through uvicorn.
+other requests go through ASGI.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from functools import lru_cache
 from hmac import compare_digest
 from http import HTTPStatus
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from api.http.answers import (
     added_response,
@@ -25,12 +25,14 @@ from api.http.answers import (
 )
 from api.http.auth import Caller
 from api.http.call import JSON, AsgiScope, Call, Message, Response
+from api.http.connections import Connections
 from api.http.fast_json import read_add, read_change
 from api.http.load_shedding import TIMEOUT_HEADER
 from api.http.middleware import Pipeline, known_error
 from api.http.response_headers import COMMON_HEADERS
 from api.http.routing import COUNTER, Route
-from api.server.protocol import TimedProtocol, is_host
+from api.server.exchange import STATUS_LINES, App
+from api.server.protocol import HttpProtocol, is_host
 from counter.core.results import REPLAYED, Added
 from counter.core.service import CounterService
 from counter.errors import CounterError, NamespaceUnknownError, RateLimitedError
@@ -38,7 +40,7 @@ from counter.limits import HEAD_BYTES_MAX
 from counter.types import CounterType, Namespace, Written
 
 _BODY_BYTES_MAX: Final = 65_536
-#: A request with one of these headers goes through uvicorn.
+#: A request with one of these headers goes through ASGI.
 _UNUSUAL: Final = frozenset(
     {
         *(b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"),
@@ -56,9 +58,6 @@ _OK: Final = (
     + COMMON_HEADERS
     + b"\r\n%s"
 )
-_STATUS_LINES: Final[Mapping[int, bytes]] = {
-    each.value: b"HTTP/1.1 %d %s\r\n" % (each.value, each.phrase.encode()) for each in HTTPStatus
-}
 
 
 class _Target(NamedTuple):
@@ -82,24 +81,17 @@ def _target(method: bytes, path: bytes) -> _Target | None:
     return _Target(route, bool(found[3]), *names, path)
 
 
-class _NoEvent:
-    """A stand-in for the event that wakes the task of uvicorn's cycle: there is no task."""
-
-    def set(self) -> None:
-        """Do nothing."""
-
-
-class FastCycle:
-    """One request and its response, with the interface of uvicorn's cycle."""
+class FastExchange:
+    """One request and its response; see :class:`api.server.exchange.Exchange`."""
 
     __slots__ = (
         "admitted",
         "authorization",
         "began_s",
         "body",
-        "disconnected",
         "event",
         "headers",
+        "is_disconnected",
         "keep_alive",
         "more_body",
         "namespace",
@@ -111,7 +103,11 @@ class FastCycle:
         "target",
         "timeout",
     )
-    message_event: ClassVar[_NoEvent] = _NoEvent()
+    #: The body is read at once.
+    expects_continue: bool = False
+    was_continued: bool = False
+    #: The response is sent at once.
+    response_started: bool = False
 
     def __init__(
         self,
@@ -135,17 +131,32 @@ class FastCycle:
         #: Whether the headers need no further processing.
         self.quick = quick
         self.keep_alive: bool = protocol.parser.should_keep_alive()
-        self.body = b""
+        self.body: bytes | bytearray = b""
         self.more_body = True
-        self.disconnected = False
+        self.is_disconnected = False
         self.response_complete = False
 
-    def run(self) -> None:
+    def add_body(self, body: bytes) -> None:
+        """See :class:`api.server.exchange.Exchange`."""
+        self.body += body
+
+    def end_body(self) -> None:
+        """See :class:`api.server.exchange.Exchange`."""
+        self.more_body = False
+        self._answer()
+
+    def wake(self) -> None:
+        """See :class:`api.server.exchange.Exchange`. The response waits for no client."""
+
+    def disconnect(self) -> None:
+        """See :class:`api.server.exchange.Exchange`."""
+        self.is_disconnected = True
+
+    def _answer(self) -> None:
         """Answer the request, at once if possible.
 
         The checks are those of :class:`Pipeline`, by the same objects and in the same order.
         """
-        self.more_body = False
         protocol, route, name = self.protocol, self.route, self.target.namespace
         pipeline, service = protocol.request_pipeline, protocol.service
         shedder = pipeline.shedder
@@ -188,10 +199,10 @@ class FastCycle:
     def _add(self, service: CounterService) -> bool:
         """Start the add; return False if the handler must do it."""
         if self.namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            delta = read_change(self.body)
+            delta = read_change(bytes(self.body))
             event = None if delta is None else service.change(self.target.counter, delta)
         else:
-            event = read_add(self.body, self.target.counter)
+            event = read_add(bytes(self.body), self.target.counter)
         if event is None:
             return False
         self.event = event
@@ -258,7 +269,7 @@ class FastCycle:
         return call
 
     async def _receive(self) -> Message:
-        return {"type": "http.request", "body": self.body, "more_body": False}
+        return {"type": "http.request", "body": bytes(self.body), "more_body": False}
 
     def _answer_add(self, response: Response) -> None:
         """Send *response* to an add under a token, with how long the token is honoured."""
@@ -267,24 +278,22 @@ class FastCycle:
     def answer(self, response: Response, more: bytes = b"") -> None:
         """Send *response*, with *more* lines of its head, and complete the request."""
         self.response_complete = True
-        if self.disconnected or self.protocol.socket.is_closing():
+        if self.is_disconnected or self.protocol.transport.is_closing():
             return
         status, body, content_type, headers = response
         if status == HTTPStatus.OK and content_type is JSON and self.keep_alive and not headers:
             self.protocol.send(self, status, _OK % (len(body), more, self.request_id, body))
             return
-        head = _STATUS_LINES[status] + b"".join(b"%s: %s\r\n" % each for each in response.head)
+        head = STATUS_LINES[status] + b"".join(b"%s: %s\r\n" % each for each in response.head)
         head += more + COMMON_HEADERS % self.request_id
         if not self.keep_alive:
             head += b"connection: close\r\n"
         self.protocol.send(self, status, b"%s\r\n%s" % (head, body))
 
 
-class FastLane(TimedProtocol):
+class FastLane(HttpProtocol):
     """An HTTP connection that answers the hottest routes without ASGI."""
 
-    request_pipeline: ClassVar[Pipeline]
-    service: ClassVar[CounterService]
     #: The caller of the last request, None if not allowed; its header; and the route, the namespace
     #: and the version of the keys that this holds for.
     _caller: Caller | None = None
@@ -295,56 +304,37 @@ class FastLane(TimedProtocol):
     #: The line of the head that says how long a token is honoured, and the namespace of that.
     _ttl: bytes = b""
     _ttl_of: Namespace | None = None
-    #: Since when a kept-alive connection is idle: uvicorn has no timer for it.
-    idle_since_s: float | None = None
 
-    def connection_made(self, transport: Any) -> None:
-        #: Replies are written whole, so they need not be put together on their way.
-        self.socket = transport
-        super().connection_made(transport)
-
-    def check(self, now_s: float) -> None:
-        super().check(now_s)
-        idle_s = self.idle_since_s
-        if (
-            idle_s is not None
-            and self.waiting_since_s is None
-            and now_s - idle_s > self.timeout_keep_alive
-        ):
-            self.timeout_keep_alive_handler()
+    def __init__(
+        self, app: App, pipeline: Pipeline, service: CounterService, shared: Connections
+    ) -> None:
+        super().__init__(app, pipeline.ids, shared)
+        self.request_pipeline = pipeline
+        self.service = service
 
     def on_headers_complete(self) -> None:
-        self.idle_since_s = None
         if self.is_spare or self.head_bytes > HEAD_BYTES_MAX:
             self._check_head()
-        cycle = self._fast_cycle()
-        if cycle is None:
+        exchange = self._fast_exchange()
+        if exchange is None:
             super().on_headers_complete()
         else:
-            self.cycle = cycle  # type: ignore[assignment]
-
-    def on_message_complete(self) -> None:
-        cycle: Any = self.cycle
-        if type(cycle) is FastCycle and cycle.more_body:
-            self.waiting_since_s = None
-            cycle.run()
-        else:
-            super().on_message_complete()
+            self.latest = self.running = exchange
 
     def _body_bytes(self) -> int:
-        cycle: Any = self.cycle
-        return len(cycle.body) if type(cycle) is FastCycle and cycle.more_body else 0
+        latest = self.latest
+        return len(latest.body) if type(latest) is FastExchange and latest.more_body else 0
 
-    def _fast_cycle(self) -> FastCycle | None:
-        """Return a cycle for the parsed head; None if uvicorn must handle the request."""
+    def _fast_exchange(self) -> FastExchange | None:
+        """Return the parsed head as a request; None if it must go through ASGI."""
         if len(self.url) > _PATH_BYTES_MAX:
             return None
         target = _target(self.parser.get_method(), self.url)
         if target is None:
             return None
-        busy = self.cycle is not None and not self.cycle.response_complete
+        is_busy = self.latest is not None and not self.latest.response_complete
         is_old = self.parser.get_http_version() != "1.1"
-        if busy or is_old or self.draining or self.flow.write_paused:
+        if is_busy or is_old or self.shared.is_draining or not self.writable.is_set():
             return None
         is_json: bool | None = None
         has_key = has_host = False
@@ -374,7 +364,7 @@ class FastLane(TimedProtocol):
             return None
         quick = not target.adds or (is_json is True and not has_key)
         quick = quick and not self.request_pipeline.sees_all
-        return FastCycle(self, target, authorization, request_id, timeout, quick)
+        return FastExchange(self, target, authorization, request_id, timeout, quick)
 
     def _is_answered(self, host: bytes) -> bool:
         return is_host(host) is not None and self.request_pipeline.authorizer.answers(host)
@@ -405,29 +395,9 @@ class FastLane(TimedProtocol):
             self._ttl = b"".join(b"%s: %s\r\n" % each for each in headers)
         return self._ttl
 
-    def start(self, handling: Coroutine[Any, Any, None]) -> None:
-        """Run *handling* in a task that shutdown waits for."""
-        task = self.loop.create_task(handling)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    def send(self, cycle: FastCycle, status: int, response: bytes) -> None:
-        """Send the response of *cycle*; then close, or continue with the next request."""
-        self.socket.write(response)
-        now_s = time.monotonic()
-        self.request_pipeline.tally.answered(cycle.target.route, status, now_s - cycle.began_s)
-        self.server_state.total_requests += 1
-        if not cycle.keep_alive or (self.is_deaf and not self.pipeline):
-            self.transport.close()
-            return
-        if self.flow.read_paused or self._unread or self._held_bytes:
-            self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        elif self.waiting_since_s is None:
-            self.idle_since_s = now_s
-
-
-def fast_lane(pipeline: Pipeline, service: CounterService) -> type[FastLane]:
-    """Return the protocol class that answers the hottest routes of one application."""
-    return type("FastLane", (FastLane,), {"request_pipeline": pipeline, "service": service})
+    def send(self, exchange: FastExchange, status: int, response: bytes) -> None:
+        """Send the response of *exchange*; then close, or continue with the next request."""
+        self.transport.write(response)
+        took_s = time.monotonic() - exchange.began_s
+        self.request_pipeline.tally.answered(exchange.target.route, status, took_s)
+        self.end_response(exchange)

@@ -46,7 +46,7 @@ _Query = TypeVar("_Query", bound=QueryModel)
 JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"
 NO_CONTENT: Final = 204
-_NOT_MODIFIED: Final = 304
+NOT_MODIFIED: Final = 304
 CSV: Final = b"text/csv; charset=utf-8"
 _TAG: Final = rb'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'
 #: A list of entity tags (RFC 9110, 8.8.3).
@@ -80,7 +80,7 @@ class Response(NamedTuple):
     @property
     def head(self) -> tuple[tuple[bytes, bytes], ...]:
         """All headers, with those that describe the body."""
-        if self.status in (NO_CONTENT, _NOT_MODIFIED):
+        if self.status in (NO_CONTENT, NOT_MODIFIED):
             return self.headers
         length = b"%d" % len(self.body)
         return ((b"content-type", self.content_type), (b"content-length", length), *self.headers)

@@ -6,13 +6,13 @@ import asyncio
 import ipaddress
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric
 
 from counter.core.admission import Bounded
-from counter.limits import CONNECTIONS_MAX, UNFINISHED_BYTES_MAX
+from counter.limits import CONNECTIONS_MAX, SECOND, UNFINISHED_BYTES_MAX
 from counter.telemetry.families import counters, gauge
 
 #: Why the server closed a connection.
@@ -25,6 +25,8 @@ UNTAKEN: Final = "untaken"
 HANDSHAKE: Final = "handshake"
 #: How long one turn of the event loop reads large segments and does the work of their requests.
 _READ_FOR_S: Final = 0.01
+#: How long a connection stays open between two requests.
+_KEEP_ALIVE_S: Final = 5.0
 _T = TypeVar("_T")
 #: Work that yields after each part, which takes a millisecond at most, and returns its result.
 Steps: TypeAlias = Generator[None, None, _T]
@@ -139,11 +141,17 @@ class Shares:
 
 
 class Connections:
-    """The connections of one process: their number, and how many were closed by reason."""
+    """The connections of one process: their limits, and how many were closed by reason."""
 
     def __init__(self) -> None:
-        self.open: Collection[object] = ()
+        self.open: set[Any] = set()
+        #: Tasks that answer their requests.
+        self.tasks: set[asyncio.Task[None]] = set()
         self.most = CONNECTIONS_MAX
+        self.request_timeout_us = 10 * SECOND
+        self.keep_alive_s = _KEEP_ALIVE_S
+        #: Whether the process is shutting down; then each response is its connection's last.
+        self.is_draining = False
         self.unfinished = Bounded("bytes of unfinished requests are held", UNFINISHED_BYTES_MAX)
         self.queue = ReadQueue()
         #: Connections that have sent nothing yet, the oldest first.

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds on the number of connections and on slow clients.
+"""One HTTP/1.1 connection, with bounds on its memory and on slow clients.
 
 If a request, header or body, does not arrive completely within a time limit, the client gets 408
 and the connection is closed. A client that reads none of its responses for as long is disconnected.
@@ -11,22 +11,30 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from http import HTTPStatus
-from typing import Any, ClassVar
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import unquote
 
 from httptools import (
     HttpParserError,
     HttpParserInvalidURLError,
     HttpParserUpgrade,
     HttpRequestParser,
+    parse_url,
 )
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.http.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections, peer_of
 from api.http.problems import problem_bytes, retry_after_s
 from api.http.response_headers import COMMON_HEADERS, RequestIds
+from api.server.exchange import (
+    BODY_BYTES_WAITING_MAX,
+    STATUS_LINES,
+    UNANSWERED,
+    App,
+    AsgiExchange,
+    Exchange,
+)
 from counter.background import every
 from counter.errors import (
     BadRequestError,
@@ -38,7 +46,6 @@ from counter.errors import (
     UriTooLongError,
 )
 from counter.limits import (
-    CONNECTIONS_MAX,
     CONNECTIONS_SPARE,
     FIRST_REQUEST_US,
     HEAD_BYTES_MAX,
@@ -48,124 +55,58 @@ from counter.limits import (
     URL_BYTES_MAX,
 )
 
-_CHECK_EVERY_S = 1.0
+_CHECK_EVERY_S: Final = 1.0
 #: A client that reads so much of its responses within the time limit is slow, but not gone.
-_TAKEN_BYTES_MIN = 64 * 1024
-_CLOSE_NOTIFY_S = 0.5
-_REASONS: Mapping[type[CounterError], str] = {OverloadedError: FULL, RequestTimeoutError: LATE}
+_TAKEN_BYTES_MIN: Final = 64 * 1024
+_CLOSE_NOTIFY_S: Final = 0.5
+_REASONS: Final[Mapping[type[CounterError], str]] = {
+    OverloadedError: FULL,
+    RequestTimeoutError: LATE,
+}
 #: Bytes parsed before the number of pending requests is checked.
-_SLICE_BYTES = 8_192
+_SLICE_BYTES: Final = 8_192
 #: Segments up to this size are parsed at once; larger ones take turns with other connections.
-_SMALL_BYTES = 2_048
+_SMALL_BYTES: Final = 2_048
 #: Estimated memory overhead of a header, and of a pending request.
-_HEADER_BYTES = 128
-_REQUEST_BYTES = 2_048
-_HEAD_START = b"HTTP/1.1 "
+_HEADER_BYTES: Final = 128
+_REQUEST_BYTES: Final = 2_048
 #: The only paths answered on a spare connection.
-_HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
-_CONTINUE_START = b"HTTP/1.1 100"
-_NOT_A_URL = (
+_HEALTH_CHECKS: Final = frozenset({b"/healthz", b"/readyz"})
+_NOT_A_URL: Final = (
     "the path or the query has a byte that a URL cannot have; percent-encode names as UTF-8: é is"
     " %C3%A9"
 )
-_NO_VERSION = (
+_NO_VERSION: Final = (
     "HTTP/1.1 must follow the path and the query; if a name in them has a space, percent-encode it"
     " as %20"
 )
+_ASGI: Final[Mapping[str, str]] = {"version": "3.0", "spec_version": "2.3"}
 #: Characters of a name or an address, and of a port (RFC 3986, 3.2).
 is_host = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII).fullmatch
 _log = logging.getLogger("counter.api")
 
 
-class WholeReplies:
-    """A transport that sends the head of a response together with the start of its body.
-
-    uvicorn writes them separately, and each write is a system call.
-    """
-
-    __slots__ = ("_head", "_transport", "has_continued")
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        #: Whether 100 Continue was sent for the latest request.
-        self.has_continued = False
-        self._head: bytes | None = None
-
-    def write(self, data: bytes) -> None:
-        """Hold back the head of a response; send anything else after it."""
-        if self._transport.is_closing():
-            # uvicorn notifies only one of several pending requests that the client is gone.
-            self._head = None
-        elif self._head is not None:
-            head, self._head = self._head, None
-            self._transport.write(head + data)
-        elif data.startswith(_CONTINUE_START):
-            self.has_continued = True
-            self._transport.write(data)
-        elif data.startswith(_HEAD_START):
-            self._head = data
-        else:
-            self._transport.write(data)
-
-    def flush(self) -> None:
-        """Send a held-back head: the response to a HEAD has no body."""
-        if self._head is not None:
-            self.write(b"")
-
-    def close(self) -> None:
-        """Close after everything is sent."""
-        self.flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class PatientFlow(FlowControl):
-    """Flow control that pauses reading while complete requests are pending.
-
-    uvicorn resumes reading after each response, so it would buffer everything from a client that
-    sends faster than it is answered.
-    """
-
-    def __init__(
-        self, transport: Any, waiting: Collection[object], has_more: Callable[[], bool]
-    ) -> None:
-        super().__init__(transport)
-        self._waiting = waiting
-        self._has_more = has_more
-
-    def forget(self) -> None:
-        """Drop the reference to the connection."""
-        self._has_more = bool
-
-    def resume_reading(self) -> None:
-        """Resume reading unless requests are pending; the last of them resumes it. Buffered bytes
-        are parsed first."""
-        if not self._waiting and not self._has_more():
-            super().resume_reading()
-
-
-class TimedProtocol(HttpToolsProtocol):
+class HttpProtocol(asyncio.Protocol):
     """An HTTP connection with limits on time and memory."""
 
-    flow: PatientFlow
-    #: Makes ids for answers without a parsed request.
-    ids: ClassVar[RequestIds]
-    request_timeout_us: ClassVar[int] = 10 * SECOND
-    connections_max: ClassVar[int] = CONNECTIONS_MAX
-    #: State shared by all connections of the process.
-    shared: ClassVar[Connections]
-    #: Whether the process is shutting down; then each response is its connection's last.
-    draining: ClassVar[bool] = False
+    #: The client of the connection, and its own address here.
+    client: tuple[str, int] | None = None
+    server: tuple[str, int] | None = None
+    scheme = "http"
+    transport: Any
     waiting_since_s: float | None = None
+    #: Since when no request is under way on a connection that had one.
+    idle_since_s: float | None = None
     #: Received but not parsed, because requests are pending or other connections have their turn.
     _unread: bytes = b""
     _is_queued: bool = False
     #: This connection's part of the shared limit on unfinished requests.
     _held_bytes: int = 0
-    #: The latest request started over ASGI; others may be pending behind it.
-    _running: Any = None
+    #: The request whose head was parsed last, and the one that is being answered: the same unless
+    #: others are pending behind it.
+    latest: Exchange | None = None
+    running: Exchange | None = None
+    is_reading_paused: bool = False
     #: Since when the client does not read, and the buffer size at that time.
     untaken: tuple[float, int] | None = None
     #: Whether it is above the connection limit; then only health checks are answered.
@@ -177,6 +118,9 @@ class TimedProtocol(HttpToolsProtocol):
     _peer: str | None = None
     #: Why the current request is rejected, if not for its syntax.
     refusal: CounterError | None = None
+    url: bytes = b""
+    headers: list[tuple[bytes, bytes]]
+    _expects_continue: bool = False
     #: Bytes of the head or trailers, counted from the slice in which the message or its latest body
     #: part began. ``_first_bytes`` is that slice, which may also have bytes of what came before.
     head_bytes: int = 0
@@ -186,11 +130,36 @@ class TimedProtocol(HttpToolsProtocol):
     #: The head of a request that asks for another protocol, without the header that does.
     _plain: bytes = b""
 
-    def connection_made(self, transport: Any) -> None:
+    def __init__(self, app: App, ids: RequestIds, shared: Connections) -> None:
+        """*ids* makes ids for answers without a parsed request, *shared* is the state of all
+        connections of the process."""
+        self.app = app
+        self.ids = ids
+        self.shared = shared
+        self.loop = asyncio.get_running_loop()
+        self.parser = self._new_parser()
+        self.headers = []
+        #: Requests whose heads were parsed while another one was being answered.
+        self.pending: deque[AsgiExchange] = deque()
+        #: Set while the client reads its responses.
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    def _new_parser(self) -> HttpRequestParser:
+        parser = HttpRequestParser(self)
+        # The first of several requests may ask for the connection to be closed.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
         self.waiting_since_s = time.monotonic()
-        super().connection_made(WholeReplies(transport))  # type: ignore[arg-type]
-        self.flow = PatientFlow(self.transport, self.pipeline, self._has_more)
+        self.client = _address(transport.get_extra_info("peername"))
+        self.server = _address(transport.get_extra_info("sockname"))
+        if transport.get_extra_info("sslcontext") is not None:
+            self.scheme = "https"
         shared, peer = self.shared, peer_of(self.client)
+        shared.open.add(self)
         # A TLS connection was counted before the handshake.
         if self.scheme == "http" and not shared.peers.take(peer):
             self._refuse(
@@ -202,8 +171,8 @@ class TimedProtocol(HttpToolsProtocol):
             )
             return
         self._peer = peer
-        if len(self.connections) > self.connections_max and not shared.make_room():
-            if len(self.connections) > self.connections_max + CONNECTIONS_SPARE:
+        if len(shared.open) > shared.most and not shared.make_room():
+            if len(shared.open) > shared.most + CONNECTIONS_SPARE:
                 self._refuse(self._full())
                 return
             self.is_spare = True
@@ -213,39 +182,69 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _end_spare(self) -> None:
         """Reject a spare connection that has sent no health check."""
-        if self.cycle is None and not self.transport.is_closing():
+        if self.latest is None and not self.transport.is_closing():
             self._refuse(self._full())
 
     def _full(self) -> OverloadedError:
         return OverloadedError(
-            f"this process already has {self.connections_max} connections; close some, or try"
+            f"this process already has {self.shared.most} connections; close some, or try"
             " another server",
             retry_after_us=SECOND,
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.pipeline:
-            # uvicorn notifies only the latest request. The running one before it, such as a live
-            # stream, would not learn for minutes that its client is gone.
-            self.cycle = self._running
-        super().connection_lost(exc)
-        self.pipeline.clear()
+        shared = self.shared
+        shared.open.discard(self)
+        if self.running is not None:
+            self.running.disconnect()
+        self.writable.set()
+        self.pending.clear()
         self._unread = b""
         self.waiting_since_s = None
         self._hold()
-        self.shared.silent.pop(self, None)
+        shared.silent.pop(self, None)
         if self._peer is not None:
-            self.shared.peers.give_back(self._peer)
+            shared.peers.give_back(self._peer)
             self._peer = None
         # Break reference cycles, or the memory would wait for the garbage collector.
-        self.flow.forget()
-        self.cycle = self._running = None  # type: ignore[assignment]
+        self.latest = self.running = None
+        del self.parser
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._running = cycle
-        if cycle.scope["http_version"] != "1.1":
-            app = _without_chunks(cycle, app)
-        super()._start_asgi_task(cycle, app)
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        # The client read its responses; the next check starts a new measurement.
+        self.untaken = None
+        self.writable.set()
+
+    def write(self, data: bytes) -> None:
+        """Send *data*, unless the connection is closing."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def pause_reading(self) -> None:
+        """Read no more until :meth:`resume_reading`: TCP slows the client down."""
+        if not self.is_reading_paused:
+            self.is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Resume reading unless requests are pending; the last of them resumes it. Buffered bytes
+        are parsed first."""
+        if not self.pending and not self._has_more() and self.is_reading_paused:
+            self.is_reading_paused = False
+            self.transport.resume_reading()
+
+    def start(self, handling: Coroutine[Any, Any, None]) -> None:
+        """Run *handling* in a task that shutdown waits for."""
+        task = self.loop.create_task(handling)
+        self.shared.tasks.add(task)
+        task.add_done_callback(self.shared.tasks.discard)
+
+    def _run(self, exchange: AsgiExchange) -> None:
+        self.running = exchange
+        self.start(exchange.run(self.app))
 
     def data_received(self, data: bytes) -> None:
         if self.is_deaf:
@@ -264,7 +263,7 @@ class TimedProtocol(HttpToolsProtocol):
             self._unread = data
             self._read_in_turn()
             if self._unread:
-                self.flow.pause_reading()
+                self.pause_reading()
                 self._hold()
 
     def _read_in_turn(self) -> None:
@@ -280,7 +279,7 @@ class TimedProtocol(HttpToolsProtocol):
         to parse."""
         unread, start = self._unread, 0
         while start < len(unread) and not (
-            self.pipeline or self.is_deaf or self.transport.is_closing()
+            self.pending or self.is_deaf or self.transport.is_closing()
         ):
             if start and time.monotonic() >= end_s:
                 break
@@ -290,9 +289,9 @@ class TimedProtocol(HttpToolsProtocol):
             # Discard the rest.
             start = len(unread)
         self._unread = unread[start:]
-        self._is_queued = bool(self._unread) and not self.pipeline
+        self._is_queued = bool(self._unread) and not self.pending
         if not (self._unread or self.is_deaf or self.transport.is_closing()):
-            self.flow.resume_reading()
+            self.resume_reading()
         self._hold()
         return self._is_queued
 
@@ -309,14 +308,16 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _has_body(self) -> bool:
         """Whether enough of a body waits for its handler, which asks for more when it has that."""
-        cycle = self.cycle
+        latest = self.latest
         return (
-            cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
+            latest is not None
+            and not latest.response_complete
+            and len(latest.body) > BODY_BYTES_WAITING_MAX
         )
 
     def _read(self, data: bytes) -> None:
-        if self.waiting_since_s is None and (self.cycle is None or self.cycle.response_complete):
-            # Any byte stops uvicorn's keep-alive timer, but a stray CRLF starts no message.
+        if self.waiting_since_s is None and (self.latest is None or self.latest.response_complete):
+            # A stray CRLF starts no message, and keeps no connection open.
             self.waiting_since_s = time.monotonic()
         self._slice_bytes = len(data)
         self.head_bytes += len(data)
@@ -332,7 +333,6 @@ class TimedProtocol(HttpToolsProtocol):
         At the end of such a head the parser stops. A new one gets the head again, without that
         header, and then what follows the head.
         """
-        self._unset_keepalive_if_required()
         try:
             while data:
                 try:
@@ -340,21 +340,21 @@ class TimedProtocol(HttpToolsProtocol):
                     return
                 except HttpParserUpgrade as upgrade:
                     since_s = self.waiting_since_s
-                    self.parser = HttpRequestParser(self)
-                    # As in uvicorn.
-                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                    self.parser = self._new_parser()
                     self.parser.feed_data(self._plain)
                     if self.waiting_since_s is not None:
                         self.waiting_since_s = since_s
                     data = data[upgrade.args[0] :]
         except HttpParserError as error:
-            text = "Invalid HTTP request received."
             if isinstance(error, HttpParserInvalidURLError):
                 self.refusal = BadRequestError(_NOT_A_URL)
             elif str(error).startswith("Expected HTTP/"):
                 self.refusal = BadRequestError(_NO_VERSION)
-            self.logger.warning(text)
-            self.send_400_response(text)
+            # Not a warning: a flood would fill the log. They are counted.
+            _log.info("a malformed request from %s: %s", peer_of(self.client), error)
+            self._refuse(
+                self.refusal or BadRequestError("Invalid HTTP request received. Send HTTP/1.1.")
+            )
 
     def _plain_head(self) -> bytes:
         """Return the head of the request without Upgrade. Raises ValueError for CONNECT."""
@@ -367,9 +367,9 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _hold(self) -> None:
         """Update the shared count of memory held by unfinished requests."""
-        held = len(self._unread) + _REQUEST_BYTES * len(self.pipeline)
+        held = len(self._unread) + _REQUEST_BYTES * len(self.pending)
         if self.waiting_since_s is not None:
-            held += self.head_bytes + _HEADER_BYTES * len(self.headers or ()) + self._body_bytes()
+            held += self.head_bytes + _HEADER_BYTES * len(self.headers) + self._body_bytes()
         more = held - self._held_bytes
         try:
             if more > 0:
@@ -388,10 +388,13 @@ class TimedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self.waiting_since_s = time.monotonic()
         self.head_bytes = self._first_bytes = self._slice_bytes
-        # uvicorn's own preparation makes a scope: it is delayed until one is needed.
+        self.idle_since_s = None
         self.url = b""
-        self.expect_100_continue = False
+        self._expects_continue = False
         self.headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self.headers) >= HEADERS_MAX:
@@ -399,10 +402,9 @@ class TimedProtocol(HttpToolsProtocol):
                 f"the request has more than {HEADERS_MAX} headers; send {HEADERS_MAX} at most"
             )
             raise ValueError("too many headers")
-        # As in uvicorn: calling it here would cost an add 5 % of its CPU.
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
+            self._expects_continue = True
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -428,16 +430,42 @@ class TimedProtocol(HttpToolsProtocol):
                 )
                 raise ValueError("a transfer coding that is not supported")
         self._check_hosts(hosts)
-        self.transport.has_continued = False  # type: ignore[attr-defined]
-        before = self.cycle
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
-        self.headers += headers
-        super().on_headers_complete()
-        if (self.draining or self.is_spare) and (before is None or before.response_complete):
+        before = self.latest
+        is_first = before is None or before.response_complete
+        version = self.parser.get_http_version()
+        keep_alive = version != "1.0" and self.parser.should_keep_alive()
+        if is_first and (self.shared.is_draining or self.is_spare):
             # Otherwise an earlier request is pending, whose response must not be the last.
-            self.cycle.keep_alive = False
+            keep_alive = False
+        exchange = self.latest = AsgiExchange(
+            self,
+            self._scope(version),
+            keep_alive=keep_alive,
+            expects_continue=self._expects_continue,
+        )
+        if is_first:
+            self._run(exchange)
+        else:
+            self.pause_reading()
+            self.pending.append(exchange)
+
+    def _scope(self, version: str) -> dict[str, Any]:
+        """Return the request as ASGI describes it."""
+        url = parse_url(self.url)
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+            "method": self.parser.get_method().decode("ascii"),
+            "path": unquote(url.path.decode("ascii")),
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+        }
 
     def _check_hosts(self, hosts: Sequence[bytes]) -> None:
         """Reject a request with several Host headers, with a malformed one, or, of HTTP/1.1, with
@@ -472,35 +500,59 @@ class TimedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         # After the body only trailers follow.
         self.head_bytes = self._first_bytes = 0
-        super().on_body(body)
-
-    def on_response_complete(self) -> None:
-        transport: Any = self.transport
-        transport.flush()
-        is_last = self.is_deaf and not self.pipeline
-        if self.expect_100_continue and self._running.more_body and not transport.has_continued:
-            # No 100 Continue was sent: the next bytes may be a body or another request.
-            is_last = True
-        super().on_response_complete()
-        if is_last:
-            transport.close()
+        latest = self.latest
+        if latest is None or latest.response_complete:
+            return
+        latest.add_body(body)
+        if len(latest.body) > BODY_BYTES_WAITING_MAX:
+            self.pause_reading()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             # Only the head has been parsed, and comes again: see _parse().
             return
         self.waiting_since_s = None
-        super().on_message_complete()
+        latest = self.latest
+        if latest is not None and not latest.response_complete:
+            latest.end_body()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer malformed HTTP with a problem document."""
-        self._refuse(self.refusal or BadRequestError(f"{msg} Send HTTP/1.1."))
+    def end_response(self, exchange: Exchange) -> None:
+        """Continue with the next request after the response of *exchange*, or close."""
+        is_last = not exchange.keep_alive or (self.is_deaf and not self.pending)
+        if exchange.expects_continue and exchange.more_body and not exchange.was_continued:
+            # No 100 Continue was sent: the next bytes may be a body or another request.
+            is_last = True
+        if is_last:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._next()
+
+    def _next(self) -> None:
+        """Start the next request that is pending; without one, the connection is idle."""
+        self.resume_reading()
+        if self.pending:
+            self._run(self.pending.popleft())
+        elif self.waiting_since_s is None:
+            self.idle_since_s = time.monotonic()
+
+    def end_unanswered(self, exchange: Exchange) -> None:
+        """Close the connection after *exchange*, which has no response or a part of one."""
+        if not exchange.response_started:
+            self.write(self._problem(UNANSWERED))
+        self.transport.close()
+
+    def shut_down(self) -> None:
+        """Close the connection after the response that it waits for, at once if there is none."""
+        if self.latest is None or self.latest.response_complete:
+            self.transport.close()
+        else:
+            self.latest.keep_alive = False
 
     def time_out_after(self, waited_s: float) -> None:
         """Answer 408 and close if the rest of a request takes too long. A handler that waits for
         the body sees a disconnect."""
-        limit_us, why = self.request_timeout_us, ""
-        if self.cycle is None and self.shared.is_nearly_full:
+        limit_us, why = self.shared.request_timeout_us, ""
+        if self.latest is None and self.shared.is_nearly_full:
             limit_us = min(limit_us, FIRST_REQUEST_US)
             why = ", because the process is near its limit of connections"
         if waited_s <= limit_us / SECOND:
@@ -511,16 +563,6 @@ class TimedProtocol(HttpToolsProtocol):
             )
         )
 
-    def resume_writing(self) -> None:
-        # The client read its responses; the next check starts a new measurement.
-        self.untaken = None
-        super().resume_writing()
-
-    @classmethod
-    def drain(cls) -> None:
-        """Make each further answer its connection's last, with ``connection: close``."""
-        cls.draining = True
-
     def check(self, now_s: float) -> None:
         """End the connection if its client takes too long: called once a second."""
         if self.waiting_since_s is not None:
@@ -528,26 +570,28 @@ class TimedProtocol(HttpToolsProtocol):
                 # It is a stream, which limits its silence. When it ends, the rest is timed.
                 self.waiting_since_s = now_s
             self.time_out_after(now_s - self.waiting_since_s)
+        elif self.idle_since_s is not None and now_s - self.idle_since_s > self.shared.keep_alive_s:
+            self.transport.close()
         self.cut_if_untaken(now_s)
 
     def _is_answering(self) -> bool:
         """Whether the response to a request that is not complete has begun, and has not ended."""
-        cycle = self.cycle
+        latest = self.latest
         return (
-            isinstance(cycle, RequestResponseCycle)
-            and cycle.more_body
-            and cycle.response_started
-            and not cycle.response_complete
+            latest is not None
+            and latest.more_body
+            and latest.response_started
+            and not latest.response_complete
         )
 
     def _owes_answer(self) -> bool:
         """Whether a complete request is not answered yet."""
-        cycle = self.cycle
-        return bool(self.pipeline) or (
-            cycle is not None and not cycle.more_body and not cycle.response_complete
+        latest = self.latest
+        return bool(self.pending) or (
+            latest is not None and not latest.more_body and not latest.response_complete
         )
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> bool:
         """Answer the complete requests of a client that has closed its sending side, then close.
 
         TLS has no such state in asyncio."""
@@ -556,29 +600,24 @@ class TimedProtocol(HttpToolsProtocol):
         self._stop_reading()
         # A live stream that waits for this ends, because its reader may as well be gone. One that
         # has not begun notices at its next comment whether it is.
-        self.cycle.message_event.set()
+        if self.running is not None:
+            self.running.wake()
         return True
-
-    def timeout_keep_alive_handler(self) -> None:
-        # The head of the next request may have come while a response was under way: it has its own
-        # time.
-        if self.waiting_since_s is None:
-            super().timeout_keep_alive_handler()
 
     def cut_if_untaken(self, now_s: float) -> None:
         """Abort the connection if its client has read too little for too long.
 
         This also bounds a closing connection, which nothing else would end.
         """
-        if not (self.flow.write_paused or self.transport.is_closing()):
+        if self.writable.is_set() and not self.transport.is_closing():
             self.untaken = None
             return
         size = self.transport.get_write_buffer_size()
         if self.untaken is None or size <= self.untaken[1] - _TAKEN_BYTES_MIN:
             self.untaken = now_s, size
             return
-        limit_s = self.request_timeout_us / SECOND
-        if self.draining and not size:
+        limit_s = self.shared.request_timeout_us / SECOND
+        if self.shared.is_draining and not size:
             # Everything is sent. TLS waits for a close_notify, which a client with a connection
             # pool sends only when it uses the connection again.
             limit_s = min(limit_s, _CLOSE_NOTIFY_S)
@@ -590,7 +629,6 @@ class TimedProtocol(HttpToolsProtocol):
     def _refuse(self, error: CounterError) -> None:
         self.shared.end(_REASONS.get(type(error), MALFORMED))
         self.waiting_since_s = None
-        body = problem_bytes(error)
         answering = self._owes_answer()
         if answering and isinstance(error, BadRequestError):
             # The client still gets the responses to its earlier requests.
@@ -598,51 +636,31 @@ class TimedProtocol(HttpToolsProtocol):
             return
         # A second head would be a part of the stream that is being sent.
         if not (answering or self._is_answering()):
-            phrase = HTTPStatus(error.status).phrase.encode()
-            wait_s = retry_after_s(error)
-            self.transport.write(
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/problem+json\r\n%s"
-                b"connection: close\r\ncontent-length: %d\r\n%s\r\n%s"
-                % (
-                    *(error.status, phrase),
-                    b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s,
-                    *(len(body), COMMON_HEADERS % self.ids.new(), body),
-                )
-            )
+            self.write(self._problem(error))
         self.transport.close()
+
+    def _problem(self, error: CounterError) -> bytes:
+        """Return a response with *error*, the last one of its connection."""
+        body, wait_s = problem_bytes(error), retry_after_s(error)
+        return (
+            b"%scontent-type: application/problem+json\r\n%s"
+            b"connection: close\r\ncontent-length: %d\r\n%s\r\n%s"
+            % (
+                STATUS_LINES[error.status],
+                b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s,
+                *(len(body), COMMON_HEADERS % self.ids.new(), body),
+            )
+        )
 
     def _stop_reading(self) -> None:
         """Stop reading, answer the complete requests, and close."""
         self.is_deaf = True
-        self.flow.pause_reading()
-        if not self.cycle.more_body:
-            self.cycle.keep_alive = False
-        elif self.pipeline:
+        self.pause_reading()
+        if self.latest is not None and not self.latest.more_body:
+            self.latest.keep_alive = False
+        elif self.pending:
             # It is the rejected one.
-            self.pipeline.popleft()
-
-
-def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
-    """Wrap *app* for a client of HTTP/1.0, which does not know chunks: a body of unknown length
-    ends with the connection (RFC 9112, 6.1 and 6.3)."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        has_length = True
-
-        async def send_whole(message: Any) -> None:
-            nonlocal has_length
-            if message["type"] == "http.response.start":
-                has_length = any(name == b"content-length" for name, _ in message["headers"])
-                if not has_length:
-                    cycle.chunked_encoding = False
-            elif not has_length:
-                # uvicorn checks that the body has the announced length.
-                cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        await app(scope, receive, send_whole)
-
-    return answer
+            self.pending.pop()
 
 
 def _too_large(size: int) -> HeadTooLargeError:
@@ -651,28 +669,18 @@ def _too_large(size: int) -> HeadTooLargeError:
     )
 
 
-def protocol_of(
-    kind: type[TimedProtocol], ids: RequestIds, request_timeout_us: int, shared: Connections
-) -> type[TimedProtocol]:
-    """Return a subclass of *kind* for one application; uvicorn makes the instances."""
-    return type(
-        "ApplicationProtocol",
-        (kind,),
-        {"ids": ids, "request_timeout_us": request_timeout_us, "shared": shared},
-    )
+def _address(info: Any) -> tuple[str, int] | None:
+    return (str(info[0]), int(info[1])) if isinstance(info, tuple) else None
 
 
-async def cut_slow_clients(
-    connections: set[Any], request_timeout_us: int, stop: asyncio.Event
-) -> None:
-    """Check *connections* once a second until *stop* is set: time out incomplete requests, and
-    disconnect clients that do not read.
-    """
+async def cut_slow_clients(shared: Connections, stop: asyncio.Event) -> None:
+    """Check all connections once a second until *stop* is set: time out incomplete requests,
+    disconnect clients that do not read, and close idle connections."""
 
     def check() -> None:
         now_s = time.monotonic()
-        for each in list(connections):
+        for each in list(shared.open):
             each.check(now_s)
 
-    seconds = min(_CHECK_EVERY_S, request_timeout_us / SECOND / 2)
+    seconds = min(_CHECK_EVERY_S, shared.request_timeout_us / SECOND / 2)
     await every(seconds, check, stop, _log, "checking for slow clients")

@@ -1,18 +1,17 @@
-"""uvicorn's server with TLS and graceful shutdown."""
+"""Serve HTTP on listening sockets until a signal, then shut down gracefully."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-import uvicorn
-
-from api.server.protocol import TimedProtocol, cut_slow_clients
+from api.http.connections import Connections
+from api.server.protocol import cut_slow_clients
 from api.server.tls import Certificates, TlsListener
 from counter.background import pause
 from counter.config.settings import Settings
@@ -22,10 +21,12 @@ _CHECK_EVERY_S: Final = 0.02
 #: How many checks to wait for open connections after the port is closed. Most send another request
 #: meanwhile, whose response closes them in order. Closing at once would fail requests in flight.
 _LAST_ANSWER_CHECKS: Final = 15
+_DRAIN_S_MIN: Final = 1.0
+_log = logging.getLogger("counter.api")
 
 
-class Server(uvicorn.Server):
-    """Serve until a signal, then shut down gracefully.
+class Server:
+    """Serve until :meth:`stop`, then shut down gracefully.
 
     Shutdown calls *leaving* and keeps serving for ``shutdown_delay``, so that a load balancer
     notices. Then it closes the port, calls *draining*, and answers admitted requests for at most
@@ -34,84 +35,96 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        protocol: type[TimedProtocol],
+        protocol: Callable[[], asyncio.Protocol],
+        shared: Connections,
         settings: Settings,
         certificates: Certificates | None = None,
         *,
         leaving: Callable[[], None] = lambda: None,
         draining: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(config)
-        self._protocol = protocol
+        #: Makes the protocol of one connection.
+        self.protocol = protocol
+        self.shared = shared
         self._settings = settings
         self._certificates = certificates
         self._leaving = leaving
         self._draining = draining
+        self._stopping = asyncio.Event()
+        #: Set to skip the delay, and to drop the requests that are being answered.
         self._at_once = asyncio.Event()
+        self._abandons = asyncio.Event()
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Shut down for the signal *number*; a second one skips the delay, a second SIGINT also the
+        drain."""
+        if self._stopping.is_set():
+            self._at_once.set()
+            if number == signal.SIGINT:
+                self._abandons.set()
+        self._stopping.set()
 
     @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT; uvicorn would raise the signal again after shutdown."""
+    def stopped_by_signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT meanwhile."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+            loop.add_signal_handler(number, self.stop, number)
         try:
             yield
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down; a second signal skips the delay, a second SIGINT also the drain."""
-        if self.should_exit:
-            self._at_once.set()
-        super().handle_exit(sig, frame)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections from *sockets*."""
-        if self._certificates is None or sockets is None:
-            await super().startup(sockets)
-            return
-        await self.lifespan.startup()
-        timeout_us, shared = self._settings.request_timeout, self._protocol.shared
-        servers: list[Any] = [
-            TlsListener(each, self.new_connection, self._certificates, timeout_us, shared)
-            for each in sockets
-        ]
-        self.servers = servers
-        self.started = True
-
-    def new_connection(self) -> asyncio.Protocol:
-        """Return the protocol of one connection."""
-        return self._protocol(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on *sockets*, with tasks for slow clients and certificates."""
-        connections: set[Any] = self.server_state.connections
-        timeout_us, stop = self._settings.request_timeout, asyncio.Event()
-        keepers = [asyncio.create_task(cut_slow_clients(connections, timeout_us, stop))]
+    async def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """Serve on *listeners*, with tasks for slow clients and certificates."""
+        servers = [await self._listen(each) for each in listeners]
+        stop = asyncio.Event()
+        keepers = [asyncio.create_task(cut_slow_clients(self.shared, stop))]
         if self._certificates is not None:
             keepers.append(asyncio.create_task(self._certificates.watch(stop)))
         try:
-            await super().serve(sockets)
+            await self._stopping.wait()
+            await self._shut_down(servers, listeners)
         finally:
             stop.set()
             await asyncio.gather(*keepers)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down gracefully."""
+    async def _listen(self, listener: socket.socket) -> Any:
+        if self._certificates is not None:
+            timeout_us = self._settings.request_timeout
+            return TlsListener(listener, self.protocol, self._certificates, timeout_us, self.shared)
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(self.protocol, sock=listener)
+
+    async def _shut_down(self, servers: Sequence[Any], listeners: Sequence[socket.socket]) -> None:
         self._leaving()
         if delay_us := self._settings.shutdown_delay:
             await pause(self._at_once, delay_us / SECOND)
-        for server in self.servers:
+        for server in servers:
             server.close()
         self._draining()
-        self._protocol.drain()
+        self.shared.is_draining = True
         for _ in range(_LAST_ANSWER_CHECKS):
-            if self.force_exit or not self.server_state.connections:
+            if await pause(self._abandons, _CHECK_EVERY_S) or not self.shared.open:
                 break
-            await asyncio.sleep(_CHECK_EVERY_S)
-        await super().shutdown(sockets)
+        for listener in listeners:
+            listener.close()
+        for connection in list(self.shared.open):
+            connection.shut_down()
+        drain_s = max(_DRAIN_S_MIN, self._settings.drain_timeout / SECOND)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._drained(servers)
+        if self.shared.tasks and not self._abandons.is_set():
+            _log.error("%d requests were not answered in time: cancelled", len(self.shared.tasks))
+            for task in self.shared.tasks:
+                task.cancel()
+
+    async def _drained(self, servers: Sequence[Any]) -> None:
+        """Wait until all requests are answered and all connections closed."""
+        while self.shared.open or self.shared.tasks:
+            if await pause(self._abandons, _CHECK_EVERY_S):
+                return
+        for server in servers:
+            await server.wait_closed()

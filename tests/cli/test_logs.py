@@ -64,7 +64,7 @@ async def test_a_run_logs_each_act_and_no_secret(tmp_path: Path) -> None:
     finally:
         server.clean_up()
     logged = lines_of(server.output("err"))
-    assert "uvicorn.error" in {each["logger"] for each in logged}
+    assert "counter.api" in {each["logger"] for each in logged}
     requests = [each for each in logged if each["logger"] == "counter.requests"]
     assert [each.get("key") for each in requests] == [None, None, *[key_id] * 8]
     acts = lines_of(audit.read_text(encoding="utf-8"))

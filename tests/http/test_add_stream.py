@@ -176,8 +176,8 @@ async def test_who_reads_no_answers_is_read_no_more(fast_dir: Path) -> None:
             nonlocal held
             held = max(held, *(len(each._data) for each in streams._bodies), 0)
             (protocol,) = wire.connections
-            held = max(held, len(protocol.cycle.body))
-            return bool(protocol.flow.read_paused and protocol.flow.write_paused)
+            held = max(held, len(protocol.latest.body))
+            return bool(protocol.is_reading_paused and not protocol.writable.is_set())
 
         async def send() -> None:
             for at in range(0, count, 500):

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from api.server.protocol import TimedProtocol
+from api.server.protocol import HttpProtocol
 from api.server.sockets import connections_max
 from counter.config.settings import Settings
 from counter.errors import StartupError
@@ -43,7 +43,7 @@ def hasty(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
 async def gone(wire: Wire) -> None:
     async def are() -> bool:
         # What was admitted is finished, whoever is gone.
-        return not wire.connections and not wire.server.server_state.tasks
+        return not wire.connections and not wire.server.shared.tasks
 
     await eventually(are, "every connection is closed, and every request ended")
 
@@ -213,7 +213,7 @@ def test_junk_of_any_kind_meets_an_answer_or_an_end(
         await gone(wire)
         gc.collect()
         # By its type: what asks a proxy for its class may meet one of something that is gone.
-        kept = [each for each in gc.get_objects() if issubclass(type(each), TimedProtocol)]
+        kept = [each for each in gc.get_objects() if issubclass(type(each), HttpProtocol)]
         assert len(kept) < CONNECTIONS
         assert statuses(await wire.tell(get() + LAST)) == [200, 200]
 

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,7 +207,7 @@ class Flood:
         mine = self.socket.getsockname()
         (protocol,) = (each for each in self._wire.connections if each.client == mine)
         assert protocol.transport.get_write_buffer_size() < HELD_BYTES_MAX
-        assert len(protocol.pipeline) < HELD_REQUESTS_MAX
+        assert len(protocol.pending) < HELD_REQUESTS_MAX
 
     async def read_all(self) -> bytes:
         """Read at last: all that comes back."""
@@ -291,7 +292,7 @@ def test_a_connection_half_way_through_its_next_request_is_not_idle(
             store.gate.set()
             await reader.readuntil(b"}")
             for connection in curt.connections:
-                connection.timeout_keep_alive_handler()
+                connection.check(time.monotonic() + 5)
             # Another connection idles, and is closed for it.
             await curt.tell(get())
             writer.write(LAST[-1:])
@@ -374,7 +375,7 @@ def test_a_shutdown_lets_an_add_under_way_be_answered(run: Run, tmp_path: Path) 
                 two[1].write(add(801) + add(802))
                 await store.reached(3 - 1)
                 await idle[0].readuntil(b"\r\n\r\n")
-                wire.server.should_exit = True
+                wire.server.stop()
                 await rest_of(idle[0])
                 assert len(wire.connections) == 2
                 store.gate.set()

@@ -115,6 +115,6 @@ async def test_a_live_stream_ends(wire: Wire) -> None:
 
 async def nothing_is_open(wire: Wire) -> None:
     async def is_over() -> bool:
-        return not wire.connections and not wire.server.server_state.tasks
+        return not wire.connections and not wire.server.shared.tasks
 
     await eventually(is_over, "the end of the connection")

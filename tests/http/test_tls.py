@@ -287,7 +287,7 @@ def test_a_shutdown_ends_connections_in_order(
             reader, writer = await wire.connect(authority.client())
             writer.write(get())
             await reader.readuntil(b"\r\n\r\n")
-            wire.server.should_exit = True
+            wire.server.stop()
             assert b"HTTP/" not in await rest_of(reader)
             writer.close()
             await turns()

@@ -12,7 +12,7 @@ import pytest
 
 from api.http.connections import Connections, ReadQueue, Steps
 from api.routes.live import LiveRoutes
-from api.server.protocol import TimedProtocol
+from api.server.protocol import HttpProtocol
 from counter.core.admission import Bounded
 from counter.limits import HEAD_BYTES_MAX, HEADERS_MAX
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, one, post, request
@@ -141,7 +141,7 @@ def test_requests_that_wait_behind_another_are_held_too(run: Run, wire: Wire) ->
         writer.close()
 
         async def all_given_back() -> bool:
-            tasks = wire.server.server_state.tasks
+            tasks = wire.server.shared.tasks
             return not (shared.unfinished.held or live.streams.open or tasks)
 
         await eventually(all_given_back, "nothing is held, and the stream has ended")
@@ -247,12 +247,12 @@ def test_a_closed_connection_leaves_nothing_to_the_collector(
                 writer.transport.abort()
 
                 async def gone() -> bool:
-                    return not wire.connections and not wire.server.server_state.tasks
+                    return not wire.connections and not wire.server.shared.tasks
 
                 await eventually(gone, "the connection is closed")
                 await turns(20)
             # By its type: what asks a proxy for its class may meet one of something that is gone.
-            kept = [each for each in gc.get_objects() if issubclass(type(each), TimedProtocol)]
+            kept = [each for each in gc.get_objects() if issubclass(type(each), HttpProtocol)]
             assert not kept
 
     gc.collect()

@@ -104,11 +104,9 @@ class App:
         await self._lifespan.start()
         if self._over_socket:
             server = need("api.serve").make_server(self._app, self._settings)
-            server.config.load()
-            server.lifespan = server.config.lifespan_class(server.config)
-            # Without uvicorn's own loop, which would take 100 ms to end.
+            # Without the server's shutdown, which waits for connections.
             self._listener = await asyncio.get_running_loop().create_server(
-                server.new_connection, "127.0.0.1", 0
+                server.protocol, "127.0.0.1", 0
             )
             port = self._listener.sockets[0].getsockname()[1]
             # Certificates of authorities take 40 ms to load.

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,17 +38,16 @@ class Service:
 def in_thread(data: Path, **flags: str) -> Iterator[Service]:
     """Serve *data*, with small windows unless *flags* say otherwise; stop at the end."""
     settings = Settings(data=data, **{**SMALL_WINDOWS, **flags})  # type: ignore[arg-type]
-    started: Future[tuple[Server, int]] = Future()
+    started: Future[tuple[asyncio.AbstractEventLoop, Server, int]] = Future()
 
     async def serve() -> None:
         application = create_app(settings)
         server = make_server(application, settings)
-        # Signals reach the main thread alone.
-        server.capture_signals = nullcontext  # type: ignore[assignment]
         async with application.running(rollup=True):
             with socket.create_server(("127.0.0.1", 0)) as listener:
-                started.set_result((server, listener.getsockname()[1]))
-                await server.serve(sockets=[listener])
+                loop, port = asyncio.get_running_loop(), listener.getsockname()[1]
+                started.set_result((loop, server, port))
+                await server.serve([listener])
 
     def run() -> None:
         try:
@@ -60,9 +59,9 @@ def in_thread(data: Path, **flags: str) -> Iterator[Service]:
 
     thread = threading.Thread(target=run, name="service")
     thread.start()
-    server, port = started.result()
+    loop, server, port = started.result()
     try:
         yield Service(f"http://127.0.0.1:{port}", data)
     finally:
-        server.should_exit = True
+        loop.call_soon_threadsafe(server.stop)
         thread.join()

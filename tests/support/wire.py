@@ -9,14 +9,13 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from api.serve import make_server
 from api.server.server import Server
+from counter.background import loop_factory
 from tests.support.app import App
 
 #: Turns of the loop after which what was sent here has been read there.
@@ -40,7 +39,7 @@ class Wire:
     @property
     def connections(self) -> set[Any]:
         """The protocols of the connections that are open."""
-        return self.server.server_state.connections
+        return self.server.shared.open
 
     async def tell(self, *parts: bytes, tls: ssl.SSLContext | None = None) -> bytes:
         """All bytes received until the service closes, after sending *parts* one by one."""
@@ -103,22 +102,20 @@ async def wired(
     application = app.application
     given = {"request_timeout": request_timeout_us, **settings}
     server = make_server(application, application.settings.model_copy(update=given))
-    # The test's own signals are none of its business.
-    server.capture_signals = nullcontext  # type: ignore[assignment]
     if keep_alive_s is not None:
-        server.config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
+        server.shared.keep_alive_s = keep_alive_s
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if socket_bytes is not None:
                 # What is accepted has what its listener has.
                 listener.setsockopt(socket.SOL_SOCKET, option, socket_bytes)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        serving = asyncio.create_task(server.serve([listener]))
         try:
             yield Wire(app, server, listener.getsockname()[1])
         finally:
-            server.should_exit = True
+            server.stop()
             # A connection that a test left open must not hold up the end.
-            for each in list(server.server_state.connections):
+            for each in list(server.shared.open):
                 each.transport.abort()
             await serving
             await app.stop()
@@ -126,8 +123,7 @@ async def wired(
 
 def runner() -> asyncio.Runner:
     """Runs a loop of the kind that a process of the service runs."""
-    factory = uvicorn.Config(lambda *_: None, loop="auto").get_loop_factory()
-    return asyncio.Runner(loop_factory=factory)
+    return asyncio.Runner(loop_factory=loop_factory())
 
 
 #: Runs a coroutine in the loop of a module's tests.

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from api.http.connections import Connections
 from api.server.protocol import cut_slow_clients
 from counter.background import TURN_ITEMS, every, importing, in_turns, pause
 from counter.errors import StoreUnavailableError
@@ -52,7 +53,9 @@ async def test_a_failure_does_not_end_the_checks_of_slow_clients(
             raise ValueError("odd")
 
     async with asyncio.timeout(30):
-        await cut_slow_clients({Odd()}, 1, stop)
+        shared = Connections()
+        shared.open, shared.request_timeout_us = {Odd()}, 1
+        await cut_slow_clients(shared, stop)
     assert caplog.text.count("checking for slow clients failed unexpectedly") == 2
 
 
