@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,10 +12,11 @@ import pytest
 
 from counter.tokens import TokenGenerator
 from scripts.cluster_nodes import Cluster
+from tests.support.child import run_python
 from tests.support.cluster import session_of
 from tests.support.relay import Relay
 from tests.support.rest import Rest
-from tests.support.server import ROOT, Server, ports_in_a_row, refused, serving
+from tests.support.server import Server, ports_in_a_row, refused, serving
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("child_processes")
@@ -56,15 +56,7 @@ def apply_schema(flags: dict[str, str]) -> subprocess.CompletedProcess[str]:
 def run_counter(*words: str, **flags: str) -> subprocess.CompletedProcess[str]:
     """A command of ``counter``."""
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    return subprocess.run(
-        [sys.executable, "-m", "counter", *words, *given],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python("-m", "counter", *words, *given, timeout=120)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from api.workers import supervise
 from counter.config.settings import Settings
 from counter.errors import StartupError
 from tests.support.certificates import Authority
+from tests.support.child import run_python
 from tests.support.needs import miss
 from tests.support.promtool import promtool
 from tests.support.server import ROOT, ports_in_a_row
@@ -212,17 +213,9 @@ async def listens(port: int) -> bool:
 
 @pytest.mark.usefixtures("child_processes")
 def test_a_failed_start_of_all_workers_is_reported_once() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.workers", str(WORKERS), "0"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.decode() == "counter: there is no store here; start one\n"
-    assert done.stdout == b""
+    done = run_python("-m", "tests.support.workers", str(WORKERS), "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "counter: there is no store here; start one\n"
 
 
 def test_a_start_without_a_temporary_folder_names_the_fix() -> None:

@@ -25,12 +25,11 @@ QUICK = Options(trust_env=False, attempt_timeout_s=0.3, backoff_first_s=0.01, ba
 
 
 async def test_an_add_to_a_full_buffer_waits_for_room(service: Service) -> None:
-    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+    relay = Relay.before(service.url)
     async with relay.listening():
         relay.is_away = True
-        url = f"http://127.0.0.1:{relay.address[1]}"
         async with (
-            AsyncCounterClient(url, options=QUICK) as client,
+            AsyncCounterClient(relay.url, options=QUICK) as client,
             client.buffer(max_items=2) as buffer,
         ):
             buffer.add_nowait("full-a")
@@ -141,7 +140,7 @@ async def test_a_flush_reports_rejected_adds_although_it_fails(
     spool.put({"reported later": 1})
     spool.close()
     flushed: list[Flush] = []
-    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+    relay = Relay.before(service.url)
 
     def away_after_the_first(flush: Flush) -> None:
         flushed.append(flush)
@@ -150,16 +149,14 @@ async def test_a_flush_reports_rejected_adds_although_it_fails(
     options = Options(trust_env=False, on_flush=away_after_the_first)
     async with AsyncCounterClient(service.url, options=QUICK) as client:
         await client.add("reported", 5, token=token)
-    async with relay.listening():
-        url = f"http://127.0.0.1:{relay.address[1]}"
-        async with AsyncCounterClient(url, options=options) as client:
-            buffer = await client.buffer(spool=tmp_path / "spool").__aenter__()
+    async with relay.listening(), AsyncCounterClient(relay.url, options=options) as client:
+        buffer = await client.buffer(spool=tmp_path / "spool").__aenter__()
 
-            await eventually(
-                lambda: any(each.rejected for each in flushed), "the first piece is refused"
-            )
-            with pytest.raises(UnsentError) as caught:
-                await buffer.close(timeout=0.01)
+        await eventually(
+            lambda: any(each.rejected for each in flushed), "the first piece is refused"
+        )
+        with pytest.raises(UnsentError) as caught:
+            await buffer.close(timeout=0.01)
     assert [(each.counter, each.delta) for each in caught.value.rejected] == [("reported", 3)]
 
 

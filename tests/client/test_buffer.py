@@ -187,20 +187,19 @@ async def test_a_server_that_is_killed_again_and_again_counts_exactly(
 ) -> None:
     expected: Counter[str] = Counter()
     draw = random.Random(kind)
+    spool = tmp_path / "spool" if spooled else None
     async with serving(tmp_path / "data", tmp_path / "logs") as server:
-        relay = Relay("127.0.0.1", int(server.url.rpartition(":")[2]))
-        async with relay.listening():
-            url = f"http://127.0.0.1:{relay.address[1]}"
-            async with buffered(kind, url, tmp_path / "spool" if spooled else None) as buffer:
-                for _ in range(2):
-                    for _ in range(300):
-                        name, delta = draw.choice(NAMES), draw.randrange(-5, 6)
-                        expected[name] += delta
-                        await add(buffer, name, delta)
-                        await asyncio.sleep(0)
-                    server.kill()
-                    await server.start()
-                    relay.redirect("127.0.0.1", int(server.url.rpartition(":")[2]))
+        relay = Relay.before(server.url)
+        async with relay.listening(), buffered(kind, relay.url, spool) as buffer:
+            for _ in range(2):
+                for _ in range(300):
+                    name, delta = draw.choice(NAMES), draw.randrange(-5, 6)
+                    expected[name] += delta
+                    await add(buffer, name, delta)
+                    await asyncio.sleep(0)
+                server.kill()
+                await server.start()
+                relay.server = Relay.before(server.url).server
         await check(server, expected)
 
 
@@ -210,20 +209,18 @@ async def test_lost_responses_and_cut_connections_count_exactly(
 ) -> None:
     expected: Counter[str] = Counter()
     draw = random.Random(kind)
-    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
-    async with relay.listening():
-        url = f"http://127.0.0.1:{relay.address[1]}"
-        async with buffered(kind, url, None) as buffer:
-            for number in range(300):
-                relay.mute = draw.random() < 0.3
-                relay.deaf = draw.random() < 0.1
-                if number % 10 == 0:
-                    relay.cut()
-                name = f"{kind}-{draw.choice(NAMES)}"
-                expected[name] += number
-                await add(buffer, name, number)
-                await asyncio.sleep(0.002)
-            relay.mute = relay.deaf = False
+    relay = Relay.before(service.url)
+    async with relay.listening(), buffered(kind, relay.url, None) as buffer:
+        for number in range(300):
+            relay.mute = draw.random() < 0.3
+            relay.deaf = draw.random() < 0.1
+            if number % 10 == 0:
+                relay.cut()
+            name = f"{kind}-{draw.choice(NAMES)}"
+            expected[name] += number
+            await add(buffer, name, number)
+            await asyncio.sleep(0.002)
+        relay.mute = relay.deaf = False
     await check(service, expected)
 
 
@@ -231,17 +228,16 @@ async def test_an_outage_longer_than_the_accept_limit_counts_exactly(
     service: Service, tmp_path: Path
 ) -> None:
     """What was on its way has become too old by then: it is sent again under a new token."""
-    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+    relay = Relay.before(service.url)
     seen: list[Flush] = []
     options = Options(
         trust_env=False, attempt_timeout_s=0.2, backoff_first_s=0.01, backoff_max_s=0.1,
         on_flush=seen.append,
     )  # fmt: skip
     async with relay.listening():
-        url = f"http://127.0.0.1:{relay.address[1]}"
         relay.deaf = True
         async with (
-            AsyncCounterClient(url, options=options) as client,
+            AsyncCounterClient(relay.url, options=options) as client,
             client.buffer(max_delay=0.01, spool=tmp_path / "spool") as buffer,
         ):
             await buffer.add("outage", 3)

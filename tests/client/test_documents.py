@@ -2,12 +2,11 @@
 
 import asyncio
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.child import run_python
 from tests.support.server import ROOT, serving
 from tests.test_readme import WRITTEN_URL
 
@@ -30,15 +29,8 @@ async def run_as_printed(program: str, tmp_path: Path) -> None:
     expected = re.findall(r"print\(.*\)  # (.*)$", program, re.MULTILINE)
     assert expected
     async with serving(tmp_path / "data", tmp_path / "logs", accept_limit="5s") as server:
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", program.replace(WRITTEN_URL, server.url)],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        words = ("-c", program.replace(WRITTEN_URL, server.url))
+        path = {"PYTHONPATH": str(ROOT)}
+        done = await asyncio.to_thread(run_python, *words, cwd=tmp_path, env=path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == expected

@@ -1,9 +1,7 @@
-"""A second send of the same token, where the first answer takes long; and life after a fork."""
+"""A second send of the same token, where the first answer takes long."""
 
 import asyncio
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack
 from typing import Any
@@ -27,7 +25,6 @@ from counter_client.sync import HedgingTransport
 from counter_client.transport import AsyncTransport, SyncTransport
 from tests.support.in_thread import Service
 from tests.support.relay import Relay
-from tests.support.server import ROOT
 from tests.support.virtual import virtually
 
 
@@ -36,14 +33,14 @@ async def test_a_hedge_answers_for_a_server_that_does_not_and_counts_once(
     kind: str, service: Service
 ) -> None:
     """The first base URL takes every request and answers none."""
-    relay = Relay("127.0.0.1", int(service.url.rpartition(":")[2]))
+    relay = Relay.before(service.url)
     seen: list[Attempt] = []
     options = Options(
         trust_env=False, hedge_after_s=0.02, attempt_timeout_s=30.0, on_attempt=seen.append
     )
     name = f"hedged-{uuid4()}"
     async with relay.listening():
-        urls = [f"http://127.0.0.1:{relay.address[1]}", service.url]
+        urls = [relay.url, service.url]
         relay.mute = True
         if kind == "sync":
             with CounterClient(urls, options=options) as threaded:
@@ -87,42 +84,25 @@ SEND = Send(Request("POST", "/", "add"), 60.0, 0)
 
 
 def test_the_loser_is_cancelled() -> None:
-    async def run() -> None:
-        transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], [200, 200])
-        answer = await transport.send(SEND)
-        assert isinstance(answer, Response)
-        assert (answer.body, transport.sent, transport.cancelled) == (b"1", [0, 1], [0])
-        # Both end at the same time: a call's deadline is the same with hedges.
-        assert transport.bounds_s == [60.0, 59.0]
-
-    virtually(run())
+    transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], [200, 200])
+    answer = virtually(transport.send(SEND))
+    assert isinstance(answer, Response)
+    assert (answer.body, transport.sent, transport.cancelled) == (b"1", [0, 1], [0])
+    # Both end at the same time: a call's deadline is the same with hedges.
+    assert transport.bounds_s == [60.0, 59.0]
 
 
 def test_a_quick_answer_is_not_hedged() -> None:
-    async def run() -> None:
-        transport = Timed(Options(hedge_after_s=1.0), [0.5], [200])
-        await transport.send(SEND)
-        assert transport.sent == [0]
-
-    virtually(run())
-
-
-def test_a_refusal_by_one_waits_for_the_other() -> None:
-    """503 says nothing of the token; the other attempt may have been counted."""
-
-    async def run() -> None:
-        transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], [200, 503])
-        answer = await transport.send(SEND)
-        assert isinstance(answer, Response)
-        assert (answer.status, transport.cancelled) == (200, [])
-
-    virtually(run())
+    transport = Timed(Options(hedge_after_s=1.0), [0.5], [200])
+    virtually(transport.send(SEND))
+    assert transport.sent == [0]
 
 
 @pytest.mark.parametrize(
     ("operation", "statuses", "status", "cancelled"),
     [
         # A write is refused by one, and the other may count it.
+        ("add", [200, 503], 200, []),
         ("add", [200, 404], 200, []),
         ("add", [503, 404], 503, []),
         ("add", [404, 404], 404, []),
@@ -138,13 +118,11 @@ def test_a_refusal_of_a_hedge_does_not_end_the_first_attempt(
 ) -> None:
     """Regression: the 404 of a hedge cancelled the first attempt, which counted."""
 
-    async def run() -> None:
-        transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], statuses)
-        answer = await transport.send(SEND._replace(request=Request("POST", "/", operation)))
-        assert isinstance(answer, Response)
-        assert (answer.status, transport.cancelled) == (status, cancelled)
-
-    virtually(run())
+    transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], statuses)
+    send = SEND._replace(request=Request("POST", "/", operation))
+    answer = virtually(transport.send(send))
+    assert isinstance(answer, Response)
+    assert (answer.status, transport.cancelled) == (status, cancelled)
 
 
 def test_a_cancelled_call_leaves_no_attempt_running() -> None:
@@ -207,79 +185,6 @@ def test_a_client_that_is_closed_leaves_no_thread_waiting() -> None:
         for each in threads:
             each.join(timeout=20)
     assert [type(each) for each in ended] == [UnknownOutcomeError] * 5
-
-
-@pytest.mark.parametrize("hedge", ["None", "0.5"])
-@pytest.mark.usefixtures("child_processes")
-def test_a_client_goes_on_in_a_child_after_a_fork(hedge: str, service: Service) -> None:
-    """With connections, and threads, of its own. In a process of its own: this one has threads.
-
-    Regression: hedged, the child waited for ever for a live count.
-    """
-    name = f"forked-{uuid4()}"
-    script = f"""
-import os, warnings
-from counter_client import CounterClient, Options
-warnings.simplefilter("ignore", DeprecationWarning)
-client = CounterClient({service.url!r}, options=Options(trust_env=False, hedge_after_s={hedge}))
-client.add({name!r})
-child = os.fork()
-if child == 0:
-    next(client.live({name!r}))
-for _ in range(20):
-    client.add({name!r})
-if child == 0:
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-assert client.get({name!r}).count == 41
-client.close()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.usefixtures("child_processes")
-def test_a_forked_process_begins_with_an_empty_buffer(service: Service) -> None:
-    """What waited at the fork is sent by the parent alone, and what the child adds by the child.
-
-    Regression: an add to a counter that waited already was taken in the child, and lost; and if a
-    thread held the lock at the fork, it waited for ever.
-    """
-    script = f"""
-import os, warnings
-from counter_client import CounterClient, Options
-warnings.simplefilter("ignore", DeprecationWarning)
-client = CounterClient({service.url!r}, options=Options(trust_env=False))
-buffer = client.buffer(max_delay=60)
-buffer.add("forked")
-buffer._lock.acquire()
-child = os.fork()
-if child == 0:
-    buffer.add("forked", 10)
-    buffer.close()
-    os._exit(0)
-buffer._lock.release()
-assert os.waitpid(child, 0)[1] == 0
-buffer.close()
-assert client.get("forked", max_staleness="0s").count == 11
-client.close()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_call_in_flight_is_answered_before_the_client_is_closed() -> None:

@@ -22,6 +22,7 @@ from counter_client import (
 from counter_client.errors import CounterError
 from counter_client.failures import Rejected, Unfinished, UnknownOutcomeError, UnreachableError
 from counter_client.spool import Spool
+from tests.support.child import run_python
 from tests.support.in_thread import Service
 from tests.support.server import ROOT
 
@@ -34,14 +35,12 @@ NOWHERE = "http://127.0.0.1:9"
 
 def ran(script: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
     """A script in a process of its own: this one has threads, and goes on."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python("-W", "ignore::DeprecationWarning", "-c", script, *words)
+
+
+def count_of(service: Service, name: str) -> int:
+    with CounterClient(service.url, options=OPTIONS) as client:
+        return client.get(name).count
 
 
 def test_a_forked_child_leaves_what_is_in_the_spool_to_its_parent(
@@ -72,10 +71,12 @@ with client.buffer(spool=sys.argv[1]) as buffer:
 """
     done = ran(script, tmp_path / "spool")
     assert (done.returncode, done.stderr) == (-9, "")
-    with CounterClient(service.url, options=OPTIONS) as client:
-        with client.buffer(spool=tmp_path / "spool"):
-            pass
-        assert client.get("spooled").count == 51
+    with (
+        CounterClient(service.url, options=OPTIONS) as client,
+        client.buffer(spool=tmp_path / "spool"),
+    ):
+        pass
+    assert count_of(service, "spooled") == 51
 
 
 def test_a_child_that_forgets_a_spool_leaves_its_log_alone(tmp_path: Path) -> None:
@@ -100,8 +101,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     left.close()
 
 
-#: A site's module with a buffer that is made when it is imported, under a server that forks three
-#: workers before or after that; each is killed once what it added is on disk.
 def test_a_client_needs_no_import_to_connect() -> None:
     """Regression: a fork during an import left the child without the codec "idna"."""
     script = """
@@ -114,6 +113,8 @@ assert "encodings.idna" in sys.modules
     assert (done.returncode, done.stderr) == (0, "")
 
 
+#: A site's module with a buffer that is made when it is imported, under a server that forks three
+#: workers before or after that; each is killed once what it added is on disk.
 SITE = """
 import os, signal, sys, time
 from counter_client import CounterClient, Options
@@ -191,8 +192,7 @@ for child in children:
     for spool in (tmp_path / "spool", ""):
         done = ran(script, service.url, name, spool)
         assert (done.returncode, done.stderr) == (0, "")
-    with CounterClient(service.url, options=OPTIONS) as client:
-        assert client.get(name).count == 204
+    assert count_of(service, name) == 204
 
 
 def test_a_buffer_that_was_empty_at_the_fork_can_be_flushed_in_the_child(tmp_path: Path) -> None:
@@ -270,8 +270,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = ran(script, service.url, name)
     assert (done.returncode, done.stderr) == (0, "")
-    with CounterClient(service.url, options=OPTIONS) as client:
-        assert client.get(name).count == 1
+    assert count_of(service, name) == 1
 
 
 def test_adds_left_in_a_buffer_are_sent_at_exit(service: Service) -> None:
@@ -288,8 +287,7 @@ for url in sys.argv[1:3]:
     assert done.returncode == 0
     assert "a buffer was left open until the program ended" in done.stderr
     assert NOWHERE in done.stderr
-    with CounterClient(service.url, options=OPTIONS) as client:
-        assert client.get(name).count == 1
+    assert count_of(service, name) == 1
 
 
 def test_a_client_of_another_event_loop_says_so(service: Service) -> None:
@@ -355,11 +353,8 @@ UNFINISHED = Unfinished("add", "default", (("c", 1),), "key:order-1")
 def test_an_error_comes_out_of_another_process_as_it_was(error: CounterError) -> None:
     """Regression: those with arguments of their own could be pickled, and not read back."""
     found = pickle.loads(pickle.dumps(error))
-    assert (type(found), str(found), repr(vars(found))) == (
-        type(error),
-        str(error),
-        repr(vars(error)),
-    )
+    assert type(found) is type(error)
+    assert (str(found), repr(vars(found))) == (str(error), repr(vars(error)))
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -388,18 +383,10 @@ if __name__ == "__main__":
 """,
         encoding="utf-8",
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", program, service.url, name, method],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT / "clients/python")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = ("-W", "ignore::DeprecationWarning", program, service.url, name, method)
+    done = run_python(*command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "clients/python")})
     assert (done.returncode, done.stderr) == (0, "")
-    with CounterClient(service.url, options=OPTIONS) as client:
-        assert client.get(name).count == 110
+    assert count_of(service, name) == 110
 
 
 @pytest.mark.parametrize("hedge", ["None", "0.5"])
@@ -427,5 +414,52 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = ran(script.replace("HEDGE", hedge), service.url, name)
     assert (done.returncode, done.stderr) == (0, "")
-    with CounterClient(service.url, options=OPTIONS) as client:
-        assert client.get(name).count == 9
+    assert count_of(service, name) == 9
+
+
+@pytest.mark.parametrize("hedge", ["None", "0.5"])
+def test_a_client_goes_on_in_a_child_after_a_fork(hedge: str, service: Service) -> None:
+    """With connections and threads of its own. Regression: hedged, a live count waited for ever."""
+    script = f"""
+import os, sys
+from counter_client import CounterClient, Options
+client = CounterClient(sys.argv[1], options=Options(trust_env=False, hedge_after_s={hedge}))
+client.add(sys.argv[2])
+child = os.fork()
+if child == 0:
+    next(client.live(sys.argv[2]))
+for _ in range(20):
+    client.add(sys.argv[2])
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+client.close()
+"""
+    name = f"forked-{uuid4()}"
+    done = ran(script, service.url, name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert count_of(service, name) == 41
+
+
+def test_a_forked_process_begins_with_an_empty_buffer(service: Service) -> None:
+    """Each process sends its own adds. Regression: a lock held at the fork stayed locked."""
+    script = """
+import os, sys
+from counter_client import CounterClient, Options
+client = CounterClient(sys.argv[1], options=Options(trust_env=False))
+buffer = client.buffer(max_delay=60)
+buffer.add("forked")
+buffer._lock.acquire()
+child = os.fork()
+if child == 0:
+    buffer.add("forked", 10)
+    buffer.close()
+    os._exit(0)
+buffer._lock.release()
+assert os.waitpid(child, 0)[1] == 0
+buffer.close()
+client.close()
+"""
+    done = ran(script, service.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert count_of(service, "forked") == 11

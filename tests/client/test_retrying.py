@@ -27,7 +27,7 @@ from counter_client.failures import (
 )
 from counter_client.options import Options
 from counter_client.retrying import ProcessLock, Send, attempts
-from counter_client.tokens import Token
+from counter_client.tokens import Key, Token
 from tests.client.script import Script, added, batch, lost, problem, small_budget
 
 CALLS = Calls("default")
@@ -39,9 +39,21 @@ FRESH = Response(
 )
 
 
+def add(script: Script, token: Token | Key | None = None, **options: Any) -> Added:
+    """Add 1 to a counter, with the responses of *script*."""
+    return script.run(attempts(CALLS.add("c", 1, token), script.policy(**options)))
+
+
+def batch_of_one(script: Script, **options: Any) -> object:
+    """The result of the one item of a batch."""
+    delivery = Delivery.of_items(CALLS, [("c", 1)])
+    [result] = script.run(delivery.until_deadline(script.policy(**options)))
+    return result
+
+
 def test_every_attempt_of_a_call_carries_the_same_token() -> None:
     script = Script([lost(), problem("write_timeout", 503, "same_token"), lost(), added])
-    result = script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    result = add(script)
     assert (result.counter, result.delta) == ("c", 1)
     assert len({each.request.body for each in script.sent}) == 1
     assert [each.number for each in script.sent] == [0, 1, 2, 3]
@@ -53,34 +65,34 @@ def test_the_end_reports_whether_anything_was_sent(arrived: bool) -> None:
     answers = [UnreachableError("no connection", sent=False) for _ in range(9)]
     script = Script([*answers[:1], lost(), *answers] if arrived else answers)
     with pytest.raises(UnknownOutcomeError) as error:
-        script.run(attempts(CALLS.add("c", 1, None), script.policy(deadline_s=1.0)))
+        add(script, deadline_s=1.0)
     assert error.value.sent is arrived
 
 
 def test_pauses_grow_and_are_bounded() -> None:
     script = Script([*[lost()] * 6, added])
-    policy = script.policy(backoff_first_s=0.1, backoff_max_s=1.0)
-    script.run(attempts(CALLS.add("c", 1, None), policy))
+    add(script, backoff_first_s=0.1, backoff_max_s=1.0)
     assert script.pauses == pytest.approx([0.2, 0.4, 0.8, 1.0, 1.0, 1.0])
 
 
-def test_a_pause_is_never_shorter_than_the_service_asks_for() -> None:
-    script = Script([problem("overloaded", 503, "same_token", retry_after=3), added])
-    policy = script.policy(backoff_first_s=0.1)
-    script.run(attempts(CALLS.add("c", 1, None), policy))
-    assert script.pauses == pytest.approx([3.2])
-
-
-def test_the_header_says_when_the_body_does_not() -> None:
-    script = Script([Response(503, b"<html>", "2"), added])
-    script.run(attempts(CALLS.add("c", 1, None), script.policy(backoff_first_s=0.1)))
-    assert script.pauses == pytest.approx([2.2])
+@pytest.mark.parametrize(
+    ("busy", "pause_s"),
+    [
+        (problem("overloaded", 503, "same_token", retry_after=3), 3.2),
+        (Response(503, b"<html>", "2"), 2.2),
+    ],
+    ids=["body", "header"],
+)
+def test_a_pause_is_never_shorter_than_the_service_asks_for(busy: Response, pause_s: float) -> None:
+    script = Script([busy, added])
+    add(script, backoff_first_s=0.1)
+    assert script.pauses == pytest.approx([pause_s])
 
 
 def test_a_definite_refusal_is_raised_at_once() -> None:
     script = Script([problem("token_conflict", 409, "never")])
     with pytest.raises(TokenConflictError):
-        script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+        add(script)
     assert script.pauses == []
 
 
@@ -88,10 +100,10 @@ def test_at_the_deadline_the_error_carries_the_token() -> None:
     script = Script([lost()] * 100)
     token = Token.new()
     with pytest.raises(UnknownOutcomeError) as caught:
-        script.run(attempts(CALLS.add("c", 5, token), script.policy(deadline_s=10.0)))
+        add(script, token, deadline_s=10.0)
     assert caught.value.token == token
     assert caught.value.applied is None
-    assert caught.value.unfinished == Unfinished("add", "default", (("c", 5),), str(token))
+    assert caught.value.unfinished == Unfinished("add", "default", (("c", 1),), str(token))
     assert isinstance(caught.value.__cause__, UnreachableError)
     assert script.now_s <= 1_010.0
     assert len(script.sent) > 1
@@ -99,17 +111,15 @@ def test_at_the_deadline_the_error_carries_the_token() -> None:
 
 def test_no_attempt_lasts_past_the_deadline() -> None:
     script = Script([lost()] * 100)
-    policy = script.policy(deadline_s=10.0, attempt_timeout_s=8.0)
     with pytest.raises(UnknownOutcomeError):
-        script.run(attempts(CALLS.add("c", 5, None), policy))
+        add(script, deadline_s=10.0, attempt_timeout_s=8.0)
     assert script.sent[0].timeout_s == 8.0
     assert script.sent[-1].timeout_s < 8.0
 
 
 def test_asking_for_a_new_token_ends_at_the_deadline() -> None:
     script = Script([lost(), VOID, FRESH, added])
-    policy = script.policy(deadline_s=2.0, backoff_first_s=0.3)
-    script.run(attempts(CALLS.add("c", 1, None), policy))
+    add(script, deadline_s=2.0, backoff_first_s=0.3)
     assert [each.timeout_s for each in script.sent] == pytest.approx([2.0, 1.4, 0.2, 0.2])
 
 
@@ -121,7 +131,7 @@ def test_a_read_without_an_answer_raises_that() -> None:
 
 def test_a_void_token_of_the_clients_own_is_replaced_by_one_of_the_service() -> None:
     script = Script([lost(), VOID, FRESH, added])
-    script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    add(script)
     first, _, _, last = script.bodies()
     assert first["idempotency_token"] != last["idempotency_token"]
     assert last["idempotency_token"]["generation_time"] == "2026-11-21T13:01:23.875103Z"
@@ -131,7 +141,7 @@ def test_a_void_token_of_the_clients_own_is_replaced_by_one_of_the_service() -> 
 def test_a_new_token_is_made_after_the_pause() -> None:
     """Regression: a pause longer than `accept_limit` made the new tokens too old, too."""
     script = Script([*[lost()] * 6, VOID, lost(), added])
-    script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    add(script)
     assert script.pauses[-1] == 5.0
     assert [each.request.operation for each in script.sent[-2:]] == ["tokens", "add"]
     assert script.moments[-2] == script.moments[-1]
@@ -139,38 +149,28 @@ def test_a_new_token_is_made_after_the_pause() -> None:
 
 def test_a_void_token_that_cannot_be_replaced_in_time_is_a_definite_answer() -> None:
     """Regression: it was said to be not known whether the add is counted."""
-    script = Script([lost(), VOID])
     with pytest.raises(TokenTooOldError) as caught:
-        script.run(attempts(CALLS.add("c", 1, None), script.policy(deadline_s=0.2)))
+        add(Script([lost(), VOID]), deadline_s=0.2)
     assert caught.value.applied is False
-    late = json.loads(VOID.body)
-    script = Script([lost(), Response(200, json.dumps({"results": [late]}).encode())])
-    delivery = Delivery.of_items(CALLS, [("c", 1)])
-    [result] = script.run(delivery.until_deadline(script.policy(deadline_s=0.15)))
-    assert isinstance(result, TokenTooOldError)
+    script = Script([lost(), batch(json.loads(VOID.body))])
+    assert isinstance(batch_of_one(script, deadline_s=0.15), TokenTooOldError)
 
 
 def test_a_void_token_of_the_program_is_the_programs_to_replace() -> None:
-    script = Script([VOID])
     with pytest.raises(TokenTooOldError) as caught:
-        script.run(attempts(CALLS.add("c", 1, Token.new()), script.policy()))
+        add(Script([VOID]), Token.new())
     assert (caught.value.applied, caught.value.retry) == (False, "new_token")
 
 
 def test_a_refused_retry_says_nothing_of_the_attempt_before_it() -> None:
     """The namespace is gone by now; whether the first attempt was counted is not known."""
     gone = problem("namespace_unknown", 404, "never")
-    script = Script([lost(), gone])
     with pytest.raises(UnknownOutcomeError) as caught:
-        script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+        add(Script([lost(), gone]))
     assert isinstance(caught.value.__cause__, NamespaceUnknownError)
-    script = Script([gone])
     with pytest.raises(NamespaceUnknownError):
-        script.run(attempts(CALLS.add("c", 1, None), script.policy()))
-    script = Script([lost(), gone])
-    delivery = Delivery.of_items(CALLS, [("c", 1)])
-    [result] = script.run(delivery.until_deadline(script.policy()))
-    assert isinstance(result, UnknownOutcomeError)
+        add(Script([gone]))
+    assert isinstance(batch_of_one(Script([lost(), gone])), UnknownOutcomeError)
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -179,14 +179,10 @@ def test_a_refusal_is_raised_as_it_is_if_nothing_was_sent(batch: bool) -> None:
     away = UnreachableError("no connection", sent=False)
     gone = problem("namespace_unknown", 404, "never")
 
-    def call(script: Script) -> object:
-        if not batch:
-            return script.run(attempts(CALLS.add("c", 1, None), script.policy()))
-        delivery = Delivery.of_items(CALLS, [("c", 1)])
-        for each in script.run(delivery.until_deadline(script.policy())):
-            if isinstance(each, CounterError):
-                raise each
-        return None
+    def call(script: Script) -> None:
+        result = batch_of_one(script) if batch else add(script)
+        if isinstance(result, CounterError):
+            raise result
 
     with pytest.raises(NamespaceUnknownError):
         call(Script([away, gone]))
@@ -200,9 +196,7 @@ def test_a_batch_reports_whether_anything_of_it_was_sent() -> None:
         ([UnreachableError("no connection", sent=False)], False),
         ([lost()], True),
     ):
-        script = Script(answers)
-        policy = script.policy(retries_at_once=0, retries_per_s=0)
-        [result] = script.run(Delivery.of_items(CALLS, [("c", 1)]).until_deadline(policy))
+        result = batch_of_one(Script(answers), retries_at_once=0, retries_per_s=0)
         assert isinstance(result, UnknownOutcomeError)
         assert result.sent is sent
 
@@ -214,26 +208,23 @@ def test_a_client_that_is_closed_amid_a_call_leaves_the_token(sent: bool) -> Non
     def closed(_: Send) -> Response:
         raise ClosedError("the client is closed")
 
-    script = Script([*[lost()] * sent, closed])
+    answers: list[Any] = [*[lost()] * sent, closed]
     with pytest.raises(UnknownOutcomeError if sent else ClosedError) as caught:
-        script.run(attempts(CALLS.add("c", 5, None), script.policy()))
+        add(Script(answers))
     if isinstance(caught.value, UnknownOutcomeError):
-        assert caught.value.unfinished.items == (("c", 5),)
-    script = Script([*[lost()] * sent, closed])
-    delivery = Delivery.of_items(CALLS, [("c", 5)])
-    if sent:
-        [result] = script.run(delivery.until_deadline(script.policy()))
+        assert caught.value.unfinished.items == (("c", 1),)
+        result = batch_of_one(Script(answers))
         assert isinstance(result, UnknownOutcomeError)
         assert isinstance(result.__cause__, ClosedError)
     else:
         with pytest.raises(ClosedError):
-            script.run(delivery.until_deadline(script.policy()))
+            batch_of_one(Script(answers))
 
 
 def test_another_number_of_tokens_than_asked_for_is_no_answer() -> None:
     """Regression: of none the first one was taken, and the call ended with an IndexError."""
     script = Script([VOID, Response(200, b'{"tokens":[]}'), added])
-    script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    add(script)
     first, _, last = script.bodies()
     assert first["idempotency_token"] != last["idempotency_token"]
 
@@ -242,14 +233,13 @@ def test_another_number_of_tokens_than_asked_for_is_no_answer() -> None:
 def test_a_result_of_a_batch_that_is_none_is_no_answer(result: str) -> None:
     """Regression: 5 ended the call, or the buffer, with a TypeError; {} was taken for counted."""
     script = Script([batch(json.loads(result)), added])
-    [item] = script.run(Delivery.of_items(CALLS, [("c", 1)]).until_deadline(script.policy()))
-    assert isinstance(item, Added)
+    assert isinstance(batch_of_one(script), Added)
     assert len({each.request.body for each in script.sent}) == 1
 
 
 def test_a_page_of_a_proxy_is_no_answer() -> None:
     script = Script([Response(200, b"<html>"), Response(502, b"bad gateway"), added])
-    script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+    add(script)
     assert len(script.sent) == 3
     script = Script([Response(404, b"<html>")])
     with pytest.raises(UnexpectedAnswerError):
@@ -261,11 +251,10 @@ def test_a_page_refuses_no_add(batch: bool) -> None:
     """Regression: an add that a proxy forwarded and answered by a page lost its token."""
     script = Script([Response(404, b"<html>")])
     if batch:
-        delivery = Delivery.of_items(CALLS, [("c", 1)])
-        [error] = script.run(delivery.until_deadline(script.policy()))
+        error = batch_of_one(script)
     else:
         with pytest.raises(UnknownOutcomeError) as caught:
-            script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+            add(script)
         error = caught.value
     assert isinstance(error, UnknownOutcomeError)
     assert isinstance(error.__cause__, UnexpectedAnswerError)
@@ -276,9 +265,8 @@ def test_a_page_refuses_no_add(batch: bool) -> None:
 def test_a_token_too_old_to_look_up_leaves_an_unknown_attempt_unknown() -> None:
     """Regression: it was raised as if the attempt before it had not been."""
     past = problem("token_too_old", 410, "never", applied=None)
-    script = Script([lost(), past])
     with pytest.raises(UnknownOutcomeError) as caught:
-        script.run(attempts(CALLS.add("c", 1, None), script.policy()))
+        add(Script([lost(), past]))
     assert isinstance(caught.value.__cause__, TokenTooOldError)
 
 
@@ -356,14 +344,8 @@ def test_a_bound_of_staleness_is_sent_if_it_is_given(given: dict[str, str]) -> N
 
 def test_the_budget_of_retries_is_filled_by_time() -> None:
     budget = small_budget(at_once=1.0, per_s=1.0, per_call=0.0)
-    assert [budget.take(now_s, 0.0) for now_s in (0.0, 0.5, 1.0, 1.5, 3.0, 3.5)] == [
-        0.0,
-        None,
-        0.0,
-        None,
-        0.0,
-        None,
-    ]
+    pauses = [budget.take(now_s, 0.0) for now_s in (0.0, 0.5, 1.0, 1.5, 3.0, 3.5)]
+    assert pauses == [0.0, None, 0.0, None, 0.0, None]
 
 
 def test_the_budget_of_retries_is_changed_under_its_lock() -> None:

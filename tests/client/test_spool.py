@@ -4,8 +4,6 @@ import os
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -26,12 +24,18 @@ from counter_client.retrying import Do, Effect, Pause, Send, Steps
 from counter_client.spool import _SCHEMA, ADOPT_EVERY_S, Spool
 from tests.client.ledger import FAULTS, Ledger
 from tests.client.script import Script
-from tests.support.server import ROOT
+from tests.support.child import run_python
 
 CALLS = Calls("default")
 #: A disk that is not waited for: thousands of transactions are tried.
 MEMORY = next((each for each in ("/dev/shm",) if Path(each).is_dir()), None)
 ADDS = st.dictionaries(st.sampled_from("abcd"), st.integers(-(2**65), 2**65), max_size=4)
+
+
+def unsent(path: Path) -> dict[str, int]:
+    """The totals of the spool at *path*."""
+    with closing(Spool(path, "default")) as spool:
+        return dict(spool.unsent())
 
 
 def crash_in(steps: Steps[None], ledger: Ledger, effects: int) -> None:
@@ -92,9 +96,8 @@ def test_what_was_never_sent_gets_its_token_when_it_is(tmp_path: Path) -> None:
     assert again.unfinished() == []
     [item] = again.seal()
     again.close()
-    last = Spool(tmp_path / "spool", "default")
-    assert [each.token for each in last.unfinished()] == [item.token]
-    last.close()
+    with closing(Spool(tmp_path / "spool", "default")) as last:
+        assert [each.token for each in last.unfinished()] == [item.token]
 
 
 @pytest.fixture
@@ -238,8 +241,7 @@ def test_two_buffers_never_share_a_spool_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "spool").rename(tmp_path / "file")
     (tmp_path / "spool").mkdir()
     (tmp_path / "file").rename(tmp_path / "spool" / "default.0")
-    with closing(Spool(tmp_path / "spool", "default")) as shared:
-        assert dict(shared.unsent()) == {"a": 1}
+    assert unsent(tmp_path / "spool") == {"a": 1}
 
 
 def test_a_spool_that_an_older_client_has_is_busy(tmp_path: Path) -> None:
@@ -341,8 +343,7 @@ def test_a_slot_of_an_older_client_gets_its_sum(tmp_path: Path) -> None:
             old.execute("INSERT INTO owner VALUES ('default')")
             old.execute("INSERT INTO totals VALUES ('a', '7')")
     for _ in range(2):
-        with closing(Spool(tmp_path, "default")) as spool:
-            assert dict(spool.unsent()) == {"a": 7}
+        assert unsent(tmp_path) == {"a": 7}
 
 
 def test_a_slot_that_lost_its_database_is_skipped(
@@ -421,9 +422,7 @@ def test_a_sync_has_on_disk_what_was_open_when_the_sending_ended(tmp_path: Path)
     merging.fail(ClosedError("the client is closed"))
     merging.backlog.put(merging.take())
     merging.backlog.close()
-    again = Spool(tmp_path / "spool", "default")
-    assert dict(again.unsent()) == {"a": 1}
-    again.close()
+    assert unsent(tmp_path / "spool") == {"a": 1}
 
 
 def test_a_failed_write_is_repeated_with_the_next(tmp_path: Path) -> None:
@@ -436,9 +435,7 @@ def test_a_failed_write_is_repeated_with_the_next(tmp_path: Path) -> None:
     spool._own._db.execute("PRAGMA query_only = 0")
     spool.put({})
     spool.close()
-    again = Spool(tmp_path / "spool", "default")
-    assert dict(again.unsent()) == {"a": 1}
-    again.close()
+    assert unsent(tmp_path / "spool") == {"a": 1}
 
 
 class FullDisk:
@@ -530,9 +527,7 @@ def test_a_batch_that_failed_to_be_written_stays_in_the_totals(tmp_path: Path) -
     spool._own._db.execute("PRAGMA query_only = 0")
     spool.put({"a": 1})
     spool.close()
-    again = Spool(tmp_path / "spool", "default")
-    assert dict(again.unsent()) == {"a": 6}
-    again.close()
+    assert unsent(tmp_path / "spool") == {"a": 6}
 
 
 def test_a_put_is_on_disk_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -548,9 +543,7 @@ def test_a_put_is_on_disk_whole_or_not_at_all(tmp_path: Path) -> None:
             spool.put({"a": 2})
         took_room = disk._left is not None
         spool.close()
-        again = Spool(path, "default")
-        kept.append(dict(again.unsent())["a"])
-        again.close()
+        kept.append(unsent(path)["a"])
         assert kept[-1] == (3 if took_room else 1)
     assert len(kept) > 3
 
@@ -604,10 +597,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.usefixtures("child_processes")
 def test_a_kill_after_a_disk_was_full_leaves_what_was_synced(tmp_path: Path) -> None:
     """With a real limit on the size of a file."""
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_AND_KILLED, tmp_path / "spool"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_python("-c", FULL_AND_KILLED, tmp_path / "spool")
     assert (done.returncode, done.stderr) == (-9, "")
     synced, failed = map(int, done.stdout.split())
     spool = Spool(tmp_path / "spool", "default")

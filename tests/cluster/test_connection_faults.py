@@ -2,7 +2,6 @@
 
 import ssl
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -16,6 +15,7 @@ from counter.storage.cassandra.options import CassandraOptions, Tls
 from counter.storage.cassandra.store import CassandraStore
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import at, connected, have_schema, opened, options_for
+from tests.support.child import run_python
 from tests.support.relay import Relay
 from tests.support.waiting import eventually
 
@@ -229,8 +229,7 @@ def test_the_driver_is_not_installed() -> None:
         "try: store_kind('cassandra').open(None, None)\n"
         "except StartupError as error: print(error)"
     )
-    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert "pip install '.[cassandra]' in its checkout" in run.stdout
+    assert "pip install '.[cassandra]' in its checkout" in run_python("-c", script).stdout
 
 
 async def test_a_node_that_returns_is_found_again(cassandra: Cluster) -> None:

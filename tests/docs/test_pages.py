@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import sqlite3
-import subprocess
 import sys
 import time
 import tomllib
@@ -19,6 +18,7 @@ import pytest
 from counter.config.settings import Settings
 from counter_client import Token
 from scripts.postgresql_server import PostgresqlServer
+from tests.support.child import run_python
 from tests.support.documents import page, python_of, save_programs
 from tests.support.postgresql import postgresql_server
 from tests.support.server import ROOT, Server, ports_in_a_row, served, serving
@@ -175,15 +175,7 @@ def _started(text: str) -> str:
 
 def _said(home: Path, *command: str) -> list[str]:
     """What a program in *home* prints."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=home,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(*command, cwd=home, env={"PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -22,11 +20,12 @@ from counter.storage.postgresql.schema import begin_new_life
 from scripts.demo_process import free_ports
 from scripts.postgresql_server import PostgresqlServer, program
 from tests.contracts.cases import DATASET, NOW, SETTINGS
+from tests.support.child import run_python
 from tests.support.clock import FakeClock
 from tests.support.documents import page
 from tests.support.postgresql import FreshStore, postgresql_server
 from tests.support.rest import Rest
-from tests.support.server import ROOT, serving
+from tests.support.server import serving
 from tests.support.waiting import eventually
 from tests.test_readme import compare, defaults, section
 
@@ -42,8 +41,7 @@ async def served_by(home: Path, flags: Mapping[str, str]) -> AsyncIterator[Rest]
 
 def _counter(*words: str) -> str:
     """What ``counter`` prints."""
-    command = [sys.executable, "-m", "counter", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python("-m", "counter", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -18,9 +17,10 @@ from counter.storage.postgresql.schema import apply_for
 from scripts.demo_process import free_ports
 from scripts.postgresql_server import PostgresqlServer
 from tests.rollup.processes import LEASE_TIME, TIMES, desk_over, worker
+from tests.support.child import run_python
 from tests.support.postgresql import postgresql_server
 from tests.support.rest import Rest
-from tests.support.server import ROOT, Server, refused
+from tests.support.server import Server, refused
 from tests.support.waiting import eventually
 
 FLAGS = {
@@ -34,14 +34,7 @@ ADDS_OF_ONE = 25
 
 def apply_schema() -> subprocess.CompletedProcess[str]:
     dataset = ("--retention=1h", "--slice=10m", "--write-timeout=1s")
-    return subprocess.run(
-        [sys.executable, "-m", "counter", "schema", "apply", "--store=postgresql", *dataset],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python("-m", "counter", "schema", "apply", "--store=postgresql", *dataset)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ heal is waited for."""
 import asyncio
 import gc
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET
 from tests.rollup.processes import TIMES
 from tests.support.certificates import Authority
+from tests.support.child import run_python
 from tests.support.postgresql import postgresql_server
 from tests.support.rest import fresh
 from tests.support.server import serving
@@ -104,8 +103,7 @@ def test_the_driver_is_not_installed() -> None:
         "try: store_kind('postgresql').open(None, None)\n"
         "except StartupError as error: print(error)"
     )
-    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert "pip install '.[postgresql]' in its checkout" in run.stdout
+    assert "pip install '.[postgresql]' in its checkout" in run_python("-c", script).stdout
 
 
 @pytest.mark.parametrize(

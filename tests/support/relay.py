@@ -31,6 +31,15 @@ class Relay:
         self.refused = 0
         self.address = ("", 0)
 
+    @classmethod
+    def before(cls, url: str) -> "Relay":
+        """A relay to the server at *url* on this machine."""
+        return cls("127.0.0.1", int(url.rpartition(":")[2]))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.address[1]}"
+
     @property
     def mute(self) -> bool:
         return not self._speaks.is_set()
