@@ -48,7 +48,7 @@ async def test_halves_are_made_whole_by_whichever_worker_has_the_shard() -> None
     assert await world.rolled_up(namespace) == {"a": 3, "b": 6}
 
 
-async def test_what_one_shard_found_is_good_for_the_others_of_a_worker() -> None:
+async def test_the_findings_of_one_shard_serve_the_other_shards_of_a_worker() -> None:
     """Each shard has the same mark: sixteen of them must not look sixteen times."""
     world = World()
     namespace = await world.begin()
@@ -110,7 +110,7 @@ async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
     assert a.worker.trouble is None
 
 
-async def test_one_that_may_still_be_in_flight_holds_up_its_window_and_none_before() -> None:
+async def test_an_atomic_add_in_flight_delays_only_its_window() -> None:
     """A worker's clock may say that the window is closed before its resolver's does."""
     world = World()
     namespace = await world.begin(shards=1)

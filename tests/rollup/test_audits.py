@@ -60,7 +60,7 @@ class Scene:
         await self.world.store.rollups.apply(namespace, [update], through_us=wrong.time_us)
 
 
-async def test_what_is_wrong_is_tallied_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_mismatches_are_tallied_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With the numbers and with what to do; afterwards the last round tells that all is right."""
     scene = Scene()
     namespace = await scene.begin(5)
@@ -119,7 +119,7 @@ async def test_a_failure_is_tallied_and_ends_nothing(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(("interval", "are_there"), [("0s", False), ("1h", True)])
-def test_there_are_audits_only_at_an_interval(interval: Any, are_there: bool) -> None:
+def test_audits_run_at_an_interval(interval: Any, are_there: bool) -> None:
     scene = Scene()
     settings = Settings(audit_interval=interval)
     made = audits_of(settings, scene.world.store, scene.world.clock, scene.namespaces)

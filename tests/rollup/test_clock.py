@@ -61,7 +61,7 @@ async def test_a_worker_whose_clock_is_wrong_leaves_the_slices_alone(ahead_us: i
     assert len(await world.store.control.slices(DATASET)) == len(before) + 1
 
 
-async def test_a_worker_whose_clock_stays_wrong_leaves_its_slots_to_the_others() -> None:
+async def test_a_worker_with_a_wrong_clock_gives_up_its_slots() -> None:
     """Nobody would make slices while it held the maintenance, and adds would find none at last."""
     world = World()
     await world.begin(shards=1)

@@ -77,7 +77,7 @@ async def test_slices_that_vanish_again_and_again_are_trouble_that_ends() -> Non
     assert await world.rolled_up(namespace) == {"c": 7}
 
 
-async def test_what_another_worker_did_meanwhile_counts_once() -> None:
+async def test_work_done_by_another_worker_counts_once() -> None:
     """It does all of it between this one's two looks at the counter."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -184,7 +184,7 @@ async def inside(limiter: Limiter, leave: asyncio.Event, order: list[str], name:
 
 
 @pytest.mark.parametrize("at_the_same_moment", [False, True])
-async def test_who_goes_away_while_it_waits_keeps_no_place(at_the_same_moment: bool) -> None:
+async def test_a_cancelled_waiter_keeps_no_place(at_the_same_moment: bool) -> None:
     """Let in at the very moment that it leaves, too: the next one goes in its place."""
     limiter = Limiter(FakeClock(START_US), limit_max=1)
     order: list[str] = []
@@ -254,7 +254,7 @@ async def test_slots_that_another_worker_took_are_not_held() -> None:
     assert not set(one.held()) & set(other.held())
 
 
-async def test_a_namespace_that_was_deleted_meanwhile_holds_no_slice_back() -> None:
+async def test_a_deleted_namespace_holds_no_slice_back() -> None:
     world = World()
     await world.begin(shards=1)
     keeper = Maintenance(world.store, world.clock)

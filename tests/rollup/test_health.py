@@ -64,7 +64,7 @@ async def test_a_worker_that_works_is_alive_and_ready(watched: Watched) -> None:
         assert head.headers["content-length"] == answer.headers["content-length"]
 
 
-async def test_a_worker_in_trouble_says_what_it_is(watched: Watched) -> None:
+async def test_a_worker_reports_its_error(watched: Watched) -> None:
     """It is alive all the same: a restart would not help."""
     broken = StoreUnavailableError("a planted fault")
     with patch.object(watched.world.store, "ping", side_effect=broken):
@@ -77,7 +77,7 @@ async def test_a_worker_in_trouble_says_what_it_is(watched: Watched) -> None:
     assert (await watched.get("/healthz")).status_code == 200
 
 
-async def test_metrics_tell_what_was_done_and_how_far_behind_it_is(watched: Watched) -> None:
+async def test_metrics_report_progress_and_lag(watched: Watched) -> None:
     """In the words of Prometheus."""
     world, process = watched.world, watched.process
     await world.add_many(30)

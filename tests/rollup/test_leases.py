@@ -266,7 +266,7 @@ class Broken(MemoryLeases):
         return result
 
 
-async def test_while_the_leases_fail_only_what_is_held_is_held() -> None:
+async def test_failing_leases_keep_only_the_held_shards() -> None:
     """For the rest of its time, and by no one's word but the worker's own clock."""
     clock = FakeClock(START_US)
     store = Broken(clock)
@@ -285,7 +285,7 @@ async def test_while_the_leases_fail_only_what_is_held_is_held() -> None:
 
 
 @pytest.mark.parametrize("step", ["heartbeat", "workers", "leave"])
-async def test_an_answer_that_is_lost_leaves_no_slot_behind(step: str) -> None:
+async def test_a_lost_response_leaves_no_slot_behind(step: str) -> None:
     """What the store knows and its worker does not runs out, or is renewed."""
     crew = Crew()
     store = crew.store = Broken(crew.clock)

@@ -82,7 +82,7 @@ async def test_a_limit_that_is_not_reached_does_not_grow() -> None:
     assert desk.limiter.limit == before
 
 
-async def test_slow_answers_halve_the_limit_once_for_all_that_were_under_way() -> None:
+async def test_slow_calls_halve_the_limit_once_per_round() -> None:
     """They all waited in the same queue: it is one sign, not twenty."""
     desk = Desk()
     for _ in range(30):
@@ -107,7 +107,7 @@ async def test_a_failure_of_the_store_halves_the_limit(kind: type[Exception]) ->
 
 
 @pytest.mark.parametrize("kind", [SliceMissingError, NamespaceUnknownError])
-async def test_what_says_nothing_of_the_load_changes_nothing(kind: type[Exception]) -> None:
+async def test_calls_that_do_not_show_the_load_change_nothing(kind: type[Exception]) -> None:
     """A slice or a namespace that is gone is no sign of overload."""
     desk = Desk()
     before = desk.limiter.limit
@@ -115,7 +115,7 @@ async def test_what_says_nothing_of_the_load_changes_nothing(kind: type[Exceptio
     assert desk.limiter.limit == before
 
 
-async def test_who_waits_is_let_in_in_order_and_never_more_than_the_limit() -> None:
+async def test_waiters_enter_in_order_and_within_the_limit() -> None:
     """Also where some give up waiting."""
     desk = Desk()
     inside, order = 0, []

@@ -227,7 +227,7 @@ async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_a
     assert await world.store.control.dropped_before(DATASET) > 0
 
 
-async def test_a_long_gap_is_filled_in_steps_after_what_adds_need() -> None:
+async def test_a_long_gap_is_filled_in_steps_after_the_current_slices() -> None:
     """Until its slice exists a token of the gap has no answer; from then on it is void, for ever.
     Watermarks, recounts, the audit and the drop of old slices need no slice of the gap."""
     dataset = replace(DATASET, retention_us=400 * MINUTE, slice_us=MINUTE, time_bucket_us=MINUTE)
@@ -330,7 +330,7 @@ async def test_a_hole_between_slices_is_filled() -> None:
     assert [each.count for each in await world.api.reader.read(namespace, ["c"], 0)] == [2]
 
 
-async def test_one_slice_fills_a_gap_where_one_process_makes_them(fast_dir: Path) -> None:
+async def test_a_single_process_fills_a_gap_with_one_slice(fast_dir: Path) -> None:
     """However long it is: nothing can be written there any more, and tokens of it are void."""
     async with running("sqlite", fast_dir) as app:
         dataset = (await app.store.control.datasets())[0]

@@ -41,7 +41,7 @@ async def test_each_shard_reports_how_far_it_is_behind_and_how_much_of_that_is_t
     assert least_us / SECOND <= lag_s <= (least_us + WINDOW) / SECOND
 
 
-async def test_of_many_namespaces_the_worst_of_the_rest_is_reported_as_one() -> None:
+async def test_the_worst_of_many_more_namespaces_is_reported() -> None:
     """However many there are, there are only so many series."""
     world = World()
     await world.begin(shards=1)
@@ -55,7 +55,7 @@ async def test_of_many_namespaces_the_worst_of_the_rest_is_reported_as_one() -> 
     assert "counter_rollup_lag_seconds other other" in lags
 
 
-async def test_of_many_shards_the_worst_of_the_rest_is_reported_as_one() -> None:
+async def test_the_worst_of_many_more_shards_is_reported() -> None:
     world = World()
     await world.begin(shards=600)
     await world.create("m", shards=600)
@@ -100,7 +100,7 @@ async def test_leases_that_change_hands_are_reported() -> None:
     assert samples(world, two)["counter_rollup_workers"] == 2
 
 
-async def test_slices_are_reported_by_who_looks_after_them() -> None:
+async def test_slices_are_reported_by_the_maintainer() -> None:
     world = World()
     await world.begin()
     one, two = await world.shared("one", "two")

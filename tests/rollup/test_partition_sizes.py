@@ -108,7 +108,7 @@ def test_the_busiest_counters_are_remembered() -> None:
     assert len(tally._courses) <= 100
 
 
-def test_nothing_is_counted_where_the_number_cannot_be_raised() -> None:
+def test_nothing_is_counted_if_the_number_cannot_be_raised() -> None:
     for most in (1, 4):
         fixed = replace(dataset, event_buckets=4, event_buckets_max=most)
         assert PartitionSizeTally().counting(replace(namespace, dataset=fixed)) is None

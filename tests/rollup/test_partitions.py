@@ -148,7 +148,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more() -> None:
     assert read.count == 35 + 4 * 7
 
 
-async def test_what_one_worker_counts_another_makes_slices_by() -> None:
+async def test_slices_follow_the_counts_of_another_worker() -> None:
     """Each sees its own shards; the slices are one worker's business."""
     world = World(HOT)
     await world.begin(shards=64)
@@ -181,7 +181,7 @@ def _rolls(process: Process, namespace: Namespace, counter: str) -> bool:
     return process.worker._holds(slot_of(namespace.id, shard_of(counter, 64)))
 
 
-async def test_a_worker_that_was_just_started_makes_slices_by_what_was_known() -> None:
+async def test_a_new_worker_makes_slices_by_known_counts() -> None:
     """What was counted is in the store, and the number that stands is in the last slice."""
     world = World(HOT)
     await world.begin()
@@ -210,7 +210,7 @@ async def test_a_number_is_lowered_slice_by_slice_when_the_largest_size_is_long_
     assert made == [8] * (SLICES_REMEMBERED - 1) + [4, 2, 2, 2]
 
 
-async def test_where_no_worker_counted_nothing_is_lowered() -> None:
+async def test_without_counts_nothing_is_lowered() -> None:
     """A rollup that stands still is no sign of few events."""
     world = World(HOT)
     await world.begin()
@@ -225,7 +225,7 @@ async def test_where_no_worker_counted_nothing_is_lowered() -> None:
     assert (await numbers(world))[-1] == 2
 
 
-async def test_what_nodes_tell_counts_too() -> None:
+async def test_sizes_reported_by_nodes_count_too() -> None:
     """Rows may be larger than they are taken to be; the node that was down tells it later."""
     world = World(HOT)
     await world.begin()
@@ -301,7 +301,7 @@ async def test_a_worker_that_is_far_behind_records_no_size_that_no_longer_counts
     ]
 
 
-async def test_what_is_to_come_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_planned_change_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """By the worker that makes slices: whose events, how large, from when on, how many."""
     caplog.set_level(logging.INFO, "counter.partitions")
     world = World(HOT)
@@ -326,7 +326,7 @@ async def test_what_is_to_come_is_reported_once(caplog: pytest.LogCaptureFixture
     assert "event_buckets_max is 8, and partitions of 680 B are still to be expected" in told[1]
 
 
-async def test_where_the_settings_say_never_no_one_is_asked() -> None:
+async def test_without_growth_no_node_is_asked() -> None:
     world = World(DATASET)
     namespace = await world.begin()
     a = world.process()

@@ -92,7 +92,7 @@ async def test_two_workers_share_and_take_over_from_a_killed_one(
     await desk.shared_by(2)
 
 
-async def test_health_reports_what_a_worker_does(
+async def test_health_reports_the_work_of_a_worker(
     settings: Settings, desk: Desk, tmp_path: Path
 ) -> None:
     """Ready as soon as it works."""

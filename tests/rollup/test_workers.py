@@ -147,7 +147,7 @@ async def test_a_dead_workers_shards_are_rolled_up_by_the_other() -> None:
     assert await world.rolled_up(namespace) == expected
 
 
-async def test_what_was_done_before_a_crash_comes_out_the_same_when_done_again() -> None:
+async def test_work_repeated_after_a_crash_gives_the_same_result() -> None:
     """The next worker cannot tell how many replicas have it, and does all of the batch."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -206,7 +206,7 @@ async def test_a_reader_that_counts_for_itself_goes_no_further_than_the_watermar
     assert (count.count, count.as_of_us) == (0, watermark_us)
 
 
-async def test_a_recount_whose_slice_is_dropped_under_it_is_left_alone() -> None:
+async def test_a_recount_whose_slice_is_dropped_is_abandoned() -> None:
     """A worker wakes in the middle of it, and the events are gone: its rollup stands."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -257,7 +257,7 @@ async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> Non
     assert await world.rolled_up(namespace) == {"c": 7}
 
 
-async def test_a_worker_that_is_asked_to_stop_finishes_what_is_under_way_and_leaves() -> None:
+async def test_a_stopping_worker_finishes_its_work() -> None:
     """Its slots are free at once, and nothing is half done."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -278,7 +278,7 @@ async def test_a_worker_that_is_asked_to_stop_finishes_what_is_under_way_and_lea
     assert list(await world.store.leases.workers()) == []
 
 
-async def test_a_stopping_worker_cancels_what_does_not_end_in_time() -> None:
+async def test_a_stopping_worker_cancels_slow_work() -> None:
     """What it leaves, the next worker does again."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -427,7 +427,7 @@ async def test_trouble_of_one_shard_holds_up_no_other(method: str) -> None:
     assert a.worker.trouble is None
 
 
-async def test_a_shard_that_is_behind_takes_turns_with_the_others() -> None:
+async def test_a_shard_that_is_behind_alternates_with_the_rest() -> None:
     """Its lane is not its own until it has caught up; when no other shard waits, it goes on."""
     world = World()
     behind = await world.begin(shards=1)
@@ -547,7 +547,7 @@ async def test_shards_that_cannot_be_passed_together_are_passed_each(method: str
 
 
 @pytest.mark.parametrize("shards_at_once", [1, 3])
-async def test_so_many_shards_are_rolled_up_at_once_and_no_more(shards_at_once: int) -> None:
+async def test_the_number_of_concurrent_shards_is_bounded(shards_at_once: int) -> None:
     world = World()
     namespace = await world.begin()
     expected = await world.add_many(50)
@@ -571,7 +571,7 @@ async def test_so_many_shards_are_rolled_up_at_once_and_no_more(shards_at_once: 
     assert most == shards_at_once
 
 
-async def test_what_was_rolled_up_is_in_the_cache_and_says_as_of_when() -> None:
+async def test_rolled_up_counts_are_cached_with_their_time() -> None:
     world = World()
     namespace = await world.begin()
     expected = await world.add_many(5)
@@ -587,7 +587,7 @@ async def test_what_was_rolled_up_is_in_the_cache_and_says_as_of_when() -> None:
     assert found == [(name, count, through_us) for name, count in expected.items()]
 
 
-async def test_a_batch_that_begins_again_after_a_drop_ends_where_it_did() -> None:
+async def test_a_batch_restarted_after_a_drop_ends_at_the_same_place() -> None:
     world = World()
     namespace = await world.begin()
     batches, batch = world.process().worker.batches, BatchTimes(99, 0, WINDOW)

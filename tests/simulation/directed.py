@@ -58,9 +58,7 @@ DIRECTED: Final[Mapping[str, str]] = {
     "time-out-is-success": (
         "tests/unit/test_write.py::test_an_add_that_the_store_alone_gave_up_is_not_acknowledged"
     ),
-    "mark-remembered-early": (
-        "tests/unit/test_write.py::test_a_mark_that_is_on_its_way_is_no_mark_yet"
-    ),
+    "mark-remembered-early": ("tests/unit/test_write.py::test_a_mark_in_flight_is_not_durable"),
     "guard-is-proof": (
         "tests/http/test_payload_check.py::test_what_the_guard_has_seen_is_written_all_the_same"
     ),
@@ -101,9 +99,7 @@ DIRECTED: Final[Mapping[str, str]] = {
     "atomic-mark-not-awaited": (
         f"{_RESOLUTION}test_an_atomic_add_is_marked_again_before_anything_is_decided"
     ),
-    "rewrite-not-awaited": (
-        f"{_RESOLUTION}test_a_token_is_answered_only_once_what_was_found_of_it_is_durable"
-    ),
+    "rewrite-not-awaited": (f"{_RESOLUTION}test_a_token_is_answered_after_its_events_are_durable"),
     "late-by-one": (
         "tests/unit/test_write.py::test_an_event_of_the_very_end_of_the_accept_limit_is_written"
     ),
@@ -172,13 +168,9 @@ DIRECTED: Final[Mapping[str, str]] = {
         f"{_READING}test_a_rollup_between_two_steps_of_a_read_loses_nothing[one]"
     ),
     "reader-ignores-pending": _LATE,
-    "cache-claims-watermark": (
-        f"{_READING}test_a_count_out_of_the_cache_is_as_old_as_when_it_was_put_there"
-    ),
+    "cache-claims-watermark": (f"{_READING}test_a_cached_count_has_the_time_of_its_storage"),
     "clear-per-partition": f"{_CONTRACTS}TestFolds::test_a_clear_erases_across_partitions",
-    "recount-without-settled": (
-        f"{_READING}test_who_counts_for_himself_begins_with_what_is_settled"
-    ),
+    "recount-without-settled": (f"{_READING}test_a_recount_begins_with_the_settled_count"),
     "marks-from-one-replica": f"{_ACKNOWLEDGED}[0-marks]",
     "events-from-one-replica": f"{_ACKNOWLEDGED}[0-events]",
     "counts-from-one-replica": f"{_ACKNOWLEDGED}[0-counts]",
@@ -186,7 +178,7 @@ DIRECTED: Final[Mapping[str, str]] = {
     "stamped-in-the-future": _VOIDED,
     "name-free-early": (f"{_REBIRTH}test_adds_to_a_namespace_that_is_created_again_count[4000]"),
     "directory-checked-at-the-door": (
-        f"{_NAMESPACES}test_an_add_is_written_by_what_is_known_when_it_is_written"
+        f"{_NAMESPACES}test_an_add_uses_the_directory_as_of_its_write"
     ),
     "older-count-replaces-newer": f"{_CACHES}TestMemcached::test_the_newest_stands",
     "best-effort-of-any-namespace": (

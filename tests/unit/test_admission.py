@@ -78,7 +78,7 @@ class Service:
 
 @pytest.mark.parametrize("times", [1.5, 3, 10])
 @pytest.mark.parametrize("per_ms", [1, 10, 50])
-def test_what_is_taken_in_is_answered_in_time_however_much_comes(per_ms: int, times: float) -> None:
+def test_admitted_requests_are_answered_in_time_under_any_load(per_ms: int, times: float) -> None:
     service = Service(per_ms)
     service.goodput(3_000, times * per_ms)
     # Once it is known how fast this goes; an instant's arrivals are all that can be too many.
@@ -87,7 +87,7 @@ def test_what_is_taken_in_is_answered_in_time_however_much_comes(per_ms: int, ti
     assert service.refused > 0
 
 
-def test_no_write_is_rejected_below_what_the_service_can_bear() -> None:
+def test_no_write_is_rejected_below_capacity() -> None:
     service = Service(10)
     service.run(3_000, 9.9)
     assert service.refused == 0
@@ -138,7 +138,7 @@ def test_a_service_that_becomes_slower_takes_in_less() -> None:
 
 
 @pytest.mark.parametrize("times", [1.5, 3, 10])
-def test_a_service_that_works_in_bursts_takes_in_what_it_does_on_average(times: float) -> None:
+def test_a_bursty_service_admits_its_average_rate(times: float) -> None:
     """In each burst it does three times as much as it can keep up."""
     service = Service(10)
     for turn in range(24):
@@ -174,7 +174,7 @@ def test_long_turns_of_the_event_loop_count_as_waiting() -> None:
     assert service.load.wait_us == 400 * MILLISECOND
 
 
-def test_who_waits_for_less_time_than_the_queue_takes_is_rejected_at_once() -> None:
+def test_a_short_deadline_is_rejected_at_once() -> None:
     service = Service(10)
     service.run(2_000, 20)
     load = service.load
@@ -188,7 +188,7 @@ def test_who_waits_for_less_time_than_the_queue_takes_is_rejected_at_once() -> N
     assert load.refuses(within_us=1) is None
 
 
-def test_a_hurried_sender_gets_its_own_bound_and_others_theirs() -> None:
+def test_each_sender_is_admitted_by_its_own_deadline() -> None:
     """Also one that would wait longer than anybody may. What all are told is worded once."""
     service = Service(10)
     service.run(5_000, 30)
@@ -202,7 +202,7 @@ def test_a_hurried_sender_gets_its_own_bound_and_others_theirs() -> None:
     assert load.refuses() is load.refuses(within_us=60 * SECOND) is told
 
 
-async def test_a_refusal_says_how_long_and_what_to_do() -> None:
+async def test_a_refusal_has_retry_after_and_advice() -> None:
     service = Service(10)
     service.run(5_000, 30)
     load = service.load
@@ -232,7 +232,7 @@ def test_no_more_adds_wait_than_may_ever() -> None:
     load.admit(1)
 
 
-def test_what_is_bounded_is_refused_past_its_bound_and_free_when_given_back() -> None:
+def test_a_bounded_resource_is_refused_above_its_bound() -> None:
     some = Bounded("bodies are being read", 10)
     some.take(7)
     with pytest.raises(OverloadedError, match="7 bodies are being read already, and 4 more come"):

@@ -70,7 +70,7 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_nothing_that_goes_on_meanwhile_is_taken_for_damage(seed: int) -> None:
+async def test_concurrent_changes_are_not_reported_as_damage(seed: int) -> None:
     """Between any two steps of a look anything may happen; some of it may have to be waited for."""
     life = Life(seed)
     namespace = await life.begin()

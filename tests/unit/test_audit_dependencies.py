@@ -20,14 +20,14 @@ def problems_of(text: str) -> list[str]:
     )
 
 
-def test_what_we_lock_is_pinned_hashed_and_free_of_known_faults() -> None:
+def test_locked_packages_are_pinned_hashed_and_without_advisories() -> None:
     for lock in audit.LOCKS:
         text = (audit.ROOT / lock).read_text("utf-8")
         assert problems_of(text) == []
         assert len(list(audit.locked(lock, text))) > 20
 
 
-def test_an_advisory_is_about_what_we_lock() -> None:
+def test_an_advisory_concerns_a_locked_package() -> None:
     """One about anything else would never speak."""
     text = (audit.ROOT / audit.LOCKS[-1]).read_text("utf-8")
     names = {each.name for each in audit.locked("lock", text) if isinstance(each, audit.Locked)}
@@ -69,7 +69,7 @@ def test_a_lock_of_many_lines_is_read_whole() -> None:
         ({"dependencies": [{"name": "h11", "version": "0.16.0", "vulns": []}]}, None),
     ],
 )
-def test_a_skipped_package_is_no_clean_answer(
+def test_a_skipped_package_is_not_a_clean_result(
     told: Mapping[str, Any] | str, why: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mirror has packages and no advisories: pip-audit skips all of them and finds nothing."""
@@ -78,7 +78,7 @@ def test_a_skipped_package_is_no_clean_answer(
     assert audit.no_database([entry]) == why
 
 
-def test_what_the_database_knows_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_advisories_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = {"id": "CVE-1", "fix_versions": ["2.0"]}
     told = {"dependencies": [{"name": "h11", "version": "0.16.0", "vulns": [fault]}]}
     monkeypatch.setattr(audit, "pip_audit", lambda _file, _timeout_s: told)

@@ -100,7 +100,7 @@ def test_a_file_that_was_moved_away_is_made_again(log: AdminLog, path: Path) -> 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_what_is_written_is_one_line(log: AdminLog, path: Path) -> None:
+def test_each_entry_is_one_line(log: AdminLog, path: Path) -> None:
     log.record("key.create", WHO, Act({"label": 'a\n{"act":"forged"}\u2028'}))
     [line] = path.read_bytes().splitlines()
     assert json.loads(line)["label"] == 'a\n{"act":"forged"}\u2028'

@@ -57,7 +57,7 @@ def test_each_of_many_namespaces_is_held_to_its_rate(
     assert admitted(authorizer, everyone) == []
 
 
-def test_what_is_full_again_is_forgotten(authorizer: Authorizer, clock: FakeClock) -> None:
+def test_full_buckets_are_forgotten(authorizer: Authorizer, clock: FakeClock) -> None:
     """Namespaces come and go; what there is no more is not remembered for ever."""
     for begin in range(0, 40 * MANY, MANY):
         some = range(begin, begin + MANY)
@@ -82,7 +82,7 @@ def test_adds_that_a_namespace_refuses_take_nothing_of_their_senders_rate(clock:
         authorizer.admit(authorizer.anyone, wide, 1)
 
 
-def test_of_namespaces_without_rates_nothing_is_shared(authorizer: Authorizer) -> None:
+def test_namespaces_without_rates_share_nothing(authorizer: Authorizer) -> None:
     """Else every caller would be asked to look theirs up anew, whenever there are many."""
     for number in range(MANY):
         free = replace(space(number), settings=replace(SETTINGS, adds_per_s=0))

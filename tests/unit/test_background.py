@@ -68,7 +68,7 @@ async def test_a_pause_ends_when_it_is_stopped() -> None:
     assert await waiting
 
 
-def test_no_garbage_is_collected_during_imports_nor_later_among_what_they_made() -> None:
+def test_imports_are_excluded_from_garbage_collection() -> None:
     frozen = gc.get_freeze_count()
     with importing():
         assert not gc.isenabled()
@@ -99,7 +99,7 @@ def test_a_command_imports_its_modules_without_collecting(command: str) -> None:
     assert seen == ["False"] * len(command.split()[:2])
 
 
-async def test_what_is_done_in_turns_is_done_to_the_end() -> None:
+async def test_work_done_in_turns_is_completed() -> None:
     items = range(2 * TURN_ITEMS + 1)
     parts = [part async for part in in_turns(items)]
     assert [len(part) for part in parts] == [TURN_ITEMS, TURN_ITEMS, 1]

@@ -184,7 +184,7 @@ async def test_a_caller_can_be_cancelled_after_its_batch_has_ended(commits: Comm
     assert one.cancelled()
 
 
-async def test_items_that_wait_can_be_answered_and_do_not_leave(
+async def test_waiting_items_can_be_answered_without_being_sent(
     batcher: _Batcher, commits: Commits
 ) -> None:
     (out,) = await begin(put(batcher, "a", 1))
@@ -201,7 +201,7 @@ async def test_items_that_wait_can_be_answered_and_do_not_leave(
     await batcher.close()
 
 
-async def test_a_batch_that_is_answered_early_stays_under_way(
+async def test_a_batch_that_is_answered_early_stays_in_flight(
     batcher: _Batcher, commits: Commits
 ) -> None:
     one, _ = await begin(put(batcher, "a", 1), put(batcher, "a", 2))
@@ -380,7 +380,7 @@ async def test_an_overdue_batch_holds_back_no_other(commits: Commits) -> None:
     await batcher.close()
 
 
-async def test_what_waits_for_a_batch_leaves_when_that_is_overdue(commits: Commits) -> None:
+async def test_items_behind_an_overdue_batch_are_sent(commits: Commits) -> None:
     """No further put is needed."""
     batcher = _Batcher(
         commits, name="the store", items_max=3, waiting_max=10, at_once=2, patience_s=0.0

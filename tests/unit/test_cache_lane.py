@@ -95,7 +95,7 @@ async def test_requests_of_one_turn_leave_together(
     assert len(work.batches) == 1
 
 
-async def test_what_comes_while_a_batch_is_out_leaves_with_the_next(
+async def test_items_during_a_batch_go_with_the_next(
     lane: RequestQueue[int, int], work: Work
 ) -> None:
     first = asyncio.create_task(lane.ask([1]))
@@ -120,7 +120,7 @@ async def test_a_batch_has_a_bound(lane: RequestQueue[int, int], work: Work) -> 
     assert [len(batch) for batch in work.batches] == [600, 600, 3_000, 1]
 
 
-async def test_so_many_may_wait_and_no_more(
+async def test_the_number_of_waiters_is_bounded(
     lane: RequestQueue[int, int], server: CacheServer[Idle]
 ) -> None:
     """That the queue is full is not the server's fault."""
@@ -131,7 +131,7 @@ async def test_so_many_may_wait_and_no_more(
     assert await waiting == [0] * 50_000
 
 
-async def test_those_who_wait_for_a_failed_server_fail_with_the_rest(
+async def test_waiters_for_a_failed_server_fail(
     lane: RequestQueue[int, int], work: Work, server: CacheServer[Idle]
 ) -> None:
     """What was sent may have been done; what waited was surely not."""
@@ -152,7 +152,7 @@ async def test_those_who_wait_for_a_failed_server_fail_with_the_rest(
     assert server.trouble == "memcached at 127.0.0.1:1: ConnectionResetError gone"
 
 
-async def test_where_no_connection_was_made_nothing_was_sent(
+async def test_without_a_connection_nothing_was_sent(
     lane: RequestQueue[int, int], work: Work
 ) -> None:
     work.error = NotConnectedError("refused")
@@ -161,7 +161,7 @@ async def test_where_no_connection_was_made_nothing_was_sent(
     assert not answer.sent
 
 
-async def test_what_a_server_refuses_was_surely_not_done(
+async def test_a_refused_change_was_not_made(
     lane: RequestQueue[int, int], work: Work, server: CacheServer[Idle]
 ) -> None:
     """The rest of its batch has its answers, and the server is left alone."""
@@ -212,7 +212,7 @@ async def test_a_thread_that_does_not_come_back_is_not_waited_for(
     await lane.close()
 
 
-async def test_a_closed_lane_answers_no_caller(lane: RequestQueue[int, int], work: Work) -> None:
+async def test_a_closed_lane_calls_no_caller_back(lane: RequestQueue[int, int], work: Work) -> None:
     """Whoever waits is told; the batch that is out is brought home first."""
     first = asyncio.create_task(lane.ask([1]))
 
@@ -233,7 +233,7 @@ async def test_a_closed_lane_answers_no_caller(lane: RequestQueue[int, int], wor
     assert "closed" in await reason(lane)
 
 
-async def test_batches_and_requests_without_an_answer_are_tallied(
+async def test_batches_and_requests_without_a_response_are_tallied(
     server: CacheServer[Idle], work: Work
 ) -> None:
     """Those too that were not sent, because the server is left alone."""

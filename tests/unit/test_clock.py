@@ -75,12 +75,12 @@ def test_the_first_and_last_years_with_any_offset_are_times() -> None:
         "",
     ],
 )
-def test_what_is_not_rfc_3339_is_no_time_in_any_version_of_python(text: str) -> None:
+def test_only_rfc_3339_is_a_time_in_any_version_of_python(text: str) -> None:
     with pytest.raises(ValueError, match="RFC 3339"):
         parse_rfc3339(text)
 
 
-def test_a_part_of_a_microsecond_is_no_duration() -> None:
+def test_a_fraction_of_a_microsecond_is_not_a_duration() -> None:
     with pytest.raises(ValueError, match=r"1\.5"):
         format_duration(1.5)  # type: ignore[arg-type]
 

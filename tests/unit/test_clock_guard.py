@@ -140,7 +140,7 @@ async def test_the_surest_of_several_readings_counts(world: World) -> None:
     assert world.guard.offset_us == MILLISECOND
 
 
-async def test_a_slow_answer_does_not_replace_a_sure_one(world: World) -> None:
+async def test_a_slow_reading_does_not_replace_a_sure_one(world: World) -> None:
     world.control.ahead_us = 2 * MILLISECOND
     await world.guard.measure()
     known_us = world.guard.offset_us
@@ -150,7 +150,7 @@ async def test_a_slow_answer_does_not_replace_a_sure_one(world: World) -> None:
     assert world.guard.offset_us == known_us
 
 
-async def test_a_slow_answer_that_contradicts_replaces_it(world: World) -> None:
+async def test_a_contradicting_slow_reading_replaces_it(world: World) -> None:
     await world.guard.measure()
     world.control.ahead_us = HOUR
     world.control.errors_us = [100 * MILLISECOND] * 3
@@ -227,14 +227,14 @@ async def test_a_clock_that_is_set_is_noticed_at_the_next_write(world: World, st
         world.guard.check(DATASET)
 
 
-async def test_a_store_that_does_not_answer_for_a_moment_changes_nothing(world: World) -> None:
+async def test_a_brief_silence_of_the_store_changes_nothing(world: World) -> None:
     await world.guard.measure()
     world.control.down = True
     await world.guard.measure()
     assert trouble(world) == ""
 
 
-async def test_a_store_that_does_not_answer_for_long_ends_the_trust(world: World) -> None:
+async def test_a_long_silence_of_the_store_ends_the_trust(world: World) -> None:
     await world.guard.measure()
     world.control.down = True
     for _ in range(15):
@@ -245,7 +245,7 @@ async def test_a_store_that_does_not_answer_for_long_ends_the_trust(world: World
     assert trouble(world) == ""
 
 
-async def test_it_is_reported_once_when_it_goes_wrong_and_once_when_it_is_right(
+async def test_a_wrong_clock_is_reported_once_and_its_recovery_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     for ahead_us in (0, 0, MINUTE, MINUTE, 0, 0):
@@ -334,7 +334,7 @@ async def test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_ad
     assert count.count == 1
 
 
-async def test_a_key_whose_time_went_stale_gets_no_time_of_a_clock_that_was_set_meanwhile(
+async def test_a_stale_key_gets_no_time_of_a_changed_clock(
     world: World,
 ) -> None:
     """The new time would be the key's for as long as it is remembered."""

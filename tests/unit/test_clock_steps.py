@@ -205,7 +205,7 @@ async def test_a_small_step_is_followed_at_once(app: App) -> None:
         assert (await add(app)).status_code == 200
 
 
-async def test_a_start_behind_what_is_stored_waits_and_says_so(app: App) -> None:
+async def test_a_start_behind_the_stored_time_waits_and_logs_it(app: App) -> None:
     """The clock was two hours ahead for long enough to be followed; the process is restarted with
     the right one."""
     clock: Any = app.clock

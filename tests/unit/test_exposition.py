@@ -77,7 +77,7 @@ def test_no_sum_goes_back_when_a_process_dies_and_another_takes_its_place(port: 
         assert values(again.gathered(told(1)))["adds_total original"] == 7 + deaths
 
 
-def test_of_one_that_is_gone_or_hangs_no_gauge_is_reported(port: Port) -> None:
+def test_a_dead_or_hung_process_reports_no_gauge(port: Port) -> None:
     port.boards[0].gathered(told(3, depth=7))
     port.clock.advance(6 * SECOND)
     found = values(port.boards[1].gathered(told(4)))
@@ -85,13 +85,13 @@ def test_of_one_that_is_gone_or_hangs_no_gauge_is_reported(port: Port) -> None:
     assert (found["counter_worker_up 0"], found["adds_total original"]) == (0, 7)
 
 
-def test_one_that_is_not_there_yet_is_missing(tmp_path: Path) -> None:
+def test_a_process_that_has_not_started_is_missing(tmp_path: Path) -> None:
     board = MetricsDirectory(tmp_path, 0, 2, FakeClock(0))
     found = values(board.gathered(told(1)))
     assert (found["counter_worker_up 0"], found["counter_worker_up 1"]) == (1, 0)
 
 
-async def test_it_is_laid_down_unasked_and_a_last_time_at_the_end(port: Port) -> None:
+async def test_metrics_are_written_regularly_and_at_the_end(port: Port) -> None:
     stop, adds = asyncio.Event(), 5
     collect: Callable[[], list[Metric]] = lambda: told(adds)  # noqa: E731
     running = asyncio.create_task(port.boards[0].run(collect, stop))

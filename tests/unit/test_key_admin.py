@@ -179,7 +179,7 @@ async def test_a_key_is_rotated_once_and_a_revoked_one_never(world: World) -> No
         await world.admin.rotate(new.key.id, 366 * DAY)
 
 
-async def test_of_two_rotations_at_once_one_wins(world: World) -> None:
+async def test_one_of_two_concurrent_rotations_wins(world: World) -> None:
     """The other's key is of no use to anybody."""
     old = await world.admin.create(RIGHTS)
     other = KeyAdmin(world.store.keys, world.clock)
@@ -195,7 +195,7 @@ async def test_of_two_rotations_at_once_one_wins(world: World) -> None:
     assert sorted(valid) == sorted([old.key.id, *won])
 
 
-async def test_what_is_revoked_while_it_is_rotated_gives_no_rights_on(world: World) -> None:
+async def test_a_key_revoked_during_its_rotation_has_no_successor(world: World) -> None:
     old = await world.admin.create(RIGHTS)
     world.keys.before = lambda: KeyAdmin(world.store.keys, world.clock).revoke(old.key.id)
     with pytest.raises(PreconditionFailedError, match="was revoked"):
@@ -226,7 +226,7 @@ async def test_revoking_at_once_from_many_sides_is_reported_to_one(world: World)
     assert [is_new for _, is_new in answers].count(True) == 1
 
 
-async def test_a_rotation_whose_end_is_not_known_reports_the_new_key(world: World) -> None:
+async def test_a_rotation_with_an_unknown_outcome_reports_the_new_key(world: World) -> None:
     old = await world.admin.create(RIGHTS)
 
     async def fails() -> None:
@@ -239,7 +239,7 @@ async def test_a_rotation_whose_end_is_not_known_reports_the_new_key(world: Worl
     assert f"a new key {new.id} is on record, of no use" in raised.value.detail
 
 
-async def test_who_mistypes_an_id_gets_the_close_ones(world: World) -> None:
+async def test_a_mistyped_id_gets_suggestions(world: World) -> None:
     with pytest.raises(NotFoundError, match="there are no keys: make one"):
         await world.admin.revoke("abcdefgh2345")
     issued = await world.admin.create(RIGHTS)
@@ -261,7 +261,7 @@ async def test_no_error_shows_a_secret(world: World) -> None:
         assert issued.text.rpartition("_")[2] not in raised.value.detail
 
 
-async def test_there_are_at_most_so_many_keys_and_old_ones_are_forgotten(world: World) -> None:
+async def test_the_number_of_keys_is_bounded_and_old_ones_are_forgotten(world: World) -> None:
     """But never the last: a record without keys would say that nobody needs one."""
     first = await world.admin.create(RIGHTS)
     await world.admin.revoke(first.key.id)
@@ -305,7 +305,7 @@ async def test_a_key_is_reported_though_old_ones_cannot_be_forgotten(
     assert old.key.id not in {each.id for each in await world.admin.all()}
 
 
-async def test_who_only_rotates_does_not_fill_the_record(world: World) -> None:
+async def test_rotation_does_not_fill_the_record(world: World) -> None:
     """Regression: each process reads all of it every second, and it only grew."""
     key = (await world.admin.create(RIGHTS)).key
     for _ in range(5):

@@ -111,7 +111,7 @@ def test_a_new_key_is_random_enough() -> None:
     assert set("".join(ids | secrets)) == set("abcdefghijklmnopqrstuvwxyz234567")
 
 
-def test_what_names_a_key_is_found_in_it() -> None:
+def test_the_id_of_a_key_is_parsed_from_it() -> None:
     """Whoever finds a key where it should not be can paste it to have it revoked."""
     for text in (ID, f"ck_{ID}", key_text(ID, new_secret())):
         assert id_in(text) == ID
@@ -119,7 +119,7 @@ def test_what_names_a_key_is_found_in_it() -> None:
         assert id_in(text) is None
 
 
-def test_a_key_never_shows_what_its_secret_is_compared_with() -> None:
+def test_a_key_never_shows_its_digest() -> None:
     key = key_of(new_secret())
     assert "digest" not in repr(key)
     assert key.digest.hex() not in repr(key)
@@ -148,12 +148,12 @@ def test_a_pattern_is_a_name_or_a_beginning(pattern: str, namespace: str, expect
 
 
 @pytest.mark.parametrize("text", ["", "**", "a*b", "*a", "Videos", "a b", "-a", "a" * 64, "é*"])
-def test_what_could_hold_for_no_namespace_is_no_pattern(text: str) -> None:
+def test_a_pattern_that_matches_no_namespace_is_invalid(text: str) -> None:
     assert not is_pattern(text)
 
 
 @given(st.binary(max_size=60) | st.from_regex(rb"ck_[a-z2-7]{12}_[a-z2-7]{32}", fullmatch=True))
-def test_what_is_no_key_of_the_ring_finds_nothing(presented: bytes) -> None:
+def test_an_unknown_key_finds_nothing(presented: bytes) -> None:
     """Whatever its bytes: no error, and no key."""
 
     async def found() -> ApiKey | None:
@@ -188,7 +188,7 @@ async def test_an_unknown_id_is_compared_as_a_wrong_secret_is(
     assert compared == [(32, 32), (32, 32)]
 
 
-async def test_a_service_without_keys_asks_for_none_and_never_stops_to_ask(world: World) -> None:
+async def test_a_service_without_keys_requires_none(world: World) -> None:
     """Revoked and expired keys still count; so does one that is gone from the record."""
     without = KeyRing(MemoryStore(world.clock).keys, world.clock)
     await without.refresh()
@@ -219,7 +219,7 @@ async def test_a_use_is_not_noted_by_a_clock_that_is_wrong(world: World) -> None
     assert list(world.store.noted) == [(ID, START_US)]
 
 
-async def test_a_revoked_key_is_refused_and_what_remembered_it_is_reported(world: World) -> None:
+async def test_a_revoked_key_is_refused_and_caches_are_notified(world: World) -> None:
     remembered = world.ring.version
     await world.ring.refresh()
     assert world.ring.version == remembered
@@ -279,7 +279,7 @@ async def test_a_ring_that_was_never_read_rejects_all_requests() -> None:
         KeyRing(World().store, FakeClock(START_US)).find(b"")
 
 
-async def test_use_is_noted_again_and_again_and_what_could_not_be_noted_is_kept(
+async def test_uses_are_recorded_and_failed_records_are_retried(
     world: World,
 ) -> None:
     ring = world.ring
@@ -334,7 +334,7 @@ async def test_a_key_is_revoked_while_uses_are_noted_for_long(world: World) -> N
     assert noted == [ID], "what was given up is noted at the end"
 
 
-async def test_what_happens_to_keys_is_logged_without_their_secrets(
+async def test_changes_of_keys_are_logged_without_their_secrets(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "counter.keys")

@@ -78,7 +78,7 @@ def test_threads_are_no_processes() -> None:
     thread.join()
 
 
-def test_what_a_module_imports_is_known() -> None:
+def test_imports_of_a_module_are_known() -> None:
     found = imports_of("tests/dynamodb/test_store.py")
     assert "counter/storage/dynamodb" in found
     assert "counter/types.py" in found
@@ -93,7 +93,7 @@ def test_what_a_module_imports_is_known() -> None:
         ("docs/index.md", False),
     ],
 )
-def test_a_test_is_touched_by_a_change_of_what_it_imports(changed: str, touched: bool) -> None:
+def test_a_change_of_an_import_touches_a_test(changed: str, touched: bool) -> None:
     assert is_touched("tests/cluster/test_three_nodes.py", [changed]) is touched
 
 

@@ -151,7 +151,7 @@ def test_a_read_between_any_two_steps_of_a_change_sees_all_of_it_or_nothing(name
         assert found in wanted
 
 
-def test_what_one_counter_must_be_read_for_all_are_read_for() -> None:
+def test_a_read_for_one_counter_serves_all() -> None:
     """Sums of two moments are no view: the events are read in one transaction."""
     tail = new_tail()
     assert tail.tails(SPACE.id, WINDOW, AFTER) == [Fold(False, 111), Fold(False, 21)]
@@ -164,7 +164,7 @@ def test_what_one_counter_must_be_read_for_all_are_read_for() -> None:
     assert tail.tails(other.id, WINDOW, AFTER) is None
 
 
-def test_ids_are_forgotten_when_there_are_too_many() -> None:
+def test_the_number_of_remembered_ids_is_bounded() -> None:
     ids = Ids()
     with patch.object(live, "_IDS_MAX", 2):
         for number in range(3):

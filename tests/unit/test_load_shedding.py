@@ -22,7 +22,7 @@ def flooded() -> LoadShedder:
     return LoadShedder(load)
 
 
-def test_rejections_are_answered_soon_and_never_more_than_some_at_a_time() -> None:
+def test_rejections_are_answered_soon_in_bounded_groups() -> None:
     told: list[tuple[int, float]] = []
 
     async def refuse() -> None:
@@ -45,7 +45,7 @@ def test_rejections_are_answered_soon_and_never_more_than_some_at_a_time() -> No
     assert at == {0.02: 100, 0.04: 100, 0.06: 50, 1.02: 1}
 
 
-def test_one_who_cannot_be_answered_delays_no_other(
+def test_a_rejection_that_fails_delays_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told: list[Response] = []
@@ -85,7 +85,7 @@ def test_a_refused_body_is_read_whole_and_its_handler_called_in_its_turn() -> No
     assert parts == []
 
 
-def test_no_turn_of_the_event_loop_is_made_of_answers_alone() -> None:
+def test_rejections_leave_turns_of_the_event_loop_to_requests() -> None:
     """Clients that come again as soon as they are answered would make it last for ever."""
 
     async def ask() -> list[int]:
@@ -98,7 +98,7 @@ def test_no_turn_of_the_event_loop_is_made_of_answers_alone() -> None:
     assert virtually(ask()) == [500, 500]
 
 
-def test_what_a_client_waits_is_not_read_at_any_length() -> None:
+def test_a_long_request_timeout_is_not_parsed() -> None:
     """Regression: of each of many that were as long as a head may be, all was kept."""
     assert timeout_us(b"1m30s") == 90 * SECOND
     held = timeout_us.cache_info().currsize

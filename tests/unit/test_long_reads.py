@@ -32,7 +32,7 @@ async def test_many_reads_of_one_namespace_do_not_delay_another() -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_a_process_does_a_few_at_once_and_the_others_come_later() -> None:
+async def test_the_number_of_concurrent_long_reads_is_bounded() -> None:
     reads = LongReads(at_once=2)
     async with AsyncExitStack() as stack:
         for namespace in (1, 2):

@@ -46,7 +46,7 @@ def test_lines_may_come_in_any_parts() -> None:
     assert answered(*(bytes([each]) for each in whole)) == expected
 
 
-def test_what_is_no_number_is_an_answer_like_others() -> None:
+def test_a_value_that_is_not_a_number_is_a_response() -> None:
     assert answered(b"5\r\n", NO_NUMBER, b"\r\n6\r\n") == [b"5", NO_NUMBER, b"6"]
 
 
@@ -60,6 +60,6 @@ def test_what_is_no_number_is_an_answer_like_others() -> None:
     ],
     ids=["error", "closed", "too-many", "too-much"],
 )
-def test_other_answers_are_errors(answer: bytes, error: type[Exception]) -> None:
+def test_unexpected_responses_are_errors(answer: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         answered(answer)

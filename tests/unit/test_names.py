@@ -12,7 +12,7 @@ ALL = [chr(code) for code in range(sys.maxunicode + 1)]
 REFUSED = {chr(code) for first, last in names.REFUSED for code in range(first, last + 1)}
 
 
-def test_what_was_a_name_with_any_version_of_python_is_one() -> None:
+def test_a_name_valid_in_any_python_version_stays_valid() -> None:
     """It was whatever str.isprintable() said, and joiners."""
     assert {each for each in REFUSED if each.isprintable()} == set()
     assert not REFUSED & {"\u200c", "\u200d"}
@@ -30,7 +30,7 @@ def test_each_code_point_is_a_name_or_is_listed() -> None:
             assert check_counter_name(each) == each
 
 
-def test_controls_surrogates_and_what_breaks_lines_are_listed() -> None:
+def test_controls_surrogates_and_line_breaks_are_listed() -> None:
     for category in ("Cc", "Cs", "Co", "Zl", "Zp"):
         assert {x for x in ALL if unicodedata.category(x) == category} <= REFUSED
     assert {x for x in ALL if unicodedata.category(x) == "Zs"} - REFUSED == {" "}
@@ -52,7 +52,7 @@ def test_controls_surrogates_and_what_breaks_lines_are_listed() -> None:
         "\U0001f642" * limits.COUNTER_NAME_CHARS_MAX,
     ],
 )
-def test_what_may_become_a_character_or_is_part_of_one_is_a_name(name: str) -> None:
+def test_unassigned_and_combining_characters_are_allowed(name: str) -> None:
     """Regression: U+1FAE8 was counted by a service on Python 3.13, and 400 on 3.11: its count could
     not be read, and the retry of an acknowledged add was refused."""
     assert check_counter_name(name) == name
@@ -61,6 +61,6 @@ def test_what_may_become_a_character_or_is_part_of_one_is_a_name(name: str) -> N
 @pytest.mark.parametrize(
     "name", ["", "a" * 257, "a\u200bb", "\ufeffa", "a\u202eb", "\ue000", "\ud800"]
 )
-def test_what_no_name_holds_is_refused(name: str) -> None:
+def test_forbidden_characters_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a counter's name"):
         check_counter_name(name)

@@ -56,7 +56,7 @@ def test_usual_clients_contradict_nothing() -> None:
     assert told(usual) == ()
 
 
-def test_what_would_be_refused_comes_first() -> None:
+def test_refusals_come_before_warnings() -> None:
     first, *_ = told(Clients(retry_us=30 * limits.DAY), rollup_window_us=7 * limits.SECOND)
     assert first.startswith("the namespace would be refused: rollup_window 7s does not divide")
 
@@ -110,7 +110,7 @@ def test_an_accurate_read_is_never_behind() -> None:
     assert told(Clients(max_staleness_us=1), counter_type=CounterType.ACCURATE) == ()
 
 
-def test_a_counter_too_busy_for_its_partitions_learns_what_would_do() -> None:
+def test_a_too_busy_counter_gets_advice_on_partitions() -> None:
     """100/s of 64 B for an hour are 23 MB: six times 4 MiB."""
     busy = Clients(hottest_per_s=Fraction(100))
     (wide,) = told(busy)
@@ -127,7 +127,7 @@ def test_a_counter_too_busy_for_its_partitions_learns_what_would_do() -> None:
         (10**9, "use several counters in its place"),
     ],
 )
-def test_no_advice_sets_what_is_rejected(hottest: int, way: str) -> None:
+def test_no_advice_leads_to_a_rejected_setting(hottest: int, way: str) -> None:
     """There are 256 event_buckets at most, and a time_bucket is no shorter than a second."""
     (wide,) = told(Clients(hottest_per_s=Fraction(hottest)))
     assert wide.endswith(f"that are good: {way}")
@@ -166,7 +166,7 @@ def test_in_sqlite_nothing_costs_more() -> None:
     assert creation_warnings(dear, dataset(), compares_slowly=False) == ()
 
 
-def test_of_clients_without_settings_it_is_known_what_the_sdk_does() -> None:
+def test_clients_without_settings_have_the_defaults_of_the_sdk() -> None:
     """A window as long as the retention: by the time of a recount all is forgotten."""
     assert SDK_CLIENTS.retry_us == Options().deadline_s * limits.SECOND
     short = dataset(retention_us=10 * limits.MINUTE, slice_us=10 * limits.MINUTE)

@@ -66,7 +66,7 @@ def pair() -> Pair:
     return Pair()
 
 
-async def test_a_look_finds_what_another_process_created(pair: Pair) -> None:
+async def test_a_refresh_finds_a_namespace_of_another_process(pair: Pair) -> None:
     await pair.other.refresh()
     created = await pair.one.create("new", SETTINGS)
     assert pair.other.doubts("new", writes=False)
@@ -96,7 +96,7 @@ async def test_a_flood_of_unknown_names_shares_its_looks(pair: Pair) -> None:
     assert pair.control.looks == 1
 
 
-async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -> None:
+async def test_a_caller_during_a_refresh_gets_a_later_one(pair: Pair) -> None:
     """The look under way may have read the directory before the namespace was created."""
     looked: list[asyncio.Task[None]] = []
 
@@ -112,7 +112,7 @@ async def test_who_asks_while_a_look_is_under_way_gets_a_later_one(pair: Pair) -
     assert pair.other.get("new").name == "new"
 
 
-async def test_a_look_that_fails_is_reported_to_those_who_asked(pair: Pair) -> None:
+async def test_a_failed_refresh_is_reported_to_its_callers(pair: Pair) -> None:
     pair.control.down = True
     with pytest.raises(StoreUnavailableError):
         await pair.one.reread()
@@ -193,7 +193,7 @@ async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("what", ["update", "delete"])
-async def test_who_changes_what_another_process_changed_is_rejected(pair: Pair, what: str) -> None:
+async def test_a_change_of_an_outdated_version_is_rejected(pair: Pair, what: str) -> None:
     """And knows what stands, to decide anew."""
     namespace = await pair.one.create("each", SETTINGS)
     await pair.other.refresh()
@@ -206,7 +206,7 @@ async def test_who_changes_what_another_process_changed_is_rejected(pair: Pair, 
     assert pair.one.get("each").settings.cache_ttl_us == 2 * SECOND
 
 
-async def test_a_reading_does_not_undo_what_this_process_did_meanwhile(pair: Pair) -> None:
+async def test_a_refresh_does_not_undo_concurrent_changes(pair: Pair) -> None:
     async def created() -> None:
         await pair.one.create("mine", SETTINGS)
 
@@ -238,7 +238,7 @@ async def test_writes_want_a_copy_that_is_fresh_and_reads_do_not(pair: Pair) -> 
 
 
 @pytest.mark.parametrize("left_us", [0, 1, SECOND, DIRECTORY_AGE_MAX_US + 5 * SECOND])
-async def test_an_accept_limit_changes_only_where_every_copy_in_use_knows_of_it(
+async def test_an_accept_limit_changes_only_if_every_copy_knows_it(
     pair: Pair, left_us: int
 ) -> None:
     """Regression: the last slice that is made may end in a moment, or have ended."""
@@ -299,7 +299,7 @@ async def test_another_setting_leaves_the_accept_limits_of_earlier_slices(pair: 
     assert (again.eras, again.closing_eras) == (changed.eras, changed.closing_eras)
 
 
-async def test_an_add_is_written_by_what_is_known_when_it_is_written(pair: Pair) -> None:
+async def test_an_add_uses_the_directory_as_of_its_write(pair: Pair) -> None:
     """However long its request waited for its body since the namespace was looked up."""
     service = CounterService(pair.store, MemoryCache(pair.clock), pair.clock)
     size_us = DEFAULT_DATASET.slice_us

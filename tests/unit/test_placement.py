@@ -41,7 +41,7 @@ def test_too_few_nodes_are_reported_in_the_end() -> None:
         virtually(StartupRetry(30 * SECOND).run(place))
 
 
-def test_a_data_center_that_is_not_there_is_not_waited_for() -> None:
+def test_a_missing_data_center_is_not_waited_for() -> None:
     with pytest.raises(StartupError, match="'dc9'; the cluster has dc1"):
         replicas_of("default", Placement((("dc9", 1),)), {"dc1": 3})
 
@@ -75,9 +75,7 @@ def _overlaps(write: str, read: str, replicas: tuple[int, ...], homes: Sequence[
 @pytest.mark.parametrize("write", get_args(WriteConsistency))
 @pytest.mark.parametrize("read", get_args(ReadConsistency))
 @pytest.mark.parametrize("home", ["", "dc0"])
-def test_what_is_allowed_overlaps_and_what_is_refused_need_not(
-    write: str, read: str, home: str
-) -> None:
+def test_allowed_consistencies_overlap(write: str, read: str, home: str) -> None:
     """Tried with every way to choose replicas, in up to three data centers of up to three."""
     placement = Placement((("", 3),), write, read, home)
     refused = False
@@ -109,9 +107,7 @@ def test_a_dataset_of_one_data_center_is_refused_in_another() -> None:
         ({"class": "SimpleStrategy", "replication_factor": "2"}, {"dc1": 2, "dc2": 2}),
     ],
 )
-def test_where_the_replicas_of_a_keyspace_are(
-    replication: dict[str, str], expected: dict[str, int]
-) -> None:
+def test_the_replicas_of_a_keyspace(replication: dict[str, str], expected: dict[str, int]) -> None:
     found = replicas_in(replication, {"dc1": 2, "dc2": 1})
     assert {center: count for center, count in found.items() if count} == expected
 

@@ -148,7 +148,7 @@ def test_an_interval_is_no_longer_than_a_slice() -> None:
     assert plan.read_amplification == 18
 
 
-def test_a_read_that_is_no_multiple_of_the_slice_is_rounded_up() -> None:
+def test_a_read_is_rounded_up_to_a_multiple_of_the_slice() -> None:
     plan = planner.plan_storage(storage(limits.DAY, read_interval_us=5 * limits.HOUR))
     assert plan.read_amplification == 2
 
@@ -193,7 +193,7 @@ def test_just_past_a_half_is_rounded_up() -> None:
 
 
 @pytest.mark.parametrize(("read_s", "bucket_s"), [(1, 60), (60, 60), (61, 5), (3_600, 5)])
-def test_buckets_turn_more_slowly_where_reads_are_short(read_s: int, bucket_s: int) -> None:
+def test_buckets_turn_more_slowly_if_reads_are_short(read_s: int, bucket_s: int) -> None:
     plan = planner.plan_storage(
         storage(
             7 * limits.DAY,
@@ -215,12 +215,12 @@ def test_buckets_turn_more_slowly_where_reads_are_short(read_s: int, bucket_s: i
     ],
     ids=str,
 )
-def test_what_cannot_be_stored_is_refused(changed: dict[str, object], told: str) -> None:
+def test_an_impossible_plan_is_refused(changed: dict[str, object], told: str) -> None:
     with pytest.raises(StartupError, match=told):
         planner.plan_storage(storage(7 * limits.DAY, **changed))
 
 
-def test_what_this_service_does_not_do_is_warned_of() -> None:
+def test_unsupported_plans_are_warned_of() -> None:
     def warned(need: StorageNeed) -> tuple[str, ...]:
         return planner.storage_warnings(need, planner.plan_storage(need))
 

@@ -12,12 +12,12 @@ _RATES = st.one_of(st.integers(1, 10_000), st.floats(0.01, 1))
 _STEPS = st.lists(st.sampled_from([0.0, 0.0, 0.001, 0.01, 0.3, 2.0]), max_size=200)
 
 
-def test_a_full_bucket_gives_what_a_second_brings_and_then_no_more() -> None:
+def test_a_full_bucket_gives_one_second_of_its_rate() -> None:
     bucket = TokenBucket("adds", 5)
     assert [bucket.take(1, 100.0) for _ in range(7)] == [True] * 5 + [False] * 2
 
 
-def test_it_fills_at_its_rate() -> None:
+def test_a_bucket_fills_at_its_rate() -> None:
     bucket = TokenBucket("adds", 5)
     assert all(bucket.take(1, 100.0) for _ in range(5))
     assert not bucket.take(1, 100.19)
@@ -33,7 +33,7 @@ def test_a_batch_larger_than_the_bucket_is_taken_whole_and_paid_for_by_those_aft
     assert bucket.take(1, 102.61)
 
 
-def test_what_is_given_back_was_never_taken() -> None:
+def test_returned_tokens_are_available_again() -> None:
     bucket = TokenBucket("adds", 5)
     for now_s in (100.0, 100.5, 107.0):
         while bucket.take(1, now_s):

@@ -73,7 +73,7 @@ async def settled_once(world: World, namespace: Namespace) -> int:
     return window_us
 
 
-async def test_who_counts_for_himself_begins_with_what_is_settled() -> None:
+async def test_a_recount_begins_with_the_settled_count() -> None:
     world = World()
     namespace = await world.begin(shards=1)
     window_us = await settled_once(world, namespace)
@@ -84,7 +84,7 @@ async def test_who_counts_for_himself_begins_with_what_is_settled() -> None:
     assert (await reader.read_one(namespace, "c", EVENTUALLY)).count == 107
 
 
-async def test_a_count_out_of_the_cache_is_as_old_as_when_it_was_put_there() -> None:
+async def test_a_cached_count_has_the_time_of_its_storage() -> None:
     """However far the rollup has come since."""
     world = World()
     namespace = await world.begin(shards=1)

@@ -40,7 +40,7 @@ async def read(settled_us: Sequence[int]) -> tuple[Head, list[WindowRow]]:
     return found
 
 
-async def test_rows_are_read_again_where_a_settling_came_between() -> None:
+async def test_rows_are_read_again_after_a_concurrent_settling() -> None:
     head, rows = await read([0, 15, 15])
     assert (head.settled.time_us, [row.window_us for row in rows]) == (15, [20, 30])
 
@@ -78,7 +78,7 @@ def sums_that_miss(world: World, times: int) -> Iterator[None]:
         yield
 
 
-async def test_a_recount_for_oneself_begins_again_where_a_slice_vanished() -> None:
+async def test_a_recount_restarts_after_a_slice_was_dropped() -> None:
     world, namespace = await recounted()
     with sums_that_miss(world, 2):
         [count] = await world.api.reader.read(namespace, ["c"], HOUR)
@@ -91,7 +91,7 @@ async def test_a_recount_under_which_slices_vanish_for_ever_is_given_up() -> Non
         await world.api.reader.read(namespace, ["c"], HOUR)
 
 
-async def test_a_recount_for_oneself_goes_on_from_where_settled_has_come_to() -> None:
+async def test_a_recount_continues_from_the_settled_instant() -> None:
     """What was settled meanwhile is exact as of a later instant than was asked for."""
     world, namespace = await recounted()
     watermark_us = world.clock.now_us() - MINUTE // 2

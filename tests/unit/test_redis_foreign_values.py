@@ -48,7 +48,7 @@ def test_a_ping_of_such_a_key_finds_that_the_server_works() -> None:
     cache._ping(Answering(WRONG_TYPE), [b"a"])  # type: ignore[arg-type]
 
 
-def test_what_the_server_refuses_is_its_failure_all_the_same() -> None:
+def test_a_refusal_of_the_server_is_a_failure() -> None:
     with pytest.raises(BatchRefusedError, match="READONLY"):
         cache._change(Answering(NO_NUMBER, READ_ONLY), [Change(b"a", 1)] * 2)  # type: ignore[arg-type]
     with pytest.raises(BatchRefusedError, match="READONLY"):

@@ -65,7 +65,7 @@ def test_requests_are_reported_by_route_and_status_and_their_times_by_class() ->
     assert found[f"counter_request_duration_seconds_count 4xx {ADD}"] == 1
 
 
-def test_routes_without_end_would_end_as_others() -> None:
+def test_unknown_routes_are_counted_together() -> None:
     """Whatever comes, there are only so many series."""
     requests = RequestMetrics()
     for number in range(2_000):

@@ -162,7 +162,7 @@ async def test_an_acknowledged_list_counts_although_another_one_has_its_token() 
     assert await world.rolled_up(namespace) == {"a": 1, "b": 2, "c": 0, "d": 0}
 
 
-async def test_a_token_is_answered_only_once_what_was_found_of_it_is_durable() -> None:
+async def test_a_token_is_answered_after_its_events_are_durable() -> None:
     """The copy that was found may be the only one."""
     world = World()
     namespace = await world.begin(shards=1)
@@ -178,7 +178,7 @@ async def test_a_token_is_answered_only_once_what_was_found_of_it_is_durable() -
     assert await late.ask() == Added("a", 1, late.token.generation_time_us, True)
 
 
-async def test_a_token_is_answered_only_once_a_later_write_of_it_is_hidden(late: Late) -> None:
+async def test_a_token_is_answered_after_later_writes_are_hidden(late: Late) -> None:
     crash = StoreUnavailableError("a planted fault")
     with (
         patch.object(late.world.store.events, "void", side_effect=crash),

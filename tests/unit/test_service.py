@@ -23,7 +23,7 @@ from counter.windows import window_of
 from tests.rollup.world import DATASET, WINDOW, World
 
 
-async def test_a_key_whose_time_goes_stale_again_and_again_is_refused() -> None:
+async def test_a_key_whose_time_keeps_expiring_is_refused() -> None:
     """Each time was voided before the next was asked for: sent again, the key counts once."""
     world = World()
     namespace = await world.begin(shards=1)

@@ -38,7 +38,7 @@ def test_a_database_that_was_cut_is_distinguished_from_a_whole_one(tmp_path: Pat
         inspect(tmp_path)
 
 
-def test_it_leaves_no_file_behind(tmp_path: Path) -> None:
+def test_a_glance_leaves_no_file_behind(tmp_path: Path) -> None:
     """Regression: SQLite made a log beside a database that no process had open."""
     with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
         database.execute("PRAGMA journal_mode = WAL")

@@ -64,7 +64,7 @@ async def test_an_add_writes_no_mark(tmp_path: Path) -> None:
         assert rows_of(tmp_path, "SELECT start, recount FROM marks") == [(NOW, T0)]
 
 
-async def test_what_is_dirty_is_known_again_after_a_start(tmp_path: Path) -> None:
+async def test_dirty_counters_are_known_after_a_restart(tmp_path: Path) -> None:
     """From the log past the watermark, however long it is; nothing at or before it."""
     async with opened(tmp_path) as store:
         namespace = await make_namespace(store)
@@ -221,7 +221,7 @@ async def test_a_data_directory_with_marks_goes_on(tmp_path: Path) -> None:
     assert rows_of(tmp_path, "PRAGMA user_version") == [(4,)]
 
 
-async def test_what_the_tail_could_not_note_is_found_in_the_log(tmp_path: Path) -> None:
+async def test_adds_missing_from_the_tail_are_found_in_the_log(tmp_path: Path) -> None:
     """The events are committed: a tail without them would have their counters never rolled up."""
     async with opened(tmp_path) as store:
         namespace = await make_namespace(store)

@@ -90,9 +90,7 @@ async def desk(fast_dir: Path) -> AsyncIterator[Desk]:
 
 
 @pytest.mark.parametrize("lands", [False, True])
-async def test_a_deletion_whose_commit_fails_is_done_or_not_and_known(
-    desk: Desk, lands: bool
-) -> None:
+async def test_a_deletion_with_a_failed_commit_has_a_known_outcome(desk: Desk, lands: bool) -> None:
     """A commit that reports an error may be on disk: what is there is looked at."""
     desk.fail("COMMIT", after=lands)
     with pytest.raises(StoreUnavailableError):
@@ -240,7 +238,7 @@ async def test_a_write_ahead_log_at_its_limit_refuses_writes_until_the_reader_is
     await desk.store.close()
 
 
-async def test_slices_are_made_together_or_none_of_them(desk: Desk) -> None:
+async def test_slices_are_created_together_or_not_at_all(desk: Desk) -> None:
     """A start after a long gap makes many: a commit for each would take minutes."""
     dataset = desk.namespace.dataset
     before = list(await desk.store.control.slices(dataset))
@@ -292,7 +290,7 @@ async def test_closing_waits_for_the_writes_under_way(fast_dir: Path) -> None:
     assert not [each for each in began if each.name.startswith("counter-")]
 
 
-async def test_what_joins_a_thread_waits_for_it() -> None:
+async def test_closing_waits_for_the_thread() -> None:
     held, began = threading.Event(), threading.Event()
 
     def work(_: int) -> None:
@@ -353,7 +351,7 @@ class _FixedMap(mmap.mmap):
         raise SystemError("mmap: resizing not available--no mremap()")
 
 
-async def test_checksums_grow_without_what_only_linux_has(
+async def test_checksums_grow_without_linux_calls(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: no data directory could be opened on macOS."""
@@ -428,7 +426,7 @@ async def test_a_commit_that_is_missing_from_the_log_is_noticed(fast_dir: Path) 
         await Desk(fast_dir / "copied").store.open()
 
 
-async def test_what_adds_show_is_not_asked_behind_them(desk: Desk) -> None:
+async def test_health_is_not_checked_while_adds_succeed(desk: Desk) -> None:
     """A health check that waited for a flood of adds would come too late to be of use."""
     await desk.add(1)
     adding = asyncio.create_task(desk.add(2))

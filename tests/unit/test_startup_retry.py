@@ -95,7 +95,7 @@ def test_without_patience_the_first_trouble_ends_it(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("error", [StartupError("no schema"), CounterError("a bug"), KeyError()])
-def test_what_no_waiting_mends_is_raised_at_once(error: Exception) -> None:
+def test_a_permanent_error_is_raised_at_once(error: Exception) -> None:
     tries = 0
 
     async def work() -> None:

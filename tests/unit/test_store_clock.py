@@ -48,7 +48,7 @@ def wall() -> Iterator[list[int]]:
         yield reading
 
 
-async def test_it_shows_the_stores_time_and_goes_on_with_the_boot_clock(wall: list[int]) -> None:
+async def test_it_shows_the_time_of_the_store_by_the_boot_clock(wall: list[int]) -> None:
     clock = Machine()
     source = Source(clock)
     guard = StoreClockGuard(source, clock)
@@ -63,7 +63,7 @@ async def test_it_shows_the_stores_time_and_goes_on_with_the_boot_clock(wall: li
     assert clock.now_us() == source.time_us + 5 * SECOND
 
 
-async def test_a_machine_whose_clock_is_set_during_the_first_reading(wall: list[int]) -> None:
+async def test_a_clock_that_is_set_during_the_first_reading(wall: list[int]) -> None:
     clock = Machine()
     source = Source(clock)
     read_clock = source.read_clock

@@ -90,7 +90,7 @@ async def test_the_first_worker_starts_alone() -> None:
         assert len(it.started) == 1
 
 
-async def test_the_others_follow_when_it_is_ready() -> None:
+async def test_the_other_workers_start_when_the_first_is_ready() -> None:
     async with stage(3) as it:
         (await it.nth(1)).ready.set()
         await it.nth(3)
@@ -108,7 +108,7 @@ async def test_a_worker_that_dies_is_started_again_in_its_place() -> None:
         assert it.told_ready == 1
 
 
-async def test_one_that_cannot_start_later_does_not_end_the_others() -> None:
+async def test_a_worker_that_cannot_restart_ends_no_other() -> None:
     """The store may be down for a moment: it is tried again, and those that run go on."""
     async with stage() as it:
         first, second = await it.both_ready()
@@ -119,7 +119,7 @@ async def test_one_that_cannot_start_later_does_not_end_the_others() -> None:
         assert not it.running.done()
 
 
-async def test_at_the_end_all_are_asked_to_end_and_none_is_started_again() -> None:
+async def test_on_shutdown_all_workers_end_and_none_restarts() -> None:
     async with stage() as it:
         first, second = await it.both_ready()
         assert await it.end() == 0

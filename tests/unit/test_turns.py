@@ -84,7 +84,7 @@ async def test_the_adds_of_a_turn_are_one_write_and_each_gets_its_own_outcome() 
     assert desk.told == list(desk.outcomes.items())
 
 
-async def test_it_is_known_how_many_adds_are_under_way_and_how_long_their_turn_took() -> None:
+async def test_adds_in_flight_and_the_time_of_their_turn_are_measured() -> None:
     desk = Desk()
     desk.may_answer.clear()
     desk.add(namespace("a"), event("first"))
@@ -197,7 +197,7 @@ class Counting:
         return self.told
 
 
-async def test_what_is_new_and_what_is_replayed_is_tallied_once_each(app: App) -> None:
+async def test_new_and_replayed_adds_are_tallied_once_each(app: App) -> None:
     counting = Counting(app)
     now_us = app.clock.now_us()
     old, new = event("old", 5, now_us), event("new", 7, now_us)
@@ -264,7 +264,7 @@ async def test_too_many_waiting_adds_are_refused_before_any_work(app: App) -> No
 
 
 @pytest.mark.parametrize("off_us", [-DAY, -6 * SECOND, 6 * SECOND, DAY])
-async def test_what_is_not_surely_on_time_is_left_to_the_handler(app: App, off_us: int) -> None:
+async def test_adds_that_may_be_late_are_left_to_the_handler(app: App, off_us: int) -> None:
     counting = Counting(app)
     with patch.object(app.store.events, "append") as append:
         assert not counting.add(event("c", 1, app.clock.now_us() + off_us))

@@ -261,7 +261,7 @@ async def test_a_clock_that_went_wrong_on_the_way_is_noticed(desk: Desk) -> None
     assert desk.steps.asked == ["guard", "mark"]
 
 
-async def test_what_the_guard_saw_is_written_all_the_same(desk: Desk) -> None:
+async def test_events_known_to_the_guard_are_still_written(desk: Desk) -> None:
     """Then it is a replay; a failure is none."""
     for outcome, expected in ((Written.UNVERIFIED, Written.REPLAYED), (TIMEOUT, TIMEOUT)):
         writing = await desk.begin()
@@ -307,7 +307,7 @@ async def test_a_write_that_is_cancelled_leaves_no_add_under_way(desk: Desk) -> 
         assert desk.load.ahead == 0
 
 
-async def test_a_mark_that_is_on_its_way_is_no_mark_yet() -> None:
+async def test_a_mark_in_flight_is_not_durable() -> None:
     """Another add in the same window of the counter leaves one of its own: the process may die
     before the first one's has arrived."""
     world = World()
@@ -354,7 +354,7 @@ async def test_an_add_that_the_store_alone_gave_up_is_not_acknowledged() -> None
     assert [isinstance(each, Added) for each in told] == [True, False, True]
 
 
-def test_marks_are_forgotten_when_there_are_too_many() -> None:
+def test_the_number_of_remembered_marks_is_bounded() -> None:
     """The oldest first: forgetting is safe."""
     marks = [MARK._replace(counter=str(number)) for number in range(3)]
     memory = MarkMemory()
