@@ -40,7 +40,7 @@ HEAP_MB: Final = 768
 
 
 def missing() -> str | None:
-    """What to install before a cluster can run here; None where all of it is there."""
+    """The packages to install before a cluster can run here; None if all are there."""
     for module in ("cassandra", "pymemcache"):
         if find_spec(module) is None:
             return (
@@ -85,7 +85,7 @@ class Worker(Server):
 
 
 class Site:
-    """A running cluster with the schema in it, what is started over it, and its rows."""
+    """A running cluster with the schema, its processes, and its rows."""
 
     def __init__(self, bench: Bench, cluster: Cluster, dataset: Sequence[str]) -> None:
         self._bench = bench
@@ -138,7 +138,7 @@ class Site:
         return Place(name, number, server.get(path)["shards"])
 
     def rows(self, cql: str, *values: Any) -> list[Any]:
-        """What Cassandra answers to *cql*."""
+        """The response of Cassandra to *cql*."""
         from cassandra import ConsistencyLevel
         from cassandra.query import SimpleStatement
 
@@ -215,7 +215,7 @@ def _cpu_s_of(cluster: Cluster) -> float:
 
 
 def conditions(nodes: int = 1) -> tuple[tuple[str, str], ...]:
-    """What the figures of a cluster depend on."""
+    """The conditions of the figures of a cluster."""
     how_many = "one node" if nodes == 1 else f"{nodes} nodes, QUORUM"
     memcached = run(["memcached", "-V"], capture_output=True, text=True, check=False).stdout
     return (

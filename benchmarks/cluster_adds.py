@@ -68,7 +68,7 @@ class _Adds:
         return loads[-1]
 
     def check(self) -> None:
-        """What was added is one event each; the API counts what the events of a sample say."""
+        """Each add is one event; the API returns the sums of a sample."""
         self.server.settled_tally()
         counted = {place.id: Counter[str]() for place, _ in self.made}
         with self.bench.console.status("reading all rows back"):

@@ -1,4 +1,4 @@
-"""The rollup over Cassandra: what a worker process does a second, alone and beside another."""
+"""The rollup over Cassandra: the rate of a worker process, alone and beside another."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Rolled:
     counters: int
     seconds: float
     cpu_s: float
-    #: The oldest that a shard was seen meanwhile.
+    #: The largest age of a shard during that time.
     stalest_s: float = 0.0
 
     @property
@@ -221,7 +221,7 @@ def _follow(bench: Bench, where: Site, server: Server) -> Rolled:
             fed.extend(new)
 
         stream = Background(feed, _STREAM_EVERY_S)
-        # Until what comes first is rolled up.
+        # Until the first counters are rolled up.
         time.sleep((_WINDOW_US + _LAG_US + _SLACK_US) / SECOND)
         written, cpu_s, begin_s = worker.counters(), worker.cpu_s(), time.monotonic()
         end_s = begin_s + (3.0 if bench.quick else 15.0)

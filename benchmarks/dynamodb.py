@@ -53,7 +53,7 @@ _METHOD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What was measured, and the CPU that the engine used meanwhile."""
+    """The measurement, and the CPU of the engine during it."""
 
     load: Load
     engine_cpu_s: float
@@ -116,7 +116,7 @@ class _Site:
 
 
 def missing() -> str | None:
-    """What to install before the engine can run here; None if all of it is there."""
+    """The packages to install before the engine can run here; None if all are there."""
     if find_spec("aiobotocore") is None:
         return "the Python package aiobotocore is needed: pip install '.[dynamodb]' in its checkout"
     return DYNAMODB.missing()
@@ -162,7 +162,7 @@ def run(bench: Bench) -> Report:
 
 @contextmanager
 def _site(bench: Bench) -> Iterator[_Site]:
-    """One engine, whose compiler is warm. Raises MissingToolError."""
+    """One engine with a warm compiler. Raises MissingToolError."""
     if problem := missing():
         raise MissingToolError(problem)
     # The engine asks for some, and takes any.

@@ -39,7 +39,7 @@ def run(bench: Bench) -> Report:
             next(added)
 
         heater = Background(heat, 1 / _ADDS_PER_S)
-        # Until the hot counter was rolled up once, it is as idle as the others.
+        # Until the hot counter is rolled up once, it is as idle as any other.
         wait_until(
             "the hot counter is not rolled up",
             lambda: bool(server.get(hot_path)["count"] != before),

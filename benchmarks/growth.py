@@ -87,7 +87,7 @@ def events(bench: Bench) -> Report:
 
 
 def _adds(bench: Bench, shape: Shape, script: str) -> Load:
-    """Load a server on a past of *shape* with single adds; compare what it counts with the rows."""
+    """Load a server on a past of *shape* with single adds; compare its counts with the rows."""
     data, begin_us = prepare(bench, shape), SystemClock().now_us()
     with counter_serve(bench, data) as server:
         send = partial(load, server, script, BASE, shape.counters, connections=64)
@@ -106,7 +106,7 @@ def _adds(bench: Bench, shape: Shape, script: str) -> Load:
 
 
 def _added(data: Path, begin_us: int) -> Counter[int]:
-    """What was added since, by the counter's position, from the rows themselves."""
+    """The adds since then, by the counter's position, from the rows themselves."""
     found: Counter[int] = Counter()
     with closing(sqlite3.connect(data / "counter.db")) as connection:
         tables = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB 'events_*'")

@@ -1,4 +1,4 @@
-"""What every benchmark needs: servers of their own, CPU time, alternating rounds."""
+"""The parts of every benchmark: servers of their own, CPU time, alternating rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 _START_TIMEOUT_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 60.0
 _SETTLE_TIMEOUT_S: Final = 30.0
-#: Longer than what a slow commit takes.
+#: Longer than a slow commit.
 _QUIET_S: Final = 1.0
 _POLL_S: Final = 0.05
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -58,7 +58,7 @@ def check(condition: bool, message: str) -> None:
 
 @dataclass(slots=True)
 class Bench:
-    """One run: its length and rounds, where it may write, and where it reports."""
+    """One run: its length and rounds, its folder, and its report."""
 
     console: Console
     folder: Path
@@ -151,13 +151,13 @@ class Child:
 
     @property
     def process(self) -> subprocess.Popen[Any]:
-        """What was started."""
+        """The started process."""
         if self._process is None:
             raise BenchError("the process is not started")
         return self._process
 
     def kill(self) -> None:
-        """End it now, and what it started."""
+        """End it now, and its children."""
         self._starter.shutdown()
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -166,7 +166,7 @@ class Child:
 
 
 class Server:
-    """A server in a process of its own that says where it serves, as ``counter serve`` does."""
+    """A server in a process of its own that prints its address, as ``counter serve`` does."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Server:
         raise BenchError(f"the server does not get ready:\n{self.log()}")
 
     def _ready_at(self) -> str | None:
-        """Where it serves; None while it does not."""
+        """Its address; None until it serves."""
         for line in self.log().splitlines():
             if line.startswith("Serving on "):
                 return line.removeprefix("Serving on ")
@@ -218,7 +218,7 @@ class Server:
         return self._child.process.pid
 
     def log(self) -> str:
-        """What it wrote, the beginning and the end."""
+        """Its output, the beginning and the end."""
         text = self._log_path.read_text(encoding="utf-8", errors="replace")
         if len(text) <= 2 * _LOG_CHARS:
             return text
@@ -260,7 +260,7 @@ class Server:
         return answer.json() if answer.content else None
 
     def tally(self) -> dict[str, int]:
-        """What became of the adds so far, by the server's own metrics."""
+        """The outcomes of the adds so far, by the server's own metrics."""
         outcomes = self.metrics("counter_adds_total{outcome=")
         return {name.split('"')[1]: int(number) for name, number in outcomes.items()}
 

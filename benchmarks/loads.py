@@ -45,7 +45,7 @@ _PACE_TRIES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of one load, their latencies, and the CPU that the server used meanwhile."""
+    """The requests of one load, their latencies, and the server's CPU during it."""
 
     requests: int
     sent: int
@@ -55,7 +55,7 @@ class Load:
     cpu_s: float
     client_cpu_s: float = 0.0
     bytes_read: int = 0
-    #: What one request counts for: the items of a batch.
+    #: The weight of one request: the items of a batch.
     weight: int = 1
     #: Requests that were answered, and with no success.
     failed: int = 0
@@ -78,7 +78,7 @@ class Load:
 
 
 def find_wrk() -> str:
-    """The load generator. Raises MissingToolError, saying what to install."""
+    """The load generator. Raises MissingToolError with the package to install."""
     wrk = shutil.which("wrk")
     if wrk is None:
         raise MissingToolError(
@@ -173,7 +173,7 @@ def check_counted(counted: int, loads: Sequence[Load], where: str = "") -> None:
 
 
 def settled_count(server: Server, base: str, counters: int) -> int:
-    """What is counted once nothing is under way: requests that wrk left behind end too."""
+    """The count when nothing is in flight: requests that wrk left behind end too."""
     names, totals = counter_names(counters), [-1]
 
     def settled() -> bool:
@@ -185,7 +185,7 @@ def settled_count(server: Server, base: str, counters: int) -> int:
 
 
 def check_counts(found: Mapping[str, int], expected: Mapping[str, int]) -> None:
-    """Each counter of *found* is what is *expected*, or 0."""
+    """Each counter of *found* is *expected*, or 0."""
     wrong = {name: n for name, n in found.items() if n != expected.get(name, 0)}
     some = [f"{name} is {n}, not {expected.get(name, 0)}" for name, n in list(wrong.items())[:5]]
     check(not wrong, f"{len(wrong)} of {len(found)} counts are wrong: {'; '.join(some)}")

@@ -25,7 +25,7 @@ class NoNatsError(Exception):
 
 
 def path() -> Path:
-    """Where it is kept: below ``$XDG_CACHE_HOME``, or else ``~/.cache``."""
+    """Its folder: below ``$XDG_CACHE_HOME``, or else ``~/.cache``."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "distributed-counter" / f"nats-server-{VERSION}"
 

@@ -1,4 +1,4 @@
-"""What the service still does when three times as much comes as it can bear."""
+"""The service under three times the load that it can bear."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _METHOD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """What became of the requests of a load; ``load`` are those that were answered 200."""
+    """The outcomes of the requests of a load; ``load`` are those with status 200."""
 
     load: Load
     #: Requests that were to go out, those that were answered 200 in time, and the refused ones.
@@ -81,7 +81,7 @@ class Flood:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The peak, a flood, what else was asked for during it, and how long it took to recover."""
+    """The peak, a flood, the other requests during it, and the time to recover."""
 
     peak: Flood
     flood: Flood
@@ -152,7 +152,7 @@ def _round(bench: Bench, kind: Kind) -> Round:
 
 
 def _flooded(bench: Bench, server: Server, kind: Kind) -> tuple[Round, Sequence[Load]]:
-    """What was seen, and all that was sent."""
+    """The observations, and all sent requests."""
     peak = _load(server, kind, kind.at_peak, _NO_RATE, bench.seconds)
     rate = _TIMES * peak.good_per_s / kind.adds
     with _probing(server) as probes:

@@ -1,4 +1,4 @@
-"""Who the peers are: the app, its store, what it promises, how long it knows a retry for one."""
+"""The peers: the app, its store, its promise, and how long it knows a retry."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Peer:
     app: str
     #: Starts the server of its store, if there is one.
     store: Callable[[Bench], AbstractContextManager[StoreServer | None]]
-    #: When an add is answered, and what of it an outage may take; "" where nothing is kept.
+    #: When an add is answered, and what of it an outage may take; "" if nothing is kept.
     durability: str = ""
-    #: How long a retry is known for one; "" where none is.
+    #: How long a retry is known for one; "" if it is not.
     horizon: str = ""
     #: Of the store and its driver.
     versions: str = ""
-    #: How many times as fast as it ours is to be where all adds go to one counter.
+    #: How many times as fast as it ours is to be if all adds go to one counter.
     hot_target: float | None = None
 
 
@@ -58,7 +58,7 @@ def peers(bench: Bench) -> tuple[list[Peer], list[str]]:
 
 
 class _MissingError(Exception):
-    """What is not there, and whose rows are left out."""
+    """The missing peers, which are left out."""
 
 
 def _redis(_bench: Bench) -> list[Peer]:

@@ -22,9 +22,9 @@ from benchmarks.harness import Bench, BenchError, cpu_s_of, free_port
 _START_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 30.0
 _LOG_CHARS: Final = 2_000
-#: Where Debian keeps PostgreSQL's programs, a folder a version: off the path.
+#: The folder of PostgreSQL's programs in Debian, by version: off the path.
 _DEBIAN: Final = Path("/usr/lib/postgresql")
-#: Who runs PostgreSQL where we are root, which it refuses to be.
+#: The user of PostgreSQL if we are root, which it refuses to be.
 _USERS: Final = ("postgres", "nobody")
 
 
@@ -46,7 +46,7 @@ class StoreServer:
             )
 
     def wait(self) -> None:
-        """Return once it listens. Raises BenchError where it does not."""
+        """Return once it listens. Raises BenchError if it does not."""
         end_s = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < end_s and self._process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(self._address):
@@ -132,14 +132,14 @@ def postgres(bench: Bench) -> Iterator[StoreServer]:
 
 
 def postgres_version() -> str | None:
-    """None where there is no PostgreSQL."""
+    """None if there is no PostgreSQL."""
     if _binary("postgres") is None:
         return None
     return _said(str(_binary("postgres")), "--version").split()[2]
 
 
 def redis_version() -> str | None:
-    """None where there is no Redis."""
+    """None if there is no Redis."""
     if shutil.which("redis-server") is None:
         return None
     found = dict(x.split("=", 1) for x in _said("redis-server", "--version").split() if "=" in x)
@@ -186,21 +186,21 @@ def _running(
 
 
 def _binary(name: str) -> Path | None:
-    """A program of PostgreSQL; None where there is none."""
+    """A program of PostgreSQL; None if there is none."""
     if found := shutil.which(name):
         return Path(found)
     return max(_DEBIAN.glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]), default=None)
 
 
 def _unprivileged() -> str | None:
-    """A user to become where we are root; None where we are not."""
+    """The user to become if we are root; None if we are not."""
     if os.geteuid() != 0:
         return None
     return next(name for name in _USERS if name in {each.pw_name for each in pwd.getpwall()})
 
 
 def _as_user(name: str | None) -> dict[str, Any]:
-    """What Popen needs to start a process as that user."""
+    """The arguments of Popen to start a process as that user."""
     if name is None:
         return {}
     found = pwd.getpwnam(name)

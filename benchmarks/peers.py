@@ -1,4 +1,4 @@
-"""Durable single adds beside what a user might pick instead, under the same load."""
+"""Durable single adds beside those of other stores, under the same load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ _OF_FLOOR: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one server did under load, and the CPU seconds of its store's processes, if any."""
+    """The results of one server under load, and the CPU seconds of its store's processes, if
+    any."""
 
     load: Load
     store_cpu_s: float | None = None
@@ -95,7 +96,7 @@ def run(bench: Bench) -> Report:
     for word in left_out:
         bench.say(f"no rows of {word}")
     if bench.quick:
-        # What differs in a setting of the store only is the same code.
+        # Variants that differ in a setting of the store only have the same code.
         every = list({each.app: each for each in every}.values())
     hot = {each.name: each.hot_target for each in every if each.hot_target is not None}
     compared = [compare(bench, Setting(1, 64), every, hot, _ours, _OUR_PROMISE)]
@@ -193,7 +194,7 @@ def figures(compared: Compared) -> list[Figure]:
 
 
 def _promise(peer: Peer) -> str:
-    """What its row must be read with."""
+    """The footnote of its row."""
     if not peer.durability:
         return "keeps nothing, knows no retry"
     retries = f"knows a retry {'' if peer.horizon.startswith('for') else 'for '}{peer.horizon}"

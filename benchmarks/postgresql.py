@@ -62,7 +62,7 @@ class _Site:
         check_counted(events, loads)
 
     def _query(self, sql: str) -> Any:
-        """Return the first value of what PostgreSQL answers to *sql*."""
+        """Return the first value of PostgreSQL's response to *sql*."""
         import asyncpg
 
         async def ask() -> Any:
@@ -136,7 +136,7 @@ def _taken(bench: Bench, counters: int, sender: Callable[[Server], Callable[...,
         site = _Site(bench, store)
         with site.api() as server:
             send = sender(server)
-            # A process that has not measured its store yet may refuse what is too much at once.
+            # A process that has not measured its store yet may refuse many requests at once.
             warm = send(seconds=1.0 if bench.quick else WARM_S, may_fail=True)
             before_s = store.cpu_s()
             measured = send(seconds=bench.seconds)

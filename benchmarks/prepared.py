@@ -60,7 +60,7 @@ class Shape:
         return [name_of(position * self.step) for position in range(self.active)]
 
     def count(self, position: int) -> int:
-        """What the counter at *position* was loaded with."""
+        """The loaded count of the counter at *position*."""
         place, rest = divmod(position, self.step)
         if rest == 0 and place < self.active:
             return SETTLED + self.active_events
@@ -130,7 +130,7 @@ def _load(path: Path, namespace: Namespace, slices: Sequence[Slice], shape: Shap
             "UPDATE namespaces SET created_at = ? WHERE id = ?",
             (slices[0].start_us - DAY, namespace.id),
         )
-        # What is settled is what was dropped.
+        # The settled fold is of dropped events.
         connection.execute(
             "UPDATE datasets SET dropped_before = ? WHERE id = ?",
             (slices[0].start_us, namespace.dataset.id),
@@ -170,7 +170,7 @@ def _plan_bursts(
         "CREATE TEMP TABLE bursts (counter INTEGER, start INTEGER, events INTEGER,"
         " PRIMARY KEY (start, counter)) WITHOUT ROWID"
     )
-    # What a counter has beyond its settled fold, in bursts of one window each.
+    # The events of a counter beyond its settled fold, in bursts of one window each.
     connection.execute(
         "INSERT INTO bursts SELECT c.id, ? + ? * (b.n * span + c.id * 7919 % span) AS at, ?"
         " FROM (SELECT id, (checkpoint - settled) / ? AS bursts,"

@@ -1,4 +1,4 @@
-"""Figures, what they were measured on, and how they are shown: a table, and docs/benchmarks.md."""
+"""Figures, their conditions, and their tables in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Figure:
     unit: str = ""
     at_least: float | None = None
     at_most: float | None = None
-    #: What it was made of: absolute values, spread, conditions.
+    #: Its parts: absolute values, spread, conditions.
     note: str = ""
     #: The value of each round.
     rounds: tuple[float, ...] = ()
@@ -53,7 +53,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Whether the target was met, and in how many rounds where they do not agree."""
+        """Whether the target was met, and in how many rounds if they do not agree."""
         if not self.target:
             return ""
         met = self.meets(self.value)
@@ -81,7 +81,7 @@ class Report:
     seconds: float = 0.0
     command: str = ""
     measured_at: str = ""
-    #: What they depend on; a subject over another store than SQLite says what it is.
+    #: Their conditions; a subject over another store than SQLite has its own.
     conditions: tuple[tuple[str, str], ...] = ()
 
 
@@ -168,7 +168,7 @@ def table(reports: Sequence[Report]) -> Table:
 
 
 class Stamp:
-    """Begun before a subject is measured: how long it took, and what else went on meanwhile."""
+    """Begun before a subject is measured: its duration, and the load of other processes."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -177,7 +177,7 @@ class Stamp:
         self._load = os.getloadavg()[0]
 
     def on(self, report: Report) -> Report:
-        """*report* with what was true when it was measured."""
+        """*report* with the conditions of the measurement."""
         seconds = time.monotonic() - self._begin_s
         others_s = _others_cpu_s() - self._bench.cluster_cpu_s - self._others_s
         return replace(
@@ -254,12 +254,12 @@ def _row(figure: Figure) -> str:
 
 
 def write_document() -> None:
-    """Write docs/benchmarks.md from what is stored."""
+    """Write docs/benchmarks.md from the stored results."""
     DOCUMENT.write_text(render(stored()), encoding="utf-8")
 
 
 def _machine() -> tuple[tuple[str, str], ...]:
-    """What all figures depend on: machine and versions."""
+    """The conditions of all figures: machine and versions."""
     return (
         ("machine", f"{_processor()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB"),
         ("system", f"{platform.system()} {platform.release()}"),
@@ -270,7 +270,7 @@ def _machine() -> tuple[tuple[str, str], ...]:
 
 
 def _disk(folder: Path) -> tuple[tuple[str, str], ...]:
-    """What those of SQLite depend on: how long the disk takes to be sure."""
+    """The conditions of those of SQLite: the sync time of the disk."""
     return (
         ("SQLite", sqlite3.sqlite_version),
         ("durability", "WAL, synchronous=FULL: an add is answered once its commit is on disk"),

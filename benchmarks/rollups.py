@@ -161,12 +161,12 @@ class Desk:
         self.clock.move_to(time_us)
 
     def expect(self, loaded: dict[str, int]) -> None:
-        """Note what counters were loaded with."""
+        """Note the loaded counts."""
         self._loaded = loaded
 
 
 class PostgresqlDesk(Desk):
-    """The same over a PostgreSQL, whose clock is moved along."""
+    """The same over a PostgreSQL with a clock that is moved along."""
 
     def __init__(self, dsn: str) -> None:
         self.clock = SteppedClock()

@@ -28,7 +28,7 @@ _DRAIN_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Adds:
-    """What one client process did, from its first add to the last acknowledgement."""
+    """The result of one client process, from its first add to the last acknowledgement."""
 
     adds: int
     items: int

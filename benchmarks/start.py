@@ -36,7 +36,7 @@ class Started:
 def run(bench: Bench) -> Report:
     """Start it on an empty folder and again on the same one, several times."""
     if not bench.quick:
-        # What it reads from disk is in memory from here on.
+        # Files that it reads from disk are in memory from here on.
         _start(bench.fresh_folder("data"), 1)
     first: list[Started] = []
     second: list[Started] = []

@@ -138,7 +138,7 @@ def no_database(found: Sequence[Locked]) -> str | None:
 
 
 def from_database(lock: str) -> Iterator[str]:
-    """Yield what the database knows about the versions in *lock*."""
+    """Yield the advisories about the versions in *lock*."""
     report = pip_audit(ROOT / lock, _AUDIT_TIMEOUT_S)
     if isinstance(report, str):
         yield f"{lock}: pip-audit failed: {report}"
@@ -166,7 +166,7 @@ def main(*, offline: bool = False) -> int:
     found = [each for each in entries if isinstance(each, Locked)]
     known = advisories(ADVISORIES.read_text("utf-8"))
     problems += known_faults(found, known)
-    # The dev lock contains the others.
+    # The dev lock contains all of them.
     why = "--offline" if offline else no_database(found)
     if why is None:
         problems += from_database(LOCKS[-1])

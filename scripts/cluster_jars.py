@@ -35,7 +35,7 @@ class Jars:
     kept_in: str
 
     def missing(self) -> str | None:
-        """Return what to install before the server can run; None if nothing is missing."""
+        """Return the packages to install before the server can run; None if nothing is missing."""
         version = _java_version()
         if version not in self.java_versions:
             found = "there is no `java`" if version is None else f"`{java()}` is Java {version}"
@@ -52,7 +52,7 @@ class Jars:
         return None
 
     def folder(self) -> Path:
-        """Where the jars are kept."""
+        """The folder of the jars."""
         given = os.environ.get(self.variable)
         return Path(given).resolve() if given else ROOT / ".cluster" / self.kept_in
 
@@ -133,7 +133,7 @@ DYNAMODB: Final = Jars(
 
 
 def missing() -> str | None:
-    """Return what to install before Cassandra can run; None if nothing is missing."""
+    """Return the packages to install before Cassandra can run; None if nothing is missing."""
     return _CASSANDRA.missing()
 
 

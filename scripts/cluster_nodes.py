@@ -43,7 +43,7 @@ _CacheServer = Callable[[str, Path, str, int], ServerProcess]
 
 @dataclass(frozen=True, slots=True)
 class Shape(CassandraShape):
-    """What a cluster consists of; server *n* of each kind is at *address* + n - 1."""
+    """The parts of a cluster; server *n* of each kind is at *address* + n - 1."""
 
     memcached: int = 1
     redis: int = 0

@@ -26,7 +26,7 @@ _PROBE_TIMEOUT_S: Final = 1.0
 
 
 class ClusterError(Exception):
-    """The cluster cannot do it; the message says why and what to do."""
+    """The cluster cannot do it; the message has the reason and the fix."""
 
 
 def accepts(address: str, port: int) -> bool:
@@ -114,7 +114,7 @@ class ServerProcess:
         return True
 
     def wait_ready(self) -> None:
-        """Wait until the server answers. Raises ClusterError where it ends or takes too long."""
+        """Wait until the server answers. Raises ClusterError if it ends or takes too long."""
         deadline_s = time.monotonic() + self._start_timeout_s
         while not self._ready():
             if self.pid() is None:

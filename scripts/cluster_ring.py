@@ -18,7 +18,7 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 def wait_until_all_know_all(addresses: Sequence[str], port: int, *, auth: bool) -> None:
-    """Return when each node reports all others to clients. Raises ClusterError."""
+    """Return when each node reports every other node to clients. Raises ClusterError."""
     until_s = time.monotonic() + _TIMEOUT_S
     for address in addresses:
         while (known := _peers_of(address, port, auth=auth)) < len(addresses) - 1:

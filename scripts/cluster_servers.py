@@ -34,7 +34,7 @@ _OPENS: Final = (
     *("java.base/java.lang", "java.base/java.lang.reflect", "java.base/java.util.concurrent"),
     "java.base/java.util.concurrent.atomic",
 )
-#: What Java's modules must open to Cassandra, the server and its tools.
+#: The Java modules to open to Cassandra, the server and its tools.
 MODULE_FLAGS: Final = (
     *(f"--add-exports={each}=ALL-UNNAMED" for each in _EXPORTS),
     *(f"--add-opens={each}=ALL-UNNAMED" for each in _OPENS),
@@ -45,7 +45,7 @@ QUICK_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",
     *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
 )
-#: What each way of syncing the commit log needs besides.
+#: Further settings of each sync of the commit log.
 _SYNC_PERIODS: Final = {
     "periodic": "commitlog_sync_period: 10000ms",
     "group": "commitlog_sync_group_window: 10ms",
@@ -122,7 +122,7 @@ def cassandra_node(name: str, folder: Path, number: int, shape: CassandraShape) 
 
 
 def memcached_server(name: str, folder: Path, address: str, port: int) -> ServerProcess:
-    """A memcached of 64 MiB, whose content is lost when it ends."""
+    """A memcached of 64 MiB, which loses its content when it ends."""
     # It does not run as root without -u, and uses the name for nothing else.
     options = ("-u", "root", "-l", address, "-p", str(port), "-U", "0", "-m", "64")
     return _cache(name, folder, address, port, ["memcached", *options])
@@ -149,12 +149,12 @@ def _cache(
 
 
 def memcached_missing() -> str | None:
-    """Return what to install before memcached can run; None if it is installed."""
+    """Return the packages to install before memcached can run; None if it is installed."""
     return _missing("memcached")
 
 
 def redis_missing() -> str | None:
-    """Return what to install before Redis can run; None if it is installed."""
+    """Return the packages to install before Redis can run; None if it is installed."""
     return _missing("redis-server")
 
 

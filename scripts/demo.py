@@ -63,7 +63,7 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the service says of one counter."""
+    """The service's report of one counter."""
 
     count: int
     as_of_us: int
@@ -241,7 +241,7 @@ class Demo:
     def _problems(
         self, exact: Mapping[str, Reading], rolled_up: Mapping[str, Reading]
     ) -> Iterable[str]:
-        """Yield what was wrong while counting, and how many counts are wrong."""
+        """Yield the problems of counting, and the number of wrong counts."""
         tally, adds = self._tally, self._outbox.adds
         if tally.adds_done != adds:
             yield f"{tally.adds_done:,} of {adds:,} adds were acknowledged"
@@ -281,7 +281,7 @@ class Demo:
         _show_row(f"all {len(truth):,}", sums)
 
     def _show_events(self, counting_s: float) -> None:
-        """Show what happened on the way."""
+        """Show the events on the way."""
         adds = self._outbox.adds
         numbers = {
             "adds": adds,

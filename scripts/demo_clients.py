@@ -47,7 +47,7 @@ class DemoError(Exception):
 
 
 class State(IntEnum):
-    """What a client knows of one add."""
+    """A client's knowledge of one add."""
 
     UNKNOWN = 0
     #: It counts by an earlier send.
@@ -79,7 +79,7 @@ class Batch:
     names: Sequence[str]
     items: Sequence[str]
     faults: Faults
-    #: What is known of all its adds before it is sent.
+    #: The outcomes of all its adds before it is sent.
     known: State = State.UNKNOWN
 
     def pick(self, positions: Sequence[int], faults: Faults, known: State = State.UNKNOWN) -> Batch:
@@ -178,7 +178,7 @@ class Outbox:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened, by its name in the report, and how often each name's adds were sent."""
+    """The events by their names in the report, and how often the adds of each name were sent."""
 
     events: Counter[str] = field(default_factory=Counter)
     adds_done: int = 0
@@ -193,7 +193,7 @@ class Client:
     def __init__(
         self, urls: Sequence[str], outbox: Outbox, tally: Tally, progress: Callable[[], None]
     ) -> None:
-        # A hedge goes to another process than what it hedges.
+        # A hedge goes to another process than the first attempt.
         self._urls = cycle(url + ADD_PATH for url in random.sample(urls, len(urls)))
         self._http = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False)
         self._outbox = outbox
@@ -226,7 +226,7 @@ class Client:
         replies = await asyncio.gather(*sends)
         busy_s = max((reply for reply in replies if isinstance(reply, float)), default=0.0)
         self._settle(batch, [reply for reply in replies if isinstance(reply, list)], busy_s)
-        # A client whose service is busy starts nothing else.
+        # A client with a busy service starts nothing else.
         await asyncio.sleep(busy_s)
 
     async def _send(self, batch: Batch, delay_s: float = 0.0) -> Reply:
@@ -253,7 +253,7 @@ class Client:
         return results
 
     def _settle(self, batch: Batch, responses: Sequence[list[Result]], wait_s: float) -> None:
-        """Process the results of each response, and push what is left."""
+        """Process the results of each response, and push the rest."""
         states = [batch.known] * len(batch.names)
         for results in responses:
             for position, result in enumerate(results):

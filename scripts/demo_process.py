@@ -140,7 +140,7 @@ class CounterProcess:
             await self._process.wait()
 
     def log_tail(self) -> str:
-        """The end of what it wrote since its last start."""
+        """The end of its output since its last start."""
         return self._written()[-LOG_TAIL_CHARS:]
 
     def _written(self) -> str:

@@ -29,7 +29,7 @@ _WATCH_S: Final = 0.2
 
 
 class Server:
-    """A server of the store or the cache, whose calls block: each runs in a thread."""
+    """A server of the store or the cache, with blocking calls: each runs in a thread."""
 
     def __init__(self, process: ServerProcess) -> None:
         self.name = process.name
@@ -105,7 +105,7 @@ class Deployment:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start everything; end what still runs after the block."""
+        """Start everything; end the running servers after the block."""
         async with AsyncExitStack() as stack:
             for each in self._everything:
                 stack.push_async_callback(each.destroy)

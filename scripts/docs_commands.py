@@ -23,7 +23,7 @@ Every command that asks a running service has them.
 """
 #: A usage line of our own, before which cyclopts writes the command once more.
 _TWICE: Final = re.compile(r"^counter (.+?) \1 (?=\[OPTIONS\])", re.MULTILINE)
-#: The heading of a panel whose flags are all settings.
+#: The heading of a panel with settings only.
 _EMPTY: Final = re.compile(r"^\*\*[\w ]+\*\*:\n\n+(?!\n|\* `)", re.MULTILINE)
 _EXAMPLES: Final = re.compile(r"^For example:\n((?:  .*\n)+)", re.MULTILINE)
 _HEAD: Final = """# Every command

@@ -22,7 +22,7 @@ _ROOT: Final = Path(__file__).parent.parent
 
 
 def _readme_of(client: str) -> Callable[[], str]:
-    """The page of a client in another language: what its package says of itself."""
+    """The page of a client in another language: its package's description."""
     return lambda: (_ROOT / "clients" / client / "README.md").read_text(encoding="utf-8")
 
 
@@ -35,7 +35,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/sdk.md": sdk_page,
     "reference/settings.md": settings_page,
 }
-#: A link whose text is its file's name, for readers of the file itself.
+#: A link with its file's name as text, for readers of the file itself.
 _NAMED: Final = re.compile(r"\[([\w/-]+\.md)\]\(([\w/.-]+\.md)")
 
 #: A heading that is a route, too long for the margin.

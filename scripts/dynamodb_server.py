@@ -20,7 +20,7 @@ _PROGRAM: Final = Path(__file__).with_name("DynamodbOnLoopback.java")
 
 
 class DynamodbServer(ServerProcess):
-    """One engine, whose tables are in memory: they are gone when it ends."""
+    """One engine with tables in memory: they are gone when it ends."""
 
     def __init__(self, folder: Path) -> None:
         (self.port,) = free_ports(1)

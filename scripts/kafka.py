@@ -31,7 +31,7 @@ JARS: Final = Jars(
 )
 DIRECTORY: Final = ROOT / ".cluster" / "kafka"
 _START_TIMEOUT_S: Final = 60.0
-#: What names the (one-broker) cluster and its disk; any 16 bytes in base64 do.
+#: The name of the (one-broker) cluster and its disk; any 16 bytes in base64 do.
 _CLUSTER_ID: Final = "Y291bnRlci10dXRvcmlhbA"
 
 app = App(
@@ -75,7 +75,7 @@ def _command(folder: Path, port: int) -> Sequence[str]:
     data.mkdir(parents=True, exist_ok=True)
     settings = folder / "server.properties"
     settings.write_text(_properties(data, port), encoding="utf-8")
-    # What `kafka-storage format` would write, without starting Java for it.
+    # The output of `kafka-storage format`, without starting Java for it.
     identity = data / "meta.properties"
     if not identity.exists():
         text = f"version=1\nnode.id=1\ncluster.id={_CLUSTER_ID}\ndirectory.id={_CLUSTER_ID}\n"

@@ -91,7 +91,7 @@ def _in_copy() -> int:
 
 
 class _Trial:
-    """What is tried, and what is known."""
+    """The faults to try, and the known results."""
 
     def __init__(self, home: Path, seeds: range) -> None:
         self._home = home
@@ -137,14 +137,14 @@ class _Trial:
         ]
 
     def killed_again(self, keys: Sequence[str]) -> None:
-        """Have what killed faults kill them again."""
+        """Repeat the kill of each fault by its known test."""
         for key in keys:
             outcome = self._with_killer(key, self._rows[key].by)
             self._failed |= outcome.verdict != "killed"
             self._show(key, outcome)
 
     def all(self, *, rest: bool) -> None:
-        """Try each fault of the list, and what is drawn for those that are gone."""
+        """Try each fault of the list, and new ones for those that are gone."""
         queue = drawn(self._possible, {key: row.verdict for key, row in self._rows.items()})
         for key in list(self._rows):
             if key not in self._possible:
@@ -175,7 +175,7 @@ class _Trial:
         self._failed = any(row.verdict == "survived" for row in self._rows.values())
 
     def all_of(self, place: str) -> None:
-        """Try all faults of a file or of a function, and show what survives."""
+        """Try all faults of a file or of a function, and show the survivors."""
         path, _, function = place.partition(":")
         if not any(path in paths for paths in AREAS.values()):
             raise SystemExit(f"{path} is in no area of tests/mutants/plan.py")

@@ -27,7 +27,7 @@ _USER: Final = "counter"
 
 
 def postgresql_missing() -> str | None:
-    """Return what to install before PostgreSQL can run; None if it is installed."""
+    """Return the packages to install before PostgreSQL can run; None if it is installed."""
     if not any(_PROGRAMS.glob("*/bin/postgres")):
         return f"there is no PostgreSQL in {_PROGRAMS} (Debian, Ubuntu: apt-get install postgresql)"
     return None
@@ -93,7 +93,7 @@ class PostgresqlServer(ServerProcess):
         pid = self.pid()
         if pid is None or number == self.stop_signal:
             return super()._signal(number)
-        # It starts no backend meanwhile.
+        # It starts no backend during that time.
         super()._signal(signal.SIGSTOP)
         with suppress(FileNotFoundError):
             for backend in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split():

@@ -51,7 +51,7 @@ app = App(
 
 
 class Part(NamedTuple):
-    """What some seeds came to: the first that failed, if one did, and what ran until then."""
+    """The results of some seeds: the first failure, if any, and the runs until then."""
 
     failed: int | None = None
     seeds: int = 0
@@ -170,7 +170,7 @@ def _parts(seeds: range, bug: str | None, crowds: int, store: str, jobs: int) ->
     parts = [seeds[at : at + size] for at in range(0, len(seeds), size)]
     run = partial(_run_part, bug, crowds, store)
     if len(parts) > 1:
-        # What the first seed of a process computes once, the processes inherit.
+        # Computed once by the first seed of a process, and inherited by its children.
         run(seeds[:1])
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         yield from pool.imap(run, parts)
@@ -192,7 +192,7 @@ def _run_part(bug: str | None, crowds: int, store: str, seeds: range) -> Part:
 
 
 def _commit() -> str:
-    """The commit that is checked out, marked where files differ from it."""
+    """The commit that is checked out, with a mark if files differ from it."""
     command = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty"]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, check=True, text=True

@@ -114,7 +114,7 @@ def no_application_is_kept() -> Iterator[None]:
 
 @pytest.fixture
 def fast_dir() -> Iterator[Path]:
-    """A directory in memory where the machine has one: a commit there waits for no disk."""
+    """A directory in memory if the machine has one: a commit there waits for no disk."""
     memory = Path("/dev/shm")
     parent = memory if memory.is_dir() else None
     path = Path(tempfile.mkdtemp(prefix="counter-test-", dir=parent))
@@ -124,7 +124,7 @@ def fast_dir() -> Iterator[Path]:
 
 @pytest.fixture(params=["sqlite", "memory"])
 def storage(request: pytest.FixtureRequest) -> str:
-    """The store behind the API; the others take part in tests that are marked ``every_store``."""
+    """The store behind the API; the rest takes part in tests that are marked ``every_store``."""
     if request.param in ("postgresql", "dynamodb"):
         request.getfixturevalue(request.param)
     return str(request.param)

@@ -1,4 +1,4 @@
-"""The programs in docs/explanation print what their comments show."""
+"""The programs in docs/explanation print the output in their comments."""
 
 from pathlib import Path
 

@@ -25,7 +25,7 @@ SECTION = page("how-to/grow.md")
 #: Its block of commands, and the file in it.
 SETUP = "\n".join(line[4:] for line in SECTION.splitlines() if line.startswith("    "))
 _PORT = re.compile(r"--port (\d+)")
-#: What a process prints when it works.
+#: The output of a process that works.
 _SERVING = re.compile(r"Serving on (\S+)")
 _WORKING = re.compile(r"(?:Serving on|Rolling up as) \S+")
 

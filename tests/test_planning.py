@@ -14,7 +14,7 @@ TEXT = read(ROOT / "docs" / "planning.md")
 
 
 def run(command: str, home: Path) -> str:
-    """What a shell in *home* prints for *command*, errors and all."""
+    """The output of *command* in a shell in *home*, errors and all."""
     folder = str(Path(sys.executable).parent)
     done = subprocess.run(
         ["bash", "-c", command],

@@ -30,7 +30,7 @@ from tests.support.server import ROOT, SMALL_WINDOWS, serving
 README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "index.md"
 HTTP = ROOT / "docs" / "http.md"
-#: Where the documents say that the service listens.
+#: The address of the service in the documents.
 WRITTEN_URL = "http://127.0.0.1:8080"
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -76,14 +76,14 @@ def _joined(part: str) -> str:
 
 
 def masked(text: str) -> str:
-    """*text* without what is different every time."""
+    """*text* without the values that differ each time."""
     for pattern, name in _MASKS:
         text = pattern.sub(name, text)
     return text
 
 
 async def answers(commands: list[str], urls: Mapping[str, str], home: Path) -> list[str]:
-    """What one shell answers to *commands*, each sent to where *urls* says that its service is."""
+    """The responses of one shell to *commands*, sent to the services of *urls*."""
     if shutil.which("curl") is None:
         miss("there is no curl")
     script = "\n".join(f"{each}\nprintf '\\n{_END_OF_ANSWER}'" for each in commands)
@@ -99,7 +99,7 @@ async def answers(commands: list[str], urls: Mapping[str, str], home: Path) -> l
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(home),
             "LC_ALL": "C",
-            # Where the command line asks, if nothing says otherwise.
+            # The default address of the command line.
             "COUNTER_URL": urls.get(WRITTEN_URL, WRITTEN_URL),
         },
         stdin=asyncio.subprocess.DEVNULL,
@@ -128,7 +128,7 @@ async def check(document: str, flags: Mapping[str, str], tmp_path: Path) -> None
 
 
 async def compare(document: str, urls: Mapping[str, str], home: Path) -> None:
-    """The same with services that run: *urls* has where each really is, by where it is written."""
+    """The same with running services: *urls* has the real addresses by the written ones."""
     expected = list(steps(document))
     assert expected
     given = await answers([each.command for each in expected], urls, home)
@@ -208,7 +208,7 @@ def problems() -> Iterator[CounterError]:
 
 
 def row_of(error: CounterError) -> tuple[str, str, str, str]:
-    """What an error says, as the table writes it."""
+    """An error as the table writes it."""
     return error.code, str(error.status), json.dumps(error.applied), error.retry
 
 

@@ -1,4 +1,4 @@
-"""SECURITY.md and docs/threat-model.md: what they name is there, each test that shows it too."""
+"""SECURITY.md and docs/threat-model.md refer to existing files and tests."""
 
 import ast
 import re

@@ -200,7 +200,7 @@ def is_in(name: str, modules: tuple[str, ...]) -> bool:
 
 
 def path_of(name: str) -> Path:
-    """Where the package, or the module but for its suffix, of the dotted *name* is."""
+    """The path of the package, or of the module without its suffix, of the dotted *name*."""
     return ROOT / FOLDERS.get(name.partition(".")[0], ".") / name.replace(".", "/")
 
 
@@ -307,7 +307,7 @@ def branches_on_a_store(source: Source) -> Iterator[str]:
 
 
 def circles(found: tuple[Source, ...]) -> list[list[str]]:
-    """Every set of modules that import each other, directly or by others of them."""
+    """Every set of modules that import each other, directly or indirectly."""
     graph = {}
     for source in found:
         name = name_of(source)
@@ -440,7 +440,7 @@ def test_imports_go_down_only() -> None:
 
 
 def test_the_promise_is_read_in_an_afternoon() -> None:
-    """What carries it is short, and needs hardly anything else."""
+    """The modules that carry it are short, and need few others."""
     must_hold(imports_beyond_the_promise, shipped())
     lines = {
         each.path: len(each.text.splitlines())
@@ -512,7 +512,7 @@ def test_only_storage_knows_a_driver() -> None:
 
 
 def test_only_the_stores_know_their_names() -> None:
-    """Nothing outside counter/storage/ does one thing for one store and another for others."""
+    """Nothing outside counter/storage/ does one thing for one store and another for the rest."""
     must_hold(branches_on_a_store, shipped())
 
 

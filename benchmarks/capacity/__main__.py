@@ -62,7 +62,7 @@ class BenchFlags:
 
 
 def bench(flags: BenchFlags | None = None, store: StoreFlags | None = None) -> None:
-    """Measure what this machine does; nothing is left behind."""
+    """Measure this machine; nothing is left behind."""
     flags = flags or BenchFlags()
     with exit_on_error(), ending_in_order():
         _check(flags)
@@ -107,7 +107,7 @@ def _check(flags: BenchFlags) -> None:
 
 
 def _folder(settings: Settings) -> Path:
-    """A directory of our own: beside the data, for a disk is part of what is measured."""
+    """A directory of our own beside the data, because a disk is part of the measurement."""
     beside = settings.data.absolute().parent if settings.store == "sqlite" else None
     try:
         return Path(tempfile.mkdtemp(prefix="counter-bench-", dir=beside))
@@ -146,7 +146,7 @@ def _key(path: Path | None) -> str | None:
 
 
 def _report(run: Run) -> dict[str, Any]:
-    """Return the figures, with what they were measured on."""
+    """Return the figures, with their conditions."""
     return {
         "measured_at": f"{to_rfc3339(SystemClock().now_us())[:16]}Z",
         "command": "scripts/capacity",

@@ -81,7 +81,7 @@ Request = tuple[bytes, list[int]]
 
 
 class Load:
-    """What all connections share."""
+    """The state that all connections share."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -100,7 +100,7 @@ class Load:
         return "host: localhost\r\n" + (f"authorization: Bearer {key}\r\n" if key else "")
 
     def next(self) -> Request | None:
-        """The next request; None where there is none."""
+        """The next request; None if there is none."""
         if time.perf_counter() >= self.ends_s:
             return None
         return self._make()
@@ -144,7 +144,7 @@ class Load:
         ).encode()
 
     def answered(self, answer: bytes, places: list[int], seconds: float) -> None:
-        """Note what became of one request."""
+        """Note the outcome of one request."""
         done = self.done
         # Each item of a batch has an outcome of its own, in an answer of 200.
         if answer.startswith(b"HTTP/1.1 200") and (

@@ -61,7 +61,7 @@ _WORKER_METRIC: Final = "counter_rollup_counters_total"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing that was measured, and beside what it is to be read."""
+    """One measurement, and the conditions to read it with."""
 
     what: str
     value: float
@@ -169,7 +169,7 @@ def _load_all(run: Run, server: Server, base: str) -> None:
     if servers:
         _loaded(run, "cache_keys", Job("cache", *servers[0]), None)
     if not run.shared:
-        # What is rolled up while it is measured.
+        # Rolled up during the measurement.
         once = replace(job, items=min(_BATCH_ITEMS, run.counters), once=True)
         _note(run, _done(once))
 
@@ -218,7 +218,7 @@ def _note(run: Run, done: Done) -> None:
 
 
 def limit(cores: float | None, load_cores: float, idle: float | None) -> str:
-    """What kept a rate from being higher, as far as the CPU shows."""
+    """The resource that limited a rate, as far as the CPU shows."""
     if load_cores >= _BUSY:
         return "the load: at least"
     if cores is not None and cores >= _BUSY:
@@ -237,7 +237,7 @@ class _Idle:
         self._began = self._times()
 
     def _times(self) -> tuple[int, int] | None:
-        """Idle and all ticks so far; None where the system does not tell."""
+        """Idle and all ticks so far; None if the system does not show them."""
         try:
             line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
         except OSError:
@@ -254,7 +254,7 @@ class _Idle:
 
 
 def _node_figure(run: Run, adds: Figure) -> Figure:
-    """What a node of Cassandra takes, at least: copies written, shared among the nodes."""
+    """The least bytes of a node of Cassandra: copies written, shared among the nodes."""
     from counter.storage.cassandra.connection import count_nodes
     from counter.storage.cassandra.options import options_of
 
@@ -268,7 +268,7 @@ def _node_figure(run: Run, adds: Figure) -> Figure:
 
 
 def _roll_up(run: Run, server: Server) -> None:
-    """How many counters a worker rolls up a second: while it is at work on what was added."""
+    """The counters that a worker rolls up a second, while it works."""
     run.progress("rollup")
     if not run.shared:
         _watch_rollup(run, server)

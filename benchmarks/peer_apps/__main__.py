@@ -33,7 +33,7 @@ def _app(name: str, at: str) -> Any:
 
 
 class _Server(uvicorn.Server):
-    """A server that says where it serves, once it does."""
+    """A server that prints its address once it serves."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -43,7 +43,7 @@ class _Server(uvicorn.Server):
 
 
 def main(name: str, *, at: str = "") -> None:
-    """Serve the peer *name*, whose store is *at* that address."""
+    """Serve the peer *name* with its store *at* that address."""
     # uvicorn raises the signal again once it has shut down in order: that is no failure.
     signal.signal(signal.SIGTERM, lambda *_: None)
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""NATS JetStream: a stream of counters, where a message's header says what to add."""
+"""NATS JetStream: a stream of counters; a message's header has the delta."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class JetStreamStore:
         )
 
     async def close(self) -> None:
-        """Send what is under way, and disconnect."""
+        """Send pending messages, and disconnect."""
         await self._client.drain()
 
     async def add(self, counter: str, token: UUID, delta: int) -> bool:

@@ -41,7 +41,7 @@ class PostgresStore:
         await self._pool.close()
 
     async def add(self, counter: str, token: UUID, delta: int) -> bool:
-        """Run the statement, which returns a row where the token is new."""
+        """Run the statement, which returns a row if the token is new."""
         return bool(await self._pool.fetchval(_SEE_AND_COUNT, token, counter, delta))
 
     async def counts(self, counters: Sequence[str]) -> list[int]:

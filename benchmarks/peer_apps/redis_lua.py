@@ -24,11 +24,11 @@ class RedisStore:
 
     def __init__(self, url: str) -> None:
         self._redis = Redis.from_url(url)
-        # EVALSHA, and EVAL where Redis does not know the script yet.
+        # EVALSHA, and EVAL if Redis does not know the script yet.
         self._add = self._redis.register_script(_ADD)
 
     async def open(self) -> None:
-        """Fail at the start where there is no Redis."""
+        """Fail at the start if there is no Redis."""
         await self._redis.ping()
 
     async def close(self) -> None:

@@ -13,10 +13,10 @@ from pydantic import AwareDatetime, BaseModel
 
 
 class Store(Protocol):
-    """What a peer counts in."""
+    """The store of a peer."""
 
     async def open(self) -> None:
-        """Connect, and make what tables it needs."""
+        """Connect, and create its tables."""
 
     async def close(self) -> None:
         """Disconnect."""
@@ -25,7 +25,7 @@ class Store(Protocol):
         """Count *delta* unless *token* was seen; whether it was new."""
 
     async def counts(self, counters: Sequence[str]) -> list[int]:
-        """The count of each, 0 where there is none."""
+        """The count of each, 0 if there is none."""
 
 
 class Nothing:
@@ -46,12 +46,12 @@ class Nothing:
         return True
 
     async def counts(self, counters: Sequence[str]) -> list[int]:
-        """What was added so far."""
+        """The sum so far."""
         return [self._counts[name] for name in counters]
 
 
 class Token(BaseModel):
-    """What makes an add one and the same when it is sent again."""
+    """The identity of an add that is sent again."""
 
     token: UUID
     generation_time: AwareDatetime
@@ -82,7 +82,7 @@ class GetBody(BaseModel):
 
 
 class Count(BaseModel):
-    """What one counter counts."""
+    """The count of one counter."""
 
     counter: str
     count: int

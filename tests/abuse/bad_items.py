@@ -1,4 +1,4 @@
-"""Small batches of items that are all bad, whose answers are large, on many connections at once."""
+"""Small batches of bad items, with large responses, on many connections at once."""
 
 import json
 

@@ -39,7 +39,7 @@ Attack = Callable[..., None]
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured while an attack ran."""
+    """The measurements during an attack."""
 
     resident_mib: list[float] = field(default_factory=list)
     healthz_ms: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Figures:
         )
 
     def check(self) -> None:
-        """Assert what does not depend on the speed of the machine."""
+        """Assert the bounds that do not depend on the speed of the machine."""
         assert max(self.resident_mib) < RESIDENT_MIB_MAX, self
         assert not self.failed, self.failed[:5]
         assert self.requests_ms, "the well-behaved client was answered"
@@ -73,7 +73,7 @@ def p99(values: list[float]) -> float:
 def measure(
     attack: Attack, *args: Any, flags: Mapping[str, str] | None = None, tls: bool = False
 ) -> Figures:
-    """Run *attack* with a port and *args*, and return what it cost."""
+    """Run *attack* with a port and *args*, and return its cost."""
     with tempfile.TemporaryDirectory(prefix="counter-abuse-") as place:
         return asyncio.run(_measure(attack, args, Path(place), dict(flags or {}), tls))
 
@@ -81,7 +81,7 @@ def measure(
 def report(
     attack: Attack, *args: Any, flags: Mapping[str, str] | None = None, tls: bool = False
 ) -> None:
-    """Run *attack*, print what it cost, and exit with 1 if that is more than it may be."""
+    """Run *attack*, print its cost, and exit with 1 if that is above a bound."""
     figures = measure(attack, *args, flags=flags, tls=tls)
     sys.stdout.write(f"{figures}\n")
     for each in sorted(set(figures.failed))[:5]:
@@ -119,7 +119,7 @@ async def _measure(
         process.start()
         try:
             await asyncio.to_thread(process.join)
-            # What waits is answered, and what the attack left behind is still counted.
+            # Waiting requests are answered, and adds of the attack are still counted.
             await asyncio.sleep(1.0)
         finally:
             for each in watchers:
@@ -153,7 +153,7 @@ async def _watch_memory(server: Server, figures: Figures) -> None:
 
 @dataclass(slots=True)
 class _Client:
-    """Where a client connects, and how."""
+    """The address of a client's connection, and its TLS."""
 
     port: int
     tls: ssl.SSLContext | None
@@ -202,7 +202,7 @@ async def _timed(asking: Any, what: str, took_ms: list[float], failed: list[str]
 
 
 async def _ask(client: _Client, sent: bytes) -> list[bytes]:
-    """The statuses of what comes on a new connection that *sent* is sent on."""
+    """The statuses of the responses to *sent* on a new connection."""
     reader, writer = await client.connect()
     try:
         writer.write(sent)

@@ -12,7 +12,7 @@ _SHARDS = 1_024
 
 
 def attack(port: int, namespaces: int, seconds: float) -> None:
-    """Create *namespaces* one after another, then let them cost what they cost for so long."""
+    """Create *namespaces* one after another, then measure their cost for this long."""
     body = json.dumps({"counter_type": "ACCURATE", "shards": _SHARDS}).encode()
     length = f"content-length: {len(body)}"
     with socket.create_connection(("127.0.0.1", port)) as connection:

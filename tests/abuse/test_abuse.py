@@ -1,4 +1,4 @@
-"""The attacks of this folder, short: they cost little memory, and others are answered meanwhile."""
+"""The attacks of this folder, short: they cost little memory, and other clients are answered."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The peers of the benchmarks: what is missing is left out with a word, and nothing else is."""
+"""The peers of the benchmarks: a missing one is left out with a message, and no other."""
 
 from io import StringIO
 from pathlib import Path

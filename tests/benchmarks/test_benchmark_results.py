@@ -1,4 +1,4 @@
-"""Results of the benchmarks: what is stored comes back, and the document shows it."""
+"""Results of the benchmarks: they are read back, and the document shows them."""
 
 from pathlib import Path
 

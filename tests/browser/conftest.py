@@ -28,7 +28,7 @@ FOREIGN = "evil.example"
 
 @pytest.fixture(scope="module")
 def debugging_port() -> int:
-    """Where the browser can be driven a second time."""
+    """A second way to drive the browser."""
     return free_ports(1)[0]
 
 

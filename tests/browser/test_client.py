@@ -25,7 +25,7 @@ SLOW_S = 0.7
 #: One for each bit of the count. A browser has six connections to a service.
 ADDS = 48
 
-#: Runs the body of a function with a client, the module, and what the test gives.
+#: Runs the body of a function with a client, the module, and arguments of the test.
 RUN = """async ([body, settings, given]) => {
   const sdk = await import("/index.js");
   const client = new sdk.CounterClient({ namespace: "lab", ...settings });
@@ -58,7 +58,7 @@ def origin() -> Iterator[str]:
 
 
 class Listed(NamedTuple):
-    """A service, the one origin whose pages may read its answers, and a key."""
+    """A service, the one origin of pages that can read its responses, and a key."""
 
     url: str
     origin: str
@@ -124,7 +124,7 @@ def test_a_page_of_another_origin_counts_exactly(run: Run, listed: Listed) -> No
 
 
 async def the_adds_answer_is_lost(proxy: Misbehaving, x: Exchange) -> bool:
-    """What a browser asks first passes."""
+    """The preflight request of a browser passes."""
     is_add = x.request.first.startswith(b"POST")
     return await (lost_after if is_add else regular)(proxy, x)
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.visits import Visits
 
 STEPS = ("send", "again", "hedge", "change")
-#: What the two counts are after each step.
+#: The two counts after each step.
 COUNTS = {"send": (1, 1), "again": (1, 2), "hedge": (2, 12), "change": (2, 112)}
 
 
@@ -187,7 +187,7 @@ def test_lists_refresh_by_themselves_and_pause(
         assert [each for each in asked if "/counters" in each] == []
         page.get_by_role("button", name="Resume").click()
         expect(count).to_have_text(str(before + 6))
-        # Without an answer it says so, and shows what it knows.
+        # Without a response it says so, and shows the last data.
         at.cut_off(True)
         page.clock.fast_forward("00:05")
         expect(page.get_by_text("Trying again.")).to_be_visible()
@@ -224,7 +224,7 @@ def test_a_rejected_key_is_asked_for_again_once(
     expect(tab.get_by_role("button", name="Resume")).to_have_count(int(part == "counters?"))
 
 
-#: What each page asks for once when it is shown again, and the streams that it has open then.
+#: The requests of each page when it is shown again, and the streams that it has open then.
 SHOWN_AGAIN = {
     "": (r"/busiest\?", 8, 0),
     "ns/default": (r"/counters\?|/shards$", 2, 0),
@@ -343,7 +343,7 @@ def test_a_count_is_live_and_keeps_all_its_digits(
 def test_a_stale_count_does_not_replace_a_newer_one(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
-    """What is shown before the stream begins is of the age of what comes by it."""
+    """The first count is of the age of those on the stream."""
     with visit(service) as at:
         at.page.route("**/live", lambda way: None)
         page = at.go("ns/zz-1/c/new")
@@ -482,7 +482,7 @@ def test_health_reports_outcomes_and_workers(
         expect(row.locator("code")).not_to_be_empty()
         expect(page.get_by_role("region", name=re.compile("Shards of"))).to_have_count(10)
         expect(page.get_by_text(re.compile(r"The rollup of 10 of \d\d namespaces"))).to_be_visible()
-        # Cut off, it goes on showing what it knew, and says so; with one alarm, not one for each.
+        # Cut off, it goes on showing the last data, and says so; with one alarm for all.
         old = page.get_by_text("No answer now; this is the last known state.")
         at.cut_off(True)
         page.clock.fast_forward("00:05")

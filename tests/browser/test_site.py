@@ -26,7 +26,7 @@ from tests.browser.visits import Visits
 from tests.support.server import ROOT
 
 CONFIG = ROOT / "mkdocs.yml"
-#: What of axe's findings the theme makes by itself, and is no hindrance.
+#: Findings of axe about the theme that are no hindrance.
 _OF_THE_THEME = {"landmark-unique", "empty-table-header"}
 
 
@@ -49,7 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Pat
 
 
 def anchors(site: Path, page: str) -> set[str]:
-    """What can be linked to on a page."""
+    """The link targets on a page."""
     return set(re.findall(r'\bid="([^"]+)"', (site / page).read_text(encoding="utf-8")))
 
 
@@ -139,7 +139,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """Where the site is served."""
+    """The address of the site."""
     handler = functools.partial(Quiet, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -160,7 +160,7 @@ def test_the_site_is_accessible(visit: Visits, address: str, phone: bool, dark: 
             assert at.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place
             name = f"docs-{place.replace('/', '-')}-{'dark-phone' if phone else 'light-desk'}"
             at.shot(name, whole=False)
-            # The others are made of the same parts, only of many more.
+            # Further pages have the same parts, only more of them.
             if place in looked_over:
                 at.check_access(beside=_OF_THE_THEME)
 

@@ -10,17 +10,17 @@ from playwright.sync_api import Page
 from tests.support.server import ROOT
 
 ARTEFACTS = ROOT / "artefacts" / "console"
-#: What Chromium says by itself of an answer that is a problem.
+#: Chromium's own messages about a problem.
 _ANSWERED = re.compile(r"Failed to load resource: the server responded with a status of (\d{3})")
 
-#: Each rule that is broken, how badly, and where.
+#: Each violated rule, its impact, and its elements.
 _FINDINGS = """axe.run(document, {resultTypes: ["violations"]}).then(
     (found) => found.violations.map(
     (each) => [each.id, each.impact, ...each.nodes.map((node) => node.html.slice(0, 200))]))"""
 
 
 class Visit:
-    """One page, and what went wrong on it."""
+    """One page, and its errors."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page

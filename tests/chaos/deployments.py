@@ -56,7 +56,7 @@ class Deployment(ABC):
 
     @abstractmethod
     async def lose(self, random: Random, say: Callable[[str], None]) -> None:
-        """Break what takes a service that does not run, and repair it."""
+        """Break the data of a stopped service, and repair them."""
 
 
 class CassandraNodes(Deployment):

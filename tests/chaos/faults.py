@@ -1,4 +1,4 @@
-"""What goes wrong: one stroke after the other, on servers, processes, connections and clocks."""
+"""Faults, one after the other, of servers, processes, connections and clocks."""
 
 import asyncio
 import contextlib
@@ -144,7 +144,7 @@ def _freezing(process: CounterProcess, seconds: tuple[float, float]) -> Stroke:
 
 
 def _of_relay(relay: Relay, name: str) -> list[Stroke]:
-    """What a network does to the connections of one server."""
+    """Faults of the network on the connections of one server."""
 
     async def slow() -> None:
         relay.delay_s = 0.05
@@ -193,7 +193,7 @@ def _of_relay(relay: Relay, name: str) -> list[Stroke]:
 
 
 def _of_clock(site: Site, random: Random) -> list[Stroke]:
-    """The first API process's clock is set: a little within what is allowed, or far off."""
+    """Set the first API process's clock: a little within the bound, or far off."""
     skew_s = site.config.skew_us / SECOND
 
     def to(seconds: Callable[[], float]) -> Deed:

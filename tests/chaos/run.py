@@ -30,7 +30,7 @@ _NUMBERS_OF_A_PLAN: Final = 1_000
 
 
 class PlannedPlace(Place, Protocol):
-    """Where clients are, with the settings that plans and the judge go by."""
+    """The view of clients, with the settings of plans and of the checker."""
 
     config: Config
     #: When all namespaces existed.
@@ -40,7 +40,7 @@ class PlannedPlace(Place, Protocol):
 
 
 class Play:
-    """One plan of the simulation in real time: counters of its own, clients, and what they saw."""
+    """One plan of the simulation in real time: counters of its own, clients, and their results."""
 
     def __init__(self, site: PlannedPlace, number: int) -> None:
         self.plan = Plan(site.config)
@@ -54,7 +54,7 @@ class Play:
         self._site = site
 
     async def run(self) -> None:
-        """Do what the plan says, each step at its instant."""
+        """Follow the plan, each step at its time."""
         self.clients.begun_us = self._site.true_us
         async with asyncio.TaskGroup() as steps:
             for each in self.plan.steps:
@@ -68,7 +68,7 @@ class Play:
             await self.clients.read(step)
 
     async def judge(self) -> list[str]:
-        """When all is mended: ask until all is definite and counted; what is wrong."""
+        """When all is repaired: resolve and count everything; return the problems."""
         settling = Settling(self.plan, self.clients, self._site, self.notes.append)
         final, problems = await settling.whole()
         problems += check(self.plan.config, self.clients.history, final)
@@ -82,13 +82,13 @@ class Play:
         return problems + forbidden
 
     def trace(self) -> list[str]:
-        """What happened."""
+        """The events."""
         return [*self.notes, *trace_of(self.clients.history, self.clients.begun_us)]
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int
     plays: list[Play]

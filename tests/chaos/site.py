@@ -22,7 +22,7 @@ NAMESPACES: Final = (("one", "ACCURATE"), ("two", "EVENTUAL"))
 CLOCK_OFF_MAX_US: Final = 15 * SECOND
 _REQUEST_TIMEOUT_S: Final = 10.0
 _REQUESTS_AT_ONCE: Final = 64
-#: What no answer looks like where a proxy may have cut it short.
+#: A response that a proxy may have cut short.
 _NO_ANSWER: Final = {"code": "no_answer"}
 
 
@@ -54,7 +54,7 @@ def config_of(seed: int, apis: int, workers: int) -> Config:
 
 
 class Site:
-    """The servers, the relays before them, and where clients stand."""
+    """The servers, the relays before them, and the clients."""
 
     def __init__(self, folder: Path, seed: int, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -161,13 +161,13 @@ class Site:
             await each.destroy()
 
     def logs(self) -> dict[str, str]:
-        """What every process wrote, by its name."""
+        """The output of every process, by its name."""
         return {
             path.stem: path.read_text(encoding="utf-8", errors="replace")
             for path in sorted(self.folder.glob("*.log"))
         }
 
-    # What clients see.
+    # Observations of clients.
 
     @property
     def apis(self) -> int:

@@ -19,7 +19,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def soon_rolled_up(service: Service) -> str:
-    """A namespace whose windows are rolled up within seconds, because its accept limit is short."""
+    """A namespace with windows that are rolled up within seconds: its accept limit is short."""
     settings = {"counter_type": "ACCURATE", "accept_limit": "3s"}
     answer = httpx.put(
         f"{service.url}/v1/namespaces/soon", json=settings, trust_env=False, verify=False

@@ -1,4 +1,4 @@
-"""Runs ``counter`` in this process, and keeps what it said."""
+"""Runs ``counter`` in this process, and captures its output."""
 
 import io
 import json
@@ -19,7 +19,7 @@ class Shell:
         self.err = ""
 
     def run(self, *words: str, stdin: bytes | None = None) -> tuple[int, str]:
-        """The exit code and what was printed. *stdin* comes by a pipe."""
+        """The exit code and the standard output. *stdin* comes by a pipe."""
         code = 0
         given = sys.stdin if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
         try:
@@ -31,11 +31,11 @@ class Shell:
         return code, out
 
     def said(self, *words: str) -> str:
-        """What a command printed that must succeed, without the end of its line."""
+        """The output of a command that must succeed, without the end of its line."""
         code, out = self.run(*words)
         assert code == 0, self.err
         return out.removesuffix("\n")
 
     def documents(self, *words: str) -> list[dict[str, Any]]:
-        """What it printed with --json."""
+        """Its output with --json."""
         return [json.loads(line) for line in self.said(*words, "--json").splitlines()]

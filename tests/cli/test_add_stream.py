@@ -1,4 +1,4 @@
-"""``counter add --stream``: what is counted of the lines of a pipe, and what it says of others."""
+"""``counter add --stream``: adds from the lines of a pipe."""
 
 import asyncio
 import shlex
@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 
 
 def stream(shell: Shell, lines: str, *words: str) -> tuple[int, str]:
-    """The exit code, and what was printed."""
+    """The exit code, and the output."""
     return shell.run("add", "--stream", *words, stdin=lines.encode())
 
 
@@ -47,7 +47,7 @@ def test_each_line_is_counted(shell: Shell, name: str) -> None:
     ],
 )
 def test_a_wrong_line_ends_the_stream(shell: Shell, name: str, wrong: bytes, why: str) -> None:
-    """What came before it is counted, and nothing after it."""
+    """Lines before it are counted, and none after it."""
     line = f"{name}\t1\n".encode()
     assert shell.run("add", "--stream", stdin=line + b"\n" + line + wrong + line) == (2, "")
     assert "counter: line 4: " in shell.err
@@ -107,7 +107,7 @@ def test_unknown_outcomes_are_printed_as_commands(shell: Shell, name: str) -> No
     ],
 )
 def test_uncounted_adds_are_printed(shell: Shell, name: str, error: CounterError) -> None:
-    """What was not sent in a form that can be added again; what was rejected by its reason."""
+    """Unsent adds are printed as input lines; rejected ones with their reason."""
     close = Buffer.close
 
     def closes(buffer: Buffer, timeout: float | None = None) -> None:

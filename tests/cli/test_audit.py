@@ -1,4 +1,4 @@
-"""``counter audit`` over a data directory: what it says, repairs and ends with."""
+"""``counter audit`` over a data directory: its output, repairs and exit codes."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def data(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def damage(data: Path, sql: str) -> None:
-    """Change what the service counted, as a bug in it would: with right checksums of the pages."""
+    """Change a stored count, as a bug of the service would: with right checksums of the pages."""
     (data / "counter.db-sums").unlink(missing_ok=True)
     with closing(sqlite3.connect(data / "counter.db")) as connection, connection:
         assert connection.execute(sql).rowcount == 1
@@ -158,7 +158,7 @@ def test_during_service_an_audit_is_refused_with_advice(
 def test_a_directory_that_was_not_served_for_longer_than_retention_can_be_repaired(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first repair moves the watermark to where the last process made no slices."""
+    """The first repair moves the watermark to a time without slices."""
 
     class Later(SystemClock):
         def wall_us(self) -> int:

@@ -58,7 +58,7 @@ def rows(path: Path, sql: str) -> list[Any]:
 
 
 def below(place: Path, folders: str) -> list[str]:
-    """The names of what lies in *folders* of *place*, a pattern."""
+    """The names of the files in *folders* of *place*, a pattern."""
     return sorted(each.name for each in place.glob(f"{folders}/*"))
 
 
@@ -207,7 +207,7 @@ def test_a_disk_that_is_too_small_is_noticed_first(
         assert "has 0 bytes left" in capsys.readouterr().err
 
 
-#: What this program does not make, or without which it cannot do.
+#: Foreign parts of a database, and missing ones.
 FOREIGN = {
     "trigger": (
         "counter.db",
@@ -229,7 +229,7 @@ def cut(path: Path) -> None:
 
 
 def spoil(copy: Path, kind: str) -> None:
-    """Do to a backup what may befall it."""
+    """Damage a backup."""
     manifest = copy / "manifest.json"
     document = json.loads(manifest.read_text())
     if kind == "changed":

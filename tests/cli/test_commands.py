@@ -1,4 +1,4 @@
-"""The command line: one flag for each setting, and what each command ends with."""
+"""The command line: one flag for each setting, and the exit codes."""
 
 import tomllib
 from collections.abc import Sequence

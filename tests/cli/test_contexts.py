@@ -1,4 +1,4 @@
-"""Contexts: which service a command asks, with which key, and where that is kept."""
+"""Contexts: the service of a command, its key, and their storage."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from tests.cli.shell import Shell
 KEY = f"ck_{'a' * 12}_{'b' * 32}"
 AS_OF = "2026-01-01T00:00:00Z"
 OTHER_KEY = f"ck_{'c' * 12}_{'d' * 32}"
-#: A test of a file's mode needs a folder that others may not write.
+#: A test of a file's mode needs a folder that only the owner can write.
 FILE = "counter/contexts.json"
 
 
 class Asked:
-    """A service that keeps what it was asked: the namespace and the key of each request."""
+    """A service that records the namespace and the key of each request."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str | None]] = []

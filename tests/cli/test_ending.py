@@ -29,7 +29,7 @@ class Load:
     port: int
     tokens: TokenGenerator = field(default_factory=TokenGenerator)
     acknowledged: int = 0
-    #: Connections whose last answer said so.
+    #: Connections whose last response announced it.
     dismissed: int = 0
     #: Sent without a response: their outcome is unknown.
     open: list[Token] = field(default_factory=list)

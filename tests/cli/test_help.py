@@ -1,5 +1,4 @@
-"""Every command of the command line: its help has examples that hold and its exit codes, and what
-it prints it prints as JSON too."""
+"""Every command has help with valid examples and exit codes, and a JSON form of its output."""
 
 import re
 import shlex
@@ -14,7 +13,7 @@ from counter.cli.app import app
 from counter.security.keys import id_in
 from scripts.docs_commands import commands_page
 
-#: They print nothing, or a script; what is served logs JSON with --log-format.
+#: They print nothing, or a script; servers log JSON with --log-format.
 NO_JSON = {"serve", "rollup", "completion", "namespace delete"}
 NO_JSON |= {"context add", "context use", "context remove"}
 #: They run until they are terminated, or end at once.
@@ -55,7 +54,7 @@ def test_the_first_help_has_each_command_once_in_five_groups(
 
 
 def helped(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What ``--help`` prints of a command."""
+    """The output of ``--help`` of a command."""
     app([*words, "--help"], result_action="return_value")
     return capsys.readouterr().out
 
@@ -87,7 +86,7 @@ def test_a_command_beside_the_store_has_the_flags_that_it_needs_first(
 
 @pytest.mark.parametrize("name", ALL)
 def test_help_names_values_by_words(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Regression: STR and INT said nothing of what to write."""
+    """Regression: STR and INT did not describe the value."""
     assert re.findall(r"\b(STR|INT|PATH)\b", helped(capsys, *name.split())) == []
 
 

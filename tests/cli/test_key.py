@@ -1,4 +1,4 @@
-"""``counter key``: the key is printed once and alone; what each command says and ends with."""
+"""``counter key``: the key is printed once and alone; outputs and exit codes."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def test_help_names_exit_codes(command: str, shell: KeyShell) -> None:
 
 
 def test_a_key_is_printed_alone_and_never_again(shell: KeyShell) -> None:
-    """So that a script can catch it. What is on disk cannot tell it either."""
+    """So that a script can catch it. The disk does not have it either."""
     text = shell.create()
     key_id, secret = text.split("_")[1:]
     assert text == f"ck_{key_id}_{secret}"
@@ -92,7 +92,7 @@ async def test_a_process_that_serves_from_the_directory_learns_of_it(shell: KeyS
 
 
 async def in_thread(call: Any, *args: Any) -> Any:
-    """What *call* gives, where no event loop runs."""
+    """The result of *call* in a thread without an event loop."""
     return await asyncio.to_thread(call, *args)
 
 
@@ -277,7 +277,7 @@ def test_all_wrong_values_are_reported_at_once(shell: KeyShell) -> None:
 
 
 def test_a_file_that_cannot_be_used_is_named(shell: KeyShell) -> None:
-    """And what to do about it."""
+    """With the fix."""
     Path("data").mkdir()
     Path("data/keys.sqlite3").write_bytes(b"no database, and longer than its head " * 10)
     for words in (["list"], ["create", "--namespace", "videos", "--scope", "read"]):

@@ -1,4 +1,4 @@
-"""Where a process cannot listen, it says what is wrong: the port or the address."""
+"""A process that cannot listen names the cause: the port or the address."""
 
 import socket
 from unittest.mock import Mock

@@ -1,4 +1,4 @@
-"""What real processes log: lines that a machine reads, who did what, and never a secret."""
+"""The logs of real processes: JSON lines, acts with their actors, and no secret."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def lines_of(text: str) -> list[dict[str, Any]]:
 
 
 def made_key(data: Path, audit: Path) -> tuple[str, str]:
-    """A new key, and what making it logged."""
+    """A new key, and the log of its creation."""
     flags = ["--namespace", "*", "--scope", "admin", "--data", data, "--audit-log", audit]
     command = [sys.executable, "-m", "counter", "key", "create", *map(str, flags)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -64,7 +64,7 @@ def test_a_watch_ends_when_its_time_is_over(shell: Shell) -> None:
 
 
 class Elsewhere:
-    """A client of a service in whose place another one answers."""
+    """A client that reaches another service."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -109,7 +109,7 @@ def test_the_busiest_and_the_highest_come_first(shell: Shell) -> None:
     wanted = ["COUNTER", "busy", "high", "adds"]
 
     async def are_seen() -> bool:
-        # For a second it is what was found before.
+        # For a second it is the earlier result.
         return await asyncio.to_thread(names) == wanted
 
     asyncio.run(eventually(are_seen, "the adds are seen"))
@@ -129,7 +129,7 @@ def test_a_look_that_goes_on_ends_with_ctrl_c(shell: Shell) -> None:
 
 
 def test_a_history_is_a_table_csv_and_json(shell: Shell, soon_rolled_up: str, name: str) -> None:
-    """It says so where the rollup has not come to the counter yet."""
+    """A remark says that later adds are not rolled up yet."""
     where = ("--namespace", soon_rolled_up)
     shell.said("add", name, "7", *where)
     wanted = ("history", name, "--from", "1m", "--step", "1h", *where)

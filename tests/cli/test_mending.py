@@ -1,4 +1,4 @@
-"""``counter doctor``, ``recount`` and ``completion``: what is wrong, and that nothing is."""
+"""``counter doctor``, ``recount`` and ``completion``."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[s
     found: dict[str, str] = {}
     document = json.loads(capsys.readouterr().out)
     for each in document["checks"]:
-        # What is not right comes with what to do about it.
+        # Each finding that is not ok comes with the fix.
         assert (each["state"] == "ok") == (each["do"] == ""), each
         if found.get(each["part"], "ok") == "ok":
             found[each["part"]] = each["state"]

@@ -1,4 +1,4 @@
-"""A failure to print never changes what an exit code says of an add."""
+"""A failure to print never changes the meaning of an exit code of an add."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from tests.support.in_thread import Service
 
 #: Cyrillic, which cp1251 has, Japanese, and a character of two UTF-16 units.
 NAMES = ("продажи", "売上", "x🎉")
-#: Commands whose answer may be without the name.
+#: Commands that may leave out the name.
 NAMELESS = ("watch", "history", "events", "token")
 FULL = Path("/dev/full")
 

@@ -1,4 +1,4 @@
-"""``counter serve`` over a real Cassandra: what it needs, and that many may start at once."""
+"""``counter serve`` over a real Cassandra: its requirements, and concurrent starts."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def flags_of(cluster: Cluster, keyspace: str) -> dict[str, str]:
 
 
 def apply_schema(flags: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """``counter schema apply`` with what the service is started with."""
+    """``counter schema apply`` with the settings of the service."""
     windows = {"retention": "1h", "slice": "10m"}
     names = ("store", "contact_points", "keyspace", "replication", "write_timeout")
     given = windows | {name: flags[name] for name in (*names, "clock_skew_max")}

@@ -1,4 +1,4 @@
-"""``counter plan``: what is given as text, what is printed, and what it ends with."""
+"""``counter plan``: its input, output and exit codes."""
 
 import json
 import subprocess

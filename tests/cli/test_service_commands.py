@@ -1,4 +1,4 @@
-"""The commands against a running service: what each prints, and what it ends with."""
+"""The commands against a running service: output and exit codes."""
 
 import io
 import json
@@ -208,7 +208,7 @@ def test_an_interrupted_add_that_was_never_sent_is_said_not_to_count(shell: Shel
 
 
 def test_a_clock_that_is_behind_is_helped_once(shell: Shell, name: str) -> None:
-    """What the program chose is not replaced."""
+    """A token of the program is not replaced."""
     old = Token.parse(f"{uuid4()}@2026-01-01T00:00:00Z")
     with patch.object(Token, "new", return_value=old):
         assert shell.said("add", name) == f"{name}: 1 added"
@@ -218,7 +218,7 @@ def test_a_clock_that_is_behind_is_helped_once(shell: Shell, name: str) -> None:
 
 
 def test_a_token_is_looked_up_or_resolved(shell: Shell, name: str) -> None:
-    """Without what was sent nothing is decided: a token that is in time would be used up."""
+    """Without the delta nothing is decided: a token that is in time would be used up."""
     token = shell.said("token", "new")
     assert shell.run("token", "resolve", token, name) == (4, "")
     *_, command = shell.err.splitlines()

@@ -1,4 +1,4 @@
-"""What the commands against a running service share: the flags, the client, and each end."""
+"""The common parts of the commands against a service: the flags, the client, and exit codes."""
 
 import io
 import os
@@ -220,7 +220,7 @@ def test_a_full_unbuffered_standard_output_ends_with_141(
 
 
 def test_an_interrupt_during_imports_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: what a command imports takes a while, and Ctrl-C in it printed all of that."""
+    """Regression: Ctrl-C during the imports of a command printed a traceback."""
 
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -58,7 +58,7 @@ def exported(service: Service, tmp_path_factory: pytest.TempPathFactory) -> byte
 
 @pytest.fixture(autouse=True)
 def here(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory of its own, and the service where commands look for it."""
+    """A directory of its own, and the default service of commands."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COUNTER_URL", service.url)
     monkeypatch.delenv("COUNTER_API_KEY", raising=False)
@@ -158,7 +158,7 @@ def test_an_export_writes_through_no_link_that_was_planted(
 
 
 def test_only_its_owner_may_read_an_export(exported: bytes) -> None:
-    """Regression: others of the machine could, as the umask had it, and the data they cannot."""
+    """Regression: with the usual umask every user could read the exported data."""
     for begun in (False, True):
         if begun:
             Path("out.ndjson.part").write_bytes(exported[:500])

@@ -1,5 +1,4 @@
-"""What the service says is printed as advice for people at a command line: commands and flags, and
-no requests, headers or fields of JSON."""
+"""Messages of the service are printed in terms of commands and flags, not of requests."""
 
 import ast
 import re
@@ -30,7 +29,7 @@ from tests.cli.shell import Shell
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEMS = tomllib.loads((ROOT / "api/document/problems.toml").read_text(encoding="utf-8"))
-#: What a command line does not have.
+#: Terms that a command line does not have.
 REQUESTS = re.compile(
     r"/v1/|\b(?:GET|PUT|POST|DELETE|PATCH)\b|\bIf-|Authorization|Idempotency-Key|[Hh]eader|JSON"
     r"|\bthe body\b|\bquery parameter|Content-Type|idempotency_token|generation_time"
@@ -160,7 +159,7 @@ def test_commands_speak_of_no_requests() -> None:
 
 
 def test_secondary_errors_are_translated_too(shell: Shell, tmp_path: Path) -> None:
-    """Regression: doctor, watch and an unknown outcome printed what the service says as it is."""
+    """Regression: doctor, watch and an unknown outcome printed the text of the service."""
     asked = PROBLEMS["key_missing"]["detail"]
     found = Finding("service clock", "warning", f"it cannot be read: {asked}")
     where = ["--data", str(tmp_path), "--url", "http://127.0.0.1:9"]

@@ -36,7 +36,7 @@ def children(pid: int) -> list[int]:
 
 
 def command(pid: int) -> str:
-    """The command line of a process; empty where it has ended."""
+    """The command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
     except OSError:
@@ -76,7 +76,7 @@ class Service:
             return False
 
     async def exposition(self, offset: int = 0) -> str:
-        """What a scrape at the shared port (0), or at a worker's own, is answered."""
+        """The metrics at the shared port (0), or at a worker's own."""
         async with httpx.AsyncClient(trust_env=False, verify=False) as http:
             return (await http.get(f"http://127.0.0.1:{self.port + offset}/metrics")).text
 
@@ -219,7 +219,7 @@ def test_a_failed_start_of_all_workers_is_reported_once() -> None:
 
 
 def test_a_start_without_a_temporary_folder_names_the_fix() -> None:
-    """They tell each other there what they counted."""
+    """It holds the metrics of each worker."""
     full = OSError(errno.ENOSPC, "No space left on device")
     settings = Settings(store="cassandra", contact_points=("127.0.0.1",), workers=2)
     with (

@@ -9,12 +9,12 @@ from counter_client.calls import Response
 from counter_client.retrying import Answer, Send
 from tests.client.script import added_body, lost, problem
 
-#: What a fault does: the request is lost, its answer is, it is refused, or it is cut short.
+#: Faults: the request is lost, its response is lost, it is refused, or it is cut short.
 FAULTS = ("none", "request lost", "answer lost", "refused", "half", "void", "pending")
 
 
 class Ledger:
-    """Counts what ``batch/add`` sends. *draw* says which fault strikes next."""
+    """Counts the items of ``batch/add``. *draw* returns the next fault."""
 
     def __init__(self, draw: Callable[[], str], items_max: int = 1_000) -> None:
         self.counts: Counter[str] = Counter()

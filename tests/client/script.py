@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Script:
-    """Answers each attempt with the next of *answers*; notes what was sent and how it paused."""
+    """Answers each attempt with the next of *answers*; records sends and pauses."""
 
     def __init__(self, answers: Iterable[Answer | Callable[[Send], Answer]]) -> None:
         self.sent: list[Send] = []
@@ -50,7 +50,7 @@ class Script:
         return effect.work()
 
     def bodies(self) -> list[Any]:
-        """What was sent, read."""
+        """The sent bodies, parsed."""
         return [json.loads(each.request.body or b"null") for each in self.sent]
 
 
@@ -65,7 +65,7 @@ def problem(code: str, status: int, retry: str, **more: Any) -> Response:
 
 
 def added(send: Send) -> Response:
-    """The answer to an add, or to a batch whose every item is added."""
+    """The response to an add, or to a batch with every item added."""
     body = json.loads(send.request.body or b"")
     if "items" in body:
         return batch(*["added"] * len(body["items"]))(send)

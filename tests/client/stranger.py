@@ -13,7 +13,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Stranger:
-    """What it says, in pieces, and what it was asked."""
+    """Its response, in pieces, and the received requests."""
 
     pieces: Sequence[bytes]
     url: str = ""

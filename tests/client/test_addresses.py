@@ -1,4 +1,4 @@
-"""Where attempts go: to each base URL in turn, past those that just did not answer."""
+"""The order of base URLs: each in turn, past those that just did not answer."""
 
 import pytest
 

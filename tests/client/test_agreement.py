@@ -47,7 +47,7 @@ def test_every_response_fits_the_clients_bound() -> None:
 
 
 def fault_of(check: Callable[[str], str], name: str) -> str:
-    """What *check* says against *name*, without the name; empty if it accepts it."""
+    """The error of *check* for *name*, without the name; empty if it accepts it."""
     try:
         check(name)
     except (ValueError, InvalidParameterError) as error:

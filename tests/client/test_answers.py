@@ -1,4 +1,4 @@
-"""What is not the answer to the request is from another service, whatever its JSON looks like."""
+"""A response that does not fit the request is from another service."""
 
 import json
 from typing import Any

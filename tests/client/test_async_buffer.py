@@ -1,4 +1,4 @@
-"""What the buffer of an event loop does at its bounds and in trouble; the rest both share."""
+"""The buffer of an event loop at its bounds and under faults."""
 
 import asyncio
 from collections import Counter
@@ -161,7 +161,7 @@ async def test_a_flush_reports_rejected_adds_although_it_fails(
 
 
 async def test_a_sync_reaches_the_disk_although_the_service_is_away(tmp_path: Path) -> None:
-    """And so is what comes while the service is away, in its time."""
+    """Also adds that come while the service is away."""
     async with AsyncCounterClient("http://127.0.0.1:9", options=QUICK) as client:
         buffer = client.buffer(max_delay=0.001, spool=tmp_path / "spool")
         await buffer.__aenter__()

@@ -154,7 +154,7 @@ def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Service
 
 @asynccontextmanager
 async def buffered(kind: str, url: str, spool: Path | None) -> AsyncIterator[Any]:
-    """An open buffer of either client; its end sends what is left."""
+    """An open buffer of either client; its end sends the rest."""
     if kind == "async":
         async with (
             AsyncCounterClient(url, options=QUICK) as client,
@@ -227,7 +227,7 @@ async def test_lost_responses_and_cut_connections_count_exactly(
 async def test_an_outage_longer_than_the_accept_limit_counts_exactly(
     service: Service, tmp_path: Path
 ) -> None:
-    """What was on its way has become too old by then: it is sent again under a new token."""
+    """The pending batch has become too old by then: it is sent again under a new token."""
     relay = Relay.before(service.url)
     seen: list[Flush] = []
     options = Options(
@@ -274,7 +274,7 @@ async def test_an_add_that_is_cancelled_while_it_waits_is_not_taken(service: Ser
 
 
 def test_an_interrupt_from_the_keyboard_loses_nothing(service: Service) -> None:
-    """It strikes while what was taken is on its way into the backlog."""
+    """It strikes while the taken adds are moved into the backlog."""
     with CounterClient(service.url, options=QUICK) as client:
         with client.buffer(max_delay=3_600) as buffer:
             backlog: Any = buffer._merging.backlog
@@ -295,7 +295,7 @@ def test_an_interrupt_from_the_keyboard_loses_nothing(service: Service) -> None:
 def test_an_add_that_is_refused_for_good_is_returned_and_kept(
     service: Service, tmp_path: Path
 ) -> None:
-    """Here its token was used for something else meanwhile; the other item is counted."""
+    """Its token was used for something else; the other item is counted."""
     spool = Spool(tmp_path / "spool", "default")
     spool.put({"refused": 3, "not refused": 1})
     token = spool.seal()[0].token
@@ -313,7 +313,7 @@ def test_an_add_that_is_refused_for_good_is_returned_and_kept(
 
 
 def test_a_buffer_whose_disk_fails_reports_every_add_so(service: Service, tmp_path: Path) -> None:
-    """And hands over what it holds, instead of merging on for ever."""
+    """It returns its adds, instead of merging for ever."""
     with CounterClient(service.url, options=QUICK) as client:
         buffer = client.buffer(max_delay=3_600, spool=tmp_path / "spool")
         spool: Any = buffer._merging.backlog

@@ -65,7 +65,7 @@ async def client(request: pytest.FixtureRequest, service: Service) -> AsyncItera
 
 @pytest.fixture
 def name() -> str:
-    """A counter of the test's own, with what a URL or JSON could trip over in its name."""
+    """A counter of the test's own, with special characters of URLs and JSON in its name."""
     return f'a/b?c&d=é#"%2F\\ {uuid4()}'
 
 

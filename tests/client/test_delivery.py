@@ -152,9 +152,7 @@ def test_an_add_that_can_never_count_is_returned() -> None:
 
 
 def test_a_closed_buffer_returns_all_unsent_adds() -> None:
-    """Regression: what was left was looked at while it was still being sent. A piece that was being
-    made was in neither of its parts, and lost; one that was sent just then was said to be unsent,
-    and would have been counted twice."""
+    """Regression: a batch in progress was lost, or reported as unsent although it was sent."""
     for thousandths in range(30):
         ledger = Ledger(lambda: "none")
         names = [str(number) for number in range(4_000)]
@@ -180,7 +178,7 @@ def filled(send: Callable[[Send], Answer], names: list[str]) -> Buffer:
 
 
 def closed(buffer: Buffer, timeout: float) -> UnsentError | None:
-    """What *buffer* has left that has so many seconds to end."""
+    """Close *buffer* within this time; return the error with the rest, if any."""
     try:
         buffer.close(timeout=timeout)
     except UnsentError as error:

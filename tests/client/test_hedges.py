@@ -1,4 +1,4 @@
-"""A second send of the same token, where the first answer takes long."""
+"""A second send of the same token, if the first response takes long."""
 
 import asyncio
 import socket
@@ -106,7 +106,7 @@ def test_a_quick_answer_is_not_hedged() -> None:
         ("add", [200, 404], 200, []),
         ("add", [503, 404], 503, []),
         ("add", [404, 404], 404, []),
-        # What is said of the token holds for both of them.
+        # A definite answer about the token holds for both of them.
         ("add", [200, 409], 409, [0]),
         ("add", [200, 410], 410, [0]),
         # Nothing becomes of a read.

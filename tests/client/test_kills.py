@@ -1,4 +1,4 @@
-"""kill -9 of the client at any instant: what was on its disk is counted exactly once."""
+"""kill -9 of the client at any time: adds on its disk are counted exactly once."""
 
 import os
 import random
@@ -30,13 +30,13 @@ def test_a_killed_client_loses_nothing_it_had_on_disk(service: Server, tmp_path:
     for _ in range(LIVES):
         durable, taken = one_life(service.url, spool, seed, first, draw.randrange(1, 400))
         with CounterClient(service.url, options=OPTIONS) as client:
-            # The next life of the spool sends what the last one left.
+            # The next life of the spool sends the rest of the last one.
             client.buffer(spool=spool).close(timeout=60)
             names = [f"mortal-{seed}-{number}" for number in range(COUNTERS)]
             found = {each.counter: each.count for each in client.get_many(names)}
         counted, ends = after(counted, seed, first, durable, taken, found)
         assert ends, f"{found} is no beginning of the adds {first} to {taken}"
-        # Where several beginnings come to the same counts, any of them will do.
+        # If several prefixes have the same counts, any of them will do.
         first = taken
 
 
@@ -58,7 +58,7 @@ def one_life(url: str, spool: Path, seed: int, first: int, lines: int) -> tuple[
                 break
     finally:
         process.kill()
-    # What it wrote until it was dead.
+    # Its output until it was dead.
     for line in process.stdout:
         what, _, at = line.partition(" ")
         if line.endswith("\n") and at.strip().isdigit():

@@ -1,4 +1,4 @@
-"""A count as it changes: what is read of a stream, when it is taken up again, and when it ends."""
+"""A count as it changes: the events of a stream, its reconnection, and its end."""
 
 from contextlib import aclosing
 from itertools import islice

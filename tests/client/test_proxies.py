@@ -14,7 +14,7 @@ from tests.client.stranger import http, stranger
 
 LOCAL = ("http://127.0.0.1:1", "https://127.0.0.2:1", "http://[::1]:1", "http://localhost:1")
 REMOTE = "http://counter.example:8080"
-#: What no request can go through.
+#: Unusable proxies.
 BAD = (
     *(
         "socks://127.0.0.1:7890/",

@@ -186,7 +186,7 @@ def test_a_refusal_is_raised_as_it_is_if_nothing_was_sent(batch: bool) -> None:
 
     with pytest.raises(NamespaceUnknownError):
         call(Script([away, gone]))
-    # But what went before it may have arrived.
+    # But an earlier attempt may have arrived.
     with pytest.raises(UnknownOutcomeError):
         call(Script([lost(), away, gone]))
 
@@ -313,7 +313,7 @@ def test_an_option_out_of_its_bounds_is_named(bad: dict[str, float]) -> None:
 
 
 def test_a_key_is_sent_no_longer_than_the_service_remembers_it() -> None:
-    """Later it would count again, also from another process: what is unfinished keeps the end."""
+    """Later it would count again, also from another process: the unfinished add has the end."""
     busy = problem("overloaded", 503, "same_token")._replace(ttl_s=60)
     script = Script(iter(lambda: busy, None))
     policy = script.policy(deadline_s=600.0, retries_at_once=100)

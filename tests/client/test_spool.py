@@ -1,4 +1,4 @@
-"""What is on a client's disk is counted exactly once, wherever the client ends."""
+"""Adds on a client's disk are counted exactly once, wherever the client ends."""
 
 import os
 import shutil
@@ -110,7 +110,7 @@ def everyone_may_read() -> Iterator[None]:
 
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Gives what a path names to another user."""
+    """Gives the file at a path to another user."""
 
     def give(path: Path) -> None:
         if os.geteuid() == 0:
@@ -366,7 +366,7 @@ LIVES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["open", "add", "s
 def test_each_add_is_counted_once_by_buffers_that_share_a_spool(
     steps: list[tuple[int, str]], data: st.DataObject
 ) -> None:
-    """They come, add, send and die in any order; the last one sends what is left."""
+    """They come, add, send and die in any order; the last one sends the rest."""
     faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=20)))
     ledger = Ledger(lambda: next(faults, "none"))
     script = Script(iter(lambda: ledger.answer, None))
@@ -414,7 +414,7 @@ def test_a_database_of_another_program_is_no_spool(tmp_path: Path) -> None:
 
 
 def test_a_sync_has_on_disk_what_was_open_when_the_sending_ended(tmp_path: Path) -> None:
-    """Regression: it returned, and what was added right before that was nowhere but in memory."""
+    """Regression: it returned, and the last adds before it were only in memory."""
     policy = Script([]).policy()
     merging = Merging(CALLS, policy, Bounds(1.0, 10), tmp_path / "spool")
     merging.begin()
@@ -473,9 +473,7 @@ STEPS = st.one_of(ADDS, st.integers(0, 6))
 def test_an_acknowledged_put_survives_a_full_disk_at_any_statement(
     lives: list[list[dict[str, int] | int]], data: st.DataObject
 ) -> None:
-    """Each life puts adds, or sends for a few effects and finishes. A step that failed has moved
-    nothing: each put that returned counts, with what earlier ones left in memory, and what no step
-    returned for is lost with its life."""
+    """Each life puts or sends. Returned puts count; a failed step moves nothing."""
     faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=20)))
     gaps = iter(data.draw(st.lists(st.integers(0, 9), max_size=30)))
     ledger = Ledger(lambda: next(faults, "none"))
@@ -549,7 +547,7 @@ def test_a_put_is_on_disk_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_rejected_adds_are_kept_when_the_disk_is_full(tmp_path: Path) -> None:
-    """Regression: a finish whose write failed had let go of the piece, and of what it rejected."""
+    """Regression: a finish with a failed write dropped the batch and its rejected adds."""
     spool = Spool(tmp_path / "spool", "default")
     spool.put({"a": 5})
     [item] = spool.seal()
@@ -561,7 +559,7 @@ def test_rejected_adds_are_kept_when_the_disk_is_full(tmp_path: Path) -> None:
     spool.close()
 
 
-#: Adds one by one; every other step finds the disk full. Writes what is to be on it, and dies.
+#: Adds one by one; every other step finds the disk full. Prints its progress, and dies.
 FULL_AND_KILLED = """
 import os, resource, signal, sys
 from counter_client.spool import _SCHEMA, ADOPT_EVERY_S, Spool

@@ -111,7 +111,7 @@ def test_an_add_whose_response_is_too_large_has_an_unknown_outcome() -> None:
 
 
 async def test_a_long_refusal_is_read_by_its_beginning() -> None:
-    """The status says what it is, however long the page is that a proxy sends with it."""
+    """The status suffices, however long the page of a proxy is."""
     long = CHUNKED.replace(b"200 OK", b"404 Not Found")
     with stranger(long, SPACES) as other:
         with (
@@ -231,7 +231,7 @@ def test_a_problem_with_an_invalid_retry_after_is_a_problem(value: str) -> None:
 
 
 def test_loopback_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HTTP_PROXY names a machine that cannot reach this one's loopback; others are asked by it."""
+    """HTTP_PROXY cannot reach this machine's loopback; other hosts are reached through it."""
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     proxied = replace(OPTIONS, trust_env=True)

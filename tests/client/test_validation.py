@@ -1,4 +1,4 @@
-"""What no service could take is refused before anything is sent, and named."""
+"""Invalid arguments are refused before anything is sent, and named."""
 
 from collections.abc import Callable
 from datetime import date
@@ -49,7 +49,7 @@ def client() -> CounterClient:
 def test_a_call_names_the_invalid_argument(
     client: CounterClient, call: Callable[[Any], object], said: str
 ) -> None:
-    """Regression: some were counted as something else, others ended in an AttributeError."""
+    """Regression: some were counted as something else, some ended in an AttributeError."""
     with client, pytest.raises(InvalidParameterError, match=said):
         call(client)
 

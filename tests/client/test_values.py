@@ -1,4 +1,4 @@
-"""Tokens, keys and errors: what goes to a store or over the wire comes back the same."""
+"""Tokens, keys and errors keep their values through a store or over the wire."""
 
 import json
 import pickle

@@ -54,14 +54,14 @@ PROGRAMS: Mapping[str, Callable[[Path], list[str]]] = {
 
 
 def run_node(*command: str, at: Path = TYPESCRIPT) -> str:
-    """Run *command*; return what it writes."""
+    """Run *command*; return its output."""
     done = subprocess.run(command, cwd=at, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def run_go(*arguments: str, at: Path = CLIENTS / "go", **environment: str) -> str:
-    """Run the go command without a network; return what it writes."""
+    """Run the go command without a network; return its output."""
     if shutil.which("go") is None:
         miss("there is no Go (Debian: golang-go)")
     offline = {"GOTOOLCHAIN": "local", "GOPROXY": "off", "GOFLAGS": "-mod=mod", "GOWORK": "off"}

@@ -49,7 +49,7 @@ class Run:
     """One run of a program with the commands of all vectors."""
 
     outcomes: dict[str, list[Json]]
-    #: What was sent to the server, by the first counter's name up to a dash.
+    #: The requests to the server, by the first counter's name up to a dash.
     asked: dict[str, list[Asked]]
     strange: list[str]
 
@@ -161,7 +161,7 @@ def test_redirects_are_not_followed(done: Run) -> None:
 
 
 def without_unfinished(outcome: Json, case: Json) -> Json:
-    """What the vectors have of an outcome; an add that is unknown must have an Unfinished."""
+    """The parts of an outcome in the vectors; an unknown add must have an Unfinished."""
     if "results" in outcome:
         items = [without_unfinished(each, case) for each in outcome["results"]]
         return outcome | {"results": items}
@@ -282,7 +282,7 @@ def counts(service: Server, counters: Iterable[str]) -> dict[str, int]:
 
 
 def test_without_a_connection_an_add_is_unsent(program: list[str], service: Server) -> None:
-    """And any client finishes what another one did not send."""
+    """And any client can finish an unfinished add of another one."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     name = f"unsent-{uuid4().hex[:8]}"

@@ -19,7 +19,7 @@ from tests.support.needs import miss, need
 from tests.support.server import ROOT, served
 
 PROGRAMS = ROOT / "clients" / "generated"
-#: A new add, the same one again, and what was counted.
+#: A new add, the same one again, and the count.
 COUNTED_ONCE = ["replayed false", "replayed true", "count 2"]
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("child_processes")]

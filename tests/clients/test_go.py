@@ -19,7 +19,7 @@ def test_its_own_tests_pass() -> None:
 
 
 def test_its_readme_counts(tmp_path: Path) -> None:
-    """Each command line of the README, in order, and what it shows."""
+    """Each command line of the README, in order, and its output."""
     text = (GO / "README.md").read_text(encoding="utf-8")
     program, *_ = re.findall(r"```go\n(.*?)```", text, re.DOTALL)
     [console] = re.findall(r"```console\n(.*?)```", text, re.DOTALL)

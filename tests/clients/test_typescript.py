@@ -38,7 +38,7 @@ def test_browsers_load_it_and_bundlers_take_it(tmp_path: Path) -> None:
 
 
 def test_it_is_compiled_for_the_oldest_node_that_it_names() -> None:
-    """Without the types of browsers: what only a newer Node has does not compile."""
+    """Without the types of browsers: code for newer Node versions does not compile."""
     package = json.loads((TYPESCRIPT / "package.json").read_text(encoding="utf-8"))
     oldest = package["engines"]["node"].removeprefix(">=")
     assert package["devDependencies"]["@types/node"].split(".")[0] == oldest

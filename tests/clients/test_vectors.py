@@ -1,4 +1,4 @@
-"""The vectors for clients say what the service and the Python SDK do."""
+"""The vectors for clients agree with the service and the Python SDK."""
 
 import pytest
 

@@ -73,7 +73,7 @@ async def fill(cache: RemoteCache[Any]) -> None:
 
 
 async def known(cache: RemoteCache[Any]) -> list[str]:
-    """The names whose counts the cache has."""
+    """The names with counts in the cache."""
     found = await cache.get_many(SPACE, NAMES)
     return [name for name, each in zip(NAMES, found, strict=True) if each is not None]
 
@@ -258,7 +258,7 @@ async def test_a_name_that_leads_nowhere_is_a_server_that_is_down(clock: FakeClo
 async def test_a_name_of_several_addresses_leads_to_the_one_that_answers(
     memcached: Cluster, clock: FakeClock
 ) -> None:
-    """As `localhost` does to ::1 first, where the server may not listen."""
+    """Like `localhost`, which is first ::1, where the server may not listen."""
     host, _, port = memcached.memcached_addresses[0].partition(":")
     stream = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
     found = [(*stream, (address, int(port))) for address in ("127.255.255.254", host)]
@@ -300,7 +300,7 @@ async def test_the_newer_count_of_two_processes_is_kept(
 async def test_every_increment_of_two_processes_counts(
     any_cache: Cluster, clock: FakeClock
 ) -> None:
-    """Also where both find no counter yet, and both make one."""
+    """Also if both find no counter yet, and both create one."""
     prefix = uuid.uuid4().hex
     async with (
         cache_of(any_cache, clock, prefix=prefix) as one,

@@ -1,4 +1,4 @@
-"""The service over memcached and Redis: what processes share, and what goes on without it."""
+"""The service over memcached and Redis: processes share counts, and work without the cache."""
 
 import asyncio
 import uuid

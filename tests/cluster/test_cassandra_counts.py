@@ -1,7 +1,4 @@
-"""Write timestamps of the ``counts`` partition: what lands late, and what lands at one instant.
-
-Two stores over one keyspace are two worker processes.
-"""
+"""Write timestamps of the ``counts`` partition, with two stores as two worker processes."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -95,7 +95,7 @@ def as_clear(event: Event) -> Event:
 
 
 async def seen(store: CassandraStore, namespace: Namespace, event: Event) -> list[Any]:
-    """What each kind of read shows of *event*, alone in its counter and window."""
+    """The result of each kind of read for *event*, alone in its counter and window."""
     window_us = event.event_time_us - event.event_time_us % (10 * SECOND)
     (found,) = await store.events.find(namespace, [event])
     (fold,) = await store.events.sums(namespace, [(event.counter, window_us)])
@@ -130,7 +130,7 @@ async def test_adds_of_one_turn_travel_together(stores: Stores, guard: Namespace
 async def test_a_failed_partition_fails_only_its_own_events(
     stores: Stores, guard: Namespace, now: int, error: Exception
 ) -> None:
-    """Others that shared its statement are written by themselves."""
+    """The rest of its statement is written event by event."""
     store, _ = stores
     events = [add(now + n, n, counter=name) for n, name in enumerate(["a", "bad", "b", "bad"])]
     await store.events.append(guard, [add(now, 9, counter="first")])
@@ -162,7 +162,7 @@ async def test_a_statement_that_times_out_leaves_all_its_events_unverified(
 async def test_within_a_call_the_first_event_of_an_identity_is_kept(
     stores: Stores, guard: Namespace, now: int
 ) -> None:
-    """Also where the store cannot tell new from replayed."""
+    """Also if the store cannot distinguish new from replayed."""
     store, _ = stores
     one = add(now, delta=5)
     outcomes = await store.events.append(
@@ -343,7 +343,7 @@ async def test_a_decision_is_read_serially_over_several_data_centers(
 async def test_a_serial_read_that_lost_to_others_is_run_again(
     stores: Stores, strict: Namespace, now: int
 ) -> None:
-    """It times out where many contend for one row."""
+    """It times out if many contend for one row."""
     store, _ = stores
     await store.events.append(strict, [add(now)])
     faults = iter([cassandra.ReadTimeout("planted", consistency=8, required_responses=1)] * 2)
@@ -381,7 +381,7 @@ async def test_small_windows_of_many_counters_share_a_statement(
 async def test_a_clear_among_many_rows_erases_across_partitions(
     stores: Stores, guard: Namespace, now: int
 ) -> None:
-    """Whether it is in a partition that the servers sum or in one whose rows were read."""
+    """In a partition that the servers sum, or in one that is read row by row."""
     store, _ = stores
     window_us = now - now % (10 * SECOND)
     first, second, *_ = nonces_per_bucket()
@@ -425,7 +425,7 @@ async def test_a_table_that_goes_under_a_sum_is_an_error(
 
 
 async def test_voids_do_not_end_a_page(stores: Stores, strict: Namespace, now: int) -> None:
-    """Void rows keep their places and count for nothing: a page is full where there are more."""
+    """Void rows keep their places and count for nothing: a page is full if there are more."""
     store, _ = stores
     bucket = nonces_per_bucket()[0]
     events = [Event("c", now + n // 2, bucket, n % 2, n) for n in range(24)]

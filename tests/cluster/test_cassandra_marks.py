@@ -66,7 +66,7 @@ async def test_marks_of_one_turn_share_a_statement(stores: Stores, namespace: Na
 async def test_a_mark_that_fails_is_reported_alone_and_its_name_not_known(
     stores: Stores, namespace: Namespace
 ) -> None:
-    """Of a mark and its name either may fail; the others that shared a statement are durable."""
+    """Either a mark or its name may fail; the rest of the statement is durable."""
     store, _ = stores
     await store.rollups.mark(namespace, [Mark(NOW, "first")])
     some = [Mark(NOW, "a"), Mark(NOW + WINDOW, "b"), Mark(NOW + WINDOW, "first")]
@@ -92,7 +92,7 @@ async def test_a_mark_that_fails_is_reported_alone_and_its_name_not_known(
 async def test_names_that_were_forgotten_are_listed_again(
     stores: Stores, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept in memory is bounded, and forgetting costs a write at most."""
+    """The memory is bounded, and forgetting costs a write at most."""
     store, _ = stores
     monkeypatch.setattr("counter.storage.cassandra.rollups._NAMES_MAX", 3)
     for _ in range(2):
@@ -121,7 +121,7 @@ async def test_a_long_outage_is_caught_up_with_in_order(
 async def test_marks_rolled_up_by_a_crashed_process_are_dropped_by_the_next(
     stores: Stores, namespace: Namespace
 ) -> None:
-    """The first drop searches for old marks; later ones drop what was seen."""
+    """The first drop searches for old marks; later ones drop known ones."""
     one, other = stores
     left = [Mark(NOW - n * WINDOW, "c") for n in range(3)]
     await one.rollups.mark(namespace, left)

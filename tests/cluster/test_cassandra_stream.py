@@ -24,7 +24,7 @@ class Response:
     def __init__(self) -> None:
         self.succeed: Callable[[], None] = lambda: None
         self.fail: Callable[[BaseException], None] = lambda error: None
-        # What the driver's own holds, and lets go of when it was answered.
+        # Held by the driver's own response until it is answered.
         self._timer: Any = None
         self._callbacks: list[Any] = []
         self._errbacks: list[Any] = []
@@ -94,7 +94,7 @@ async def test_writes_and_those_that_failed_are_tallied() -> None:
 
 
 async def test_the_writes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait, and go in order as room is made."""
+    """The rest waits, and goes in order as room is made."""
     monkeypatch.setattr(driver_connection, "STREAM_IN_FLIGHT_MAX", 2)
     driver, ends = Driver(), list[BaseException | None]()
     writes = Stream(driver.send)

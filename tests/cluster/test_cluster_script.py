@@ -110,7 +110,7 @@ def test_a_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 async def test_a_temporary_cluster_dies_with_a_killed_test_run(tmp_path: Path) -> None:
     """Its files too: nothing of it may be left on the machine."""
     with running_cluster(SMALL):
-        pass  # skips, or fails, where there is no memcached
+        pass  # skips, or fails, if there is no memcached
     directory = tmp_path / "cluster"
     cluster = make_temporary(directory, SMALL)
     run = await asyncio.create_subprocess_exec(
@@ -132,7 +132,7 @@ async def test_a_temporary_cluster_dies_with_a_killed_test_run(tmp_path: Path) -
 
 
 def version_of(cluster: Cluster, password: str | None = None) -> str:
-    """What the first node says that it is."""
+    """The first node's description of itself."""
     with session_of(cluster, password) as session:
         [row] = session.execute("SELECT release_version FROM system.local")
     return str(row.release_version)

@@ -84,7 +84,7 @@ async def test_above_the_bound_only_further_statements_are_refused(
 async def test_a_cancelled_statement_counts_until_it_is_answered(
     connection: CassandraConnection, table: str
 ) -> None:
-    """What was sent counts until it is back; what waited is not sent."""
+    """A sent statement counts until it is back; a waiting one is not sent."""
     select = await connection.prepare(f"SELECT n FROM {table} WHERE k = ?", QUORUM)
     statements = [select.bind((n,)) for n in range(600)]
     calls = [asyncio.create_task(connection.run(statements)) for _ in range(6)]
@@ -111,7 +111,7 @@ async def test_all_pages_come(connection: CassandraConnection, table: str) -> No
 async def test_an_error_is_in_the_place_of_its_result(
     connection: CassandraConnection, table: str
 ) -> None:
-    """The others are answered."""
+    """The rest is answered."""
     await filled(connection, table, 1)
     gone = f"{table}_gone"
     await connection.ddl(f"CREATE TABLE {gone} (n int PRIMARY KEY)")
@@ -130,7 +130,7 @@ async def test_an_error_is_in_the_place_of_its_result(
 async def test_many_who_prepare_a_statement_at_once_get_one(
     connection: CassandraConnection, table: str
 ) -> None:
-    """Also where the first of them gives up."""
+    """Also if the first of them gives up."""
     cql = f"SELECT n FROM {table} WHERE k = ?"
     first = asyncio.create_task(connection.prepare(cql, QUORUM))
     await asyncio.sleep(0)
@@ -161,7 +161,7 @@ async def relay(cassandra: Cluster) -> AsyncIterator[Relay]:
 @pytest.fixture
 async def far(cassandra: Cluster, relay: Relay) -> AsyncIterator[CassandraConnection]:
     """A connection through the bad network, which waits for no answer long."""
-    # Long enough for a busy node: what is not answered in time is settled once more.
+    # Long enough for a busy node: unanswered ones are settled once more.
     options = replace(at(options_for(cassandra), relay.address), read_timeout_us=SECOND)
     async with connected(options) as connection:
         yield connection

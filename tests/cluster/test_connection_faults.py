@@ -1,4 +1,4 @@
-"""A Cassandra that cannot be reached, or that refuses: each says what it is and what to do."""
+"""A Cassandra that cannot be reached, or that refuses: each error has the cause and the fix."""
 
 import ssl
 import subprocess
@@ -31,7 +31,7 @@ async def refusal(options: CassandraOptions) -> str:
 
 
 async def trouble(options: CassandraOptions) -> str:
-    """The same where it may open another time."""
+    """The same if it may open another time."""
     with pytest.raises(StoreUnavailableError) as caught:
         async with opened(options):
             pass
@@ -52,7 +52,7 @@ async def test_a_contact_point_without_an_address() -> None:
 
 
 async def test_a_contact_point_that_is_not_cassandra(memcached: Cluster) -> None:
-    """A server that closes the connection, or says what no Cassandra would."""
+    """A server that closes the connection, or does not speak CQL."""
     host, port = memcached.memcached_addresses[0].split(":")
     text = await trouble(at(AWAY, (host, int(port))))
     assert f"cannot reach Cassandra at {host}:{port}" in text
@@ -220,7 +220,7 @@ async def test_tls_to_a_node_without_tls(cassandra: Cluster, tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("child_processes")
 def test_the_driver_is_not_installed() -> None:
-    """What to install is named; nothing else of the service needs it."""
+    """The error names the extra to install; nothing else of the service needs the driver."""
     script = (
         "import sys; sys.modules['cassandra'] = None\n"
         "import counter.storage, api.app\n"

@@ -1,4 +1,4 @@
-"""What lies between the driver's threads and the event loop, without a cluster."""
+"""The parts between the driver's threads and the event loop, without a cluster."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ class Response:
 
     def __init__(self, paging_state: bytes | None) -> None:
         self._paging_state: bytes | None = None
-        # What the driver's own holds, and lets go of when it was answered.
+        # Held by the driver's own response until it is answered.
         self._timer: Any = None
         self._callbacks: list[Any] = []
         self._errbacks: list[Any] = []
@@ -68,7 +68,7 @@ class Response:
 
 
 class Driver:
-    """Sends nothing, and keeps what it was asked to send."""
+    """Sends nothing, and keeps its requests."""
 
     def __init__(self) -> None:
         self.sent: list[Response] = []
@@ -86,7 +86,7 @@ def driver() -> Driver:
 
 
 async def sent(driver: Driver, statements: Sequence[Any]) -> asyncio.Task[list[Any]]:
-    """What comes of *statements*, which were sent; all of them end together."""
+    """The results of *statements*, which end together."""
     ended: list[int] = []
 
     async def results() -> list[Any]:
@@ -112,7 +112,7 @@ async def test_results_are_in_the_order_of_the_statements(driver: Driver) -> Non
 
 
 async def test_all_pages_of_a_statement_are_asked_for(driver: Driver) -> None:
-    """Each from where the one before it ended."""
+    """Each from the end of the one before."""
     results = await sent(driver, ["a"])
     driver.sent[0].answer([1, 2], b"2")
     await asyncio.sleep(0)
@@ -174,7 +174,7 @@ async def test_results_from_many_threads_all_arrive() -> None:
 
 
 async def test_a_call_while_one_is_under_way_gets_one_that_begins_later() -> None:
-    """What the running one read may be old by then; any number of them share the next."""
+    """The running one's result may be old by then; any number of callers share the next."""
     begun: asyncio.Queue[asyncio.Event] = asyncio.Queue()
     numbers = count(1)
 
@@ -213,7 +213,7 @@ async def test_an_error_goes_to_every_caller_of_that_call() -> None:
 
 
 def seconds_sent(policy: SparingSpeculation, statements: int, *, every: int) -> int:
-    """How many of *statements* are sent a second time where each *every*-th is slow."""
+    """How many of *statements* are sent a second time if each *every*-th is slow."""
     sent = 0
     for number in range(statements):
         plan = policy.new_plan(None, None)
@@ -280,20 +280,20 @@ def test_a_busy_cluster_is_overloaded() -> None:
 
 
 def test_an_excluded_node_is_reported() -> None:
-    """Also where the driver went on to ask nodes that are down."""
+    """Also if the driver went on to ask nodes that are down."""
     alone = Unavailable("no", required_replicas=2, alive_replicas=1)
     for error in (alone, NoHostAvailable("none", {"a": ConnectionShutdown("gone"), "b": alone})):
         assert "1 of the 2 replicas" in str(translated(error))
 
 
 def test_an_error_of_the_program_is_not_translated() -> None:
-    """What the driver raises for a statement that is wrong stays what it is."""
+    """The driver's error for a wrong statement is not translated."""
     error = TypeError("wrong number of cells")
     assert translated(error) is error
 
 
 class Contended(CassandraConnection):
-    """Others set the same row until some time; no compare-and-set of ours gets a result before."""
+    """Other processes set the same row until some time; before, compare-and-sets time out."""
 
     def __init__(self, until_s: float) -> None:
         super().__init__(CassandraOptions([("missing", 1)], read_timeout_us=2 * SECOND))

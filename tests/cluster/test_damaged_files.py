@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("minutes")
 
 KEYSPACE = "damaged"
 TABLES_PER_PART = 10
-#: Keys of partitions whose bytes often differ in one bit.
+#: Keys of partitions that often differ in one bit.
 KEYS = [
     (1, f"c{counter}", time * DATASET.time_bucket_us, bucket)
     for counter in range(5)

@@ -107,7 +107,7 @@ def audit(flags: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
 
 
 async def audit_is_exact(flags: Mapping[str, str]) -> None:
-    """It may fail meanwhile, and finds no difference."""
+    """It may fail under load, and finds no difference."""
 
     async def right() -> bool:
         done = await asyncio.to_thread(audit, flags)
@@ -208,7 +208,7 @@ async def test_a_damaged_node_is_noticed_and_repaired(
         await asyncio.to_thread(second.stop)
         damage(second, random.Random(seed))
         await asyncio.to_thread(start, cluster, third)
-        # It may stop itself while others still look for it.
+        # It may stop itself during a search.
         second.launch()
         await counts_are(rest, 2 * ADDS // COUNTERS)
         await audit_is_exact(flags)
@@ -283,7 +283,7 @@ async def answers_are_right(rest: Rest, added: Sequence[int], refused: Sequence[
 async def test_damage_beside_the_data_is_noticed_or_harmless(
     paranoid_nodes: Cluster, tmp_path: Path
 ) -> None:
-    """If the other replicas have all writes: what this one misses is repaired when it is read."""
+    """If each write is on the other replicas: reads repair this one."""
     seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
     print(f"DAMAGE_SEED={seed}")
     draw = random.Random(seed)

@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 class Machines:
-    """Nodes whose writes are recorded from a clean start on."""
+    """Nodes with their writes recorded from a clean start on."""
 
     def __init__(self, place: Path, nodes: int) -> None:
         if problem := cluster_jars.missing():
@@ -62,7 +62,7 @@ class Machines:
         self.options = options_for(self.cluster, replicas=nodes)
 
     async def begin(self) -> None:
-        """Make the schema, and keep what a clean stop leaves on the disks."""
+        """Make the schema, and keep the disks of a clean stop."""
         self.cluster.start()
         await have_schema(self.options)
         async with opened(self.options, retry=StartupRetry(START_US)) as store:

@@ -26,7 +26,7 @@ PASSWORD = "a password of no one else"
 async def test_a_periodic_sync_of_the_commit_log_is_warned_of(
     cassandra: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At startup and by the doctor, with what is lost and when, and what to set."""
+    """At startup and by the doctor, with the loss, its condition, and the setting."""
     options = options_for(cassandra)
     await have_schema(options)
     async with opened(options) as store:
@@ -68,7 +68,7 @@ async def test_a_user_needs_one_permission_to_read_the_settings(
                     (warning,) = await node_warnings(connection)
                     return "commitlog_sync = periodic" in warning
 
-                # A node remembers for a while what a user may do.
+                # A node caches permissions for a while.
                 await eventually(is_read, "the settings are read")
         finally:
             session.execute("DROP ROLE reader")

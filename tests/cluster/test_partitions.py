@@ -61,7 +61,7 @@ class Process:
         return token
 
     async def counts(self, namespace: Namespace) -> tuple[int, int]:
-        """Of what is rolled up and of the tail together, and of all the events."""
+        """Of the rolled-up part and of the tail together, and of all the events."""
         read = await self.api.reader.read_one(namespace, "hot", 0)
         (whole,) = await self.store.events.tails(namespace, [("hot", T0 - SIZE)])
         return read.count, whole.total
@@ -122,7 +122,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
 
 
 async def test_nodes_return_partition_sizes(processes: tuple[Process, Process]) -> None:
-    """The query is one that a node answers; what it rounds up is taken for the least it may be."""
+    """A node answers the query; rounded sizes are lower bounds."""
     one, _ = processes
     sizes = await one.store.partition_sizes._largest_partitions("system_schema")
     assert sizes["tables"] == 0

@@ -1,7 +1,4 @@
-"""Redis that refuses: memory that is full, a replica, a password, another database.
-
-What it has in common with memcached is in test_cache_faults.py.
-"""
+"""Redis that refuses: full memory, a replica, a password, another database."""
 
 import asyncio
 import uuid
@@ -96,7 +93,7 @@ async def assert_refuses(cache: RedisCache, why: str, clock: FakeClock) -> None:
 async def test_full_memory_refuses_writes_and_heals(
     breakable_redis: Cluster, admin: Any, clock: FakeClock, kind: str
 ) -> None:
-    """A policy that may evict finds nothing to evict where no key has a TTL."""
+    """A policy that evicts finds nothing to evict if no key has a TTL."""
     async with cache_at(breakable_redis.redis_url, clock) as cache:
         await increment(cache, SPACE, "kept", 5)
         admin.config_set("maxmemory-policy", kind)
@@ -148,7 +145,7 @@ async def test_a_replica_is_not_written_to_and_a_new_primary_is(
 
 
 async def test_a_failover_to_a_replica_keeps_its_data(clock: FakeClock) -> None:
-    """The address leads to the new primary: what was replicated is there, and nothing is stuck."""
+    """The address leads to the new primary: replicated data are there, and nothing is stuck."""
     space = replace(SPACE, settings=replace(SPACE.settings, cache_ttl_us=3_600 * SECOND))
     with running_cluster(Shape(nodes=0, memcached=0, redis=2)) as pair:
         host, port = pair.shape.address_of(1), pair.shape.redis_port
@@ -272,7 +269,7 @@ async def test_scripts_that_a_server_lost_are_sent_again(redis: Cluster, clock: 
 async def test_tls_needs_a_certificate_of_the_authority_for_the_host(
     breakable_redis: Cluster, admin: Any, clock: FakeClock, tmp_path: Path
 ) -> None:
-    """By rediss:// and valkeys://; and shows its own where the server asks for one."""
+    """By rediss:// and valkeys://; with a certificate of its own if the server asks for one."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     signed, own = authority.sign(), authority.sign("client")
     port = ports_in_a_row(1)

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 PROCESSES = 2
 COUNTERS = [f"c{number}" for number in range(4)]
-#: Short enough to see what was added rolled up.
+#: Short enough to see adds rolled up.
 WINDOWS = {"write_timeout": "2s", "accept_limit": "4s"}
 #: Errors of a slow store, as on a busy machine, and of an add that is late because of it.
 SLOW = {"write_timeout", "token_pending", "token_too_old"}
@@ -27,7 +27,7 @@ SLOW = {"write_timeout", "token_pending", "token_too_old"}
 
 @dataclass(slots=True)
 class Load:
-    """What a program sees of the service through the SDK, and what the SDK sees on the wire."""
+    """The results of a program through the SDK, and the responses that the SDK sees."""
 
     urls: Sequence[str]
     added: int = 0

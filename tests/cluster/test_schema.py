@@ -94,7 +94,7 @@ async def test_a_run_that_ended_half_way_is_finished_by_the_next(options: Cassan
 
 
 async def test_an_older_schema_is_brought_up_to_date(options: CassandraOptions) -> None:
-    """A store says what to do; tables and columns that are missing are added."""
+    """A store names the command; missing tables and columns are added."""
     await have_schema(options)
     await say_version(options, 0)
     async with connected(options) as connection:

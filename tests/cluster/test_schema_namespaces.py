@@ -78,7 +78,7 @@ async def rows_of(store: CassandraStore, namespace: Namespace) -> dict[str, int]
 
 
 async def test_one_of_many_concurrent_creations_succeeds(stores: Stores) -> None:
-    """The others are refused. After an hour, when none can land, the purge leaves nothing."""
+    """The rest is refused. After an hour, when none can land, the purge leaves nothing."""
     one, other = stores
     asked = [
         store.control.create_namespace("tests", replace(SETTINGS, cache_ttl_us=n), NOW)
@@ -278,7 +278,7 @@ async def fill(store: CassandraStore, namespace: Namespace, names: list[str]) ->
 
 
 async def test_a_deleted_namespace_is_purged_completely(stores: Stores) -> None:
-    """However many counters and shards it has, a part at a time; of others nothing."""
+    """With any number of counters and shards, a part at a time; other namespaces stay."""
     one, other = stores
     doomed = await create(one, "doomed", replace(SETTINGS, shards=4))
     lives = await create(one, "lives", replace(SETTINGS, shards=4))
@@ -331,14 +331,14 @@ async def test_a_deletion_that_was_given_up_purges_nothing(stores: Stores) -> No
 
 @pytest.mark.parametrize("shards", [1, 7, 64])
 async def test_counters_of_many_shards_are_listed_in_one_order(stores: Stores, shards: int) -> None:
-    """In pages of any size, with a prefix whose end is hard to name."""
+    """In pages of any size, with a prefix that has no simple upper bound."""
     one, _ = stores
     namespace = await create(one, settings=replace(SETTINGS, shards=shards))
     last = "\U0010ffff"
     names = [f"n{n}" for n in range(400)]
     names += ["\ud7ff", "\ud7ffx", "\ue000", last, f"{last}{last}", f"a{last}", f"a{last}b", "b"]
     if shards == 7:
-        # All in one shard: the others have nothing to say.
+        # All in one shard: the rest is empty.
         names = [name for name in names if shard_of(name, 7) == 3]
     await one.rollups.mark(namespace, [Mark(T0 + 30 * WINDOW, name) for name in names])
     for prefix in ("", "n", "n1", "\ud7ff", last, "a", f"a{last}", "nothing"):

@@ -57,7 +57,7 @@ _START_US = 60 * SECOND
 
 @pytest.fixture(scope="module")
 def made(three_nodes: Cluster) -> tuple[CassandraOptions, list[str]]:
-    """A keyspace that has three replicas, made by four processes at once; what these printed."""
+    """A keyspace with three replicas, made by four processes at once; and their output."""
     options = with_dataset(options_for(three_nodes, replicas=3), HASTY)
     options = replace(options, read_timeout_us=2 * SECOND)
     port = three_nodes.shape.cassandra_port
@@ -136,7 +136,7 @@ async def appended(store: CassandraStore, namespace: Namespace, event: Event) ->
 
 
 async def retried(ask: Callable[[], Awaitable[T]]) -> T:
-    """What *ask* comes to, when the nodes that it asks are those that answer."""
+    """The result of *ask*, once the nodes that it asks answer."""
 
     async def try_it() -> tuple[T] | None:
         try:

@@ -1,4 +1,4 @@
-"""Two data centers, of two nodes and of one: what would lose adds is refused, the rest holds."""
+"""Two data centers, of two nodes and of one: settings that would lose adds are refused."""
 
 import asyncio
 import threading
@@ -137,7 +137,7 @@ def elsewhere(ways: Ways, options: CassandraOptions) -> CassandraOptions:
 
 @pytest.fixture(scope="module")
 def options(two_datacenters: Ways) -> CassandraOptions:
-    """Of a keyspace whose processes are all in dc1; to make one takes most of a test's time."""
+    """A keyspace of processes in dc1 only; creating it takes most of a test's time."""
     options = options_in(two_datacenters, "dc1", Placement(TWO, datacenter="dc1"))
     asyncio.run(have_schema(options))
     return options
@@ -177,7 +177,7 @@ async def test_a_dataset_of_one_data_center_is_for_processes_in_it(
 
 
 class Site:
-    """A process in each data center, and what was acknowledged by either."""
+    """A process in each data center, and the adds acknowledged by either."""
 
     def __init__(self, stores: Sequence[CassandraStore], namespace: Namespace) -> None:
         clock = SystemClock()

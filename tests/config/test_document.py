@@ -15,7 +15,7 @@ WITHOUT_ROW = {"extra_datasets"}
 
 
 def rows() -> dict[str, tuple[str, str]]:
-    """Default and what is allowed, by setting."""
+    """Default and allowed values, by setting."""
     found: dict[str, tuple[str, str]] = {}
     pattern = r"^\| (`\w+`(?:, `\w+`)*) \|([^|]*)\|([^|]*)\|"
     for names, default, allowed in re.findall(pattern, DOCUMENT, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Settings: what wins over what, how values are written, and what is refused with which words."""
+"""Settings: precedence, notation, and refusals."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ def made(**values: Any) -> Settings:
 
 
 def refusal(**values: Any) -> str:
-    """What is said of settings that must not be taken."""
+    """The error of invalid settings."""
     with pytest.raises(StartupError) as caught:
         load(values)
     return str(caught.value)
@@ -100,7 +100,7 @@ class TestSources:
         )
 
     def test_an_empty_variable_counts_as_unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A compose file hands on what is not set as the empty text."""
+        """A compose file passes unset variables as empty text."""
         monkeypatch.setenv("COUNTER_PORT", "")
         loaded = load({})
         assert loaded.settings.port == 8080
@@ -109,7 +109,7 @@ class TestSources:
     def test_every_error_is_reported_with_its_value_and_its_origin(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The last one is what orchestrators put there for a service named counter."""
+        """The last one is set by orchestrators for a service named counter."""
         Path("counter.toml").write_text('retention = "1m"')
         monkeypatch.setenv("COUNTER_PORT", "tcp://10.0.0.1:80")
         assert refusal(slice="soon").splitlines() == [
@@ -121,7 +121,7 @@ class TestSources:
 
 
 class TestDefaults:
-    """What depends on the store."""
+    """Settings that depend on the store."""
 
     def test_sqlite_is_one_process_with_its_own_clock(self) -> None:
         settings = Settings()
@@ -314,7 +314,7 @@ class TestValues:
 
 
 class TestRelations:
-    """What must fit each other."""
+    """Settings that must fit each other."""
 
     @pytest.mark.parametrize(
         ("values", "words"),
@@ -370,7 +370,7 @@ class TestRelations:
         assert message == f"cassandra_password_file: {str(path)!r} is not text in UTF-8"
 
     def test_a_password_may_come_through_a_pipe(self) -> None:
-        """As a shell's <(...) does: what was read once is gone."""
+        """As by a shell's <(...): it can be read only once."""
         reader, writer = os.pipe()
         try:
             os.write(writer, b"hush\n")

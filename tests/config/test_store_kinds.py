@@ -92,7 +92,7 @@ def test_another_package_adds_a_store(installed: list[EntryPoint]) -> None:
 def test_a_kind_is_found_without_its_driver(
     kind: StoreKind[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What to install is said when the store is opened."""
+    """Opening the store names the extra to install."""
     for driver in ("aiobotocore", "asyncpg", "cassandra", "cassandra.cluster"):
         monkeypatch.setitem(sys.modules, driver, None)
     with pytest.raises(StartupError, match=rf"pip install '\.\[{kind.name}\]' in its checkout"):

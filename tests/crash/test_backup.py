@@ -1,4 +1,4 @@
-"""A backup under load: what was acknowledged before it began is in it, and it is served exact."""
+"""A backup under load has all adds acknowledged before it began, and is served exactly."""
 
 import asyncio
 import re
@@ -82,7 +82,7 @@ async def audited_wrong(server: Server, counter: str) -> None:
 
 
 async def rolled_up(data: Path) -> None:
-    """Wait until every counter has a checkpoint: what is not rolled up could not be damaged."""
+    """Wait until every counter has a checkpoint: only rolled-up counts can be damaged."""
 
     async def is_done() -> bool:
         with closing(sqlite3.connect(data / "counter.db")) as connection:

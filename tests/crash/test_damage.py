@@ -40,7 +40,7 @@ FILES = ("counter.db", "counter.db-wal", "counter.db-sums")
 
 @dataclass(frozen=True)
 class Disk:
-    """A data directory at one moment, an earlier one of it, and what it counts."""
+    """A data directory at one moment, an earlier one of it, and its counts."""
 
     at: Path
     earlier: Path
@@ -50,7 +50,7 @@ class Disk:
 
 
 def copied(source: Path, target: Path) -> Path:
-    """Copy what a killed process would leave."""
+    """Copy the remains of a killed process."""
     target.mkdir()
     for name in FILES:
         if (source / name).exists():
@@ -177,7 +177,7 @@ async def outcome_of(disk: Disk, at: Path, spare: Path, *, pages_checked: int) -
 
 @pytest.mark.parametrize("pages_checked", [ALL_PAGES, 0], ids=["small", "large"])
 async def test_no_damage_makes_a_count_wrong_in_silence(fast_dir: Path, pages_checked: int) -> None:
-    """A large database is not read at startup: the audit finds what is wrong in it."""
+    """A large database is not read at startup: the audit finds the damage."""
     seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
     print(f"DAMAGE_SEED={seed}")
     draw = random.Random(seed)
@@ -309,7 +309,7 @@ async def test_no_backup_is_made_of_a_log_that_was_damaged_beside_a_service(
 async def test_a_power_loss_while_the_log_is_deleted_loses_nothing(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite syncs what it copies from the log; the checksums are on disk before that."""
+    """SQLite syncs pages copied from the log; the checksums are on disk before that."""
     clock, data, after = FakeClock(START_US), fast_dir / "data", fast_dir / "after"
     flush, close = PageSums.flush, PageSums.close
     synced = b""

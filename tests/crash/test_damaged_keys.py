@@ -20,7 +20,7 @@ DAMAGES = int(os.environ.get("DAMAGES", "120"))
 
 
 async def filled(directory: Path, draw: random.Random) -> list[tuple[bytes, list[ApiKey]]]:
-    """Create, revoke, forget and use keys; return the file and what it holds after each change."""
+    """Create, revoke, forget and use keys; return the file and its keys after each change."""
     store = SqliteKeys(directory)
     moments = []
     for number in range(40):

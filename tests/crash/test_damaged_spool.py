@@ -27,7 +27,7 @@ Sealed = tuple[str, int, Token]
 
 @dataclass(frozen=True)
 class Disk:
-    """A slot at one moment, an earlier one of it, and what it holds."""
+    """A slot at one moment, an earlier one of it, and its adds."""
 
     at: Path
     earlier: Path

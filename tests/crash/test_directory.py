@@ -97,7 +97,7 @@ def test_a_bad_flag_is_named(
 
 @pytest.mark.usefixtures("child_processes")
 def test_a_start_that_was_refused_leaves_nothing_behind(tmp_path: Path) -> None:
-    """What the first start fixes for ever must not be fixed by one that never served."""
+    """A start that never served must not fix settings for ever."""
     code, _ = refused(tmp_path / "data", rollup_window="7s")
     assert code == 2
     assert not (tmp_path / "data" / "counter.db").exists()

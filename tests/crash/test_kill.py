@@ -80,7 +80,7 @@ async def flags(
 
 
 class Load:
-    """Clients that send, hedge and count what was acknowledged, until the service is gone."""
+    """Clients that send, hedge and count acknowledged adds, until the service is gone."""
 
     def __init__(self, server: Server, seed: int) -> None:
         self.server = server
@@ -231,7 +231,7 @@ async def test_every_acknowledged_add_survives_kill_9_exactly_once(
 async def test_requests_in_flight_at_sigterm_are_answered_or_retried(
     tmp_path: Path, flags: Mapping[str, str]
 ) -> None:
-    """A graceful end acknowledges what it took; the rest is as after a crash."""
+    """A graceful end acknowledges accepted adds; the rest is as after a crash."""
     seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
     print(f"CRASH_SEED={seed}")
     async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:

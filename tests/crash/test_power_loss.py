@@ -89,7 +89,7 @@ async def holds(at: Path, adds: list[Acknowledged], length: int) -> None:
 async def test_acknowledged_adds_survive_a_loss_of_power(
     tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each sync and each response: with none, all or some of what was not synced."""
+    """At each sync and each response: with none, all or some of the unsynced changes."""
     seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
     print(f"POWER_SEED={seed}")
     draw = random.Random(seed)

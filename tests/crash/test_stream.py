@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a stream of adds: what is sent again without an answer counts once."""
+"""kill -9 in the middle of a stream of adds: lines that are sent again count once."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""The alert rules, judged by promtool: each fires where it should, and nowhere else."""
+"""The alert rules, judged by promtool: each fires in its cases only."""
 
 import re
 import subprocess

@@ -135,7 +135,7 @@ def test_its_settings_are_settings(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert set(hosts) <= SERVICES.keys()
     grace_s = int(OURS[name]["stop_grace_period"].removesuffix("s"))
     assert grace_s * 1_000_000 > settings.shutdown_delay + 2 * settings.drain_timeout
-    # What the image's health check asks.
+    # The target of the image's health check.
     listens = settings.metrics_port if OURS[name]["command"] == ["rollup"] else settings.port
     assert f"127.0.0.1:{listens}/readyz" in DOCKERFILE
 

@@ -58,7 +58,7 @@ SERVICES = {
 KEPT = ROOT / ".cluster" / "image"
 #: Bytes of all files; the stand-in for the base has 146 MB.
 SIZE_MAX, SIZE_WITHOUT_EXTRAS_MAX = 250_000_000, 205_000_000
-#: What the base's Python brings, and what builds our wheels.
+#: Packages of the base's Python, and the build tools of our wheels.
 TOOLS = {"hatchling", "pip", "setuptools", "uv", "wheel"}
 OF_EXTRAS = {
     *("asyncpg", "cassandra-driver", "distributed-counter-client", "hiredis"),
@@ -82,7 +82,7 @@ def run(*words: str | Path, **environment: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Buildah:
-    """buildah with its storage in *folder*; *wheels* is what pip may install."""
+    """buildah with its storage in *folder*; *wheels* are those that pip may install."""
 
     folder: Path
     wheels: Path
@@ -136,7 +136,7 @@ class Image:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of what is installed for the service, by the name."""
+        """The versions of the service's packages, by name."""
         [packages] = self.root.glob("opt/counter/lib/python3.*/site-packages")
         found = distributions(path=[str(packages)])
         return {each.name.lower().replace("_", "-"): each.version for each in found}
@@ -247,7 +247,7 @@ def make_base(suite: str) -> Path:
     new.chmod(0o755)
     run("debootstrap", "--variant=minbase", "--include=ca-certificates,python3-venv", suite, new)
     wheels = sorted((new / "usr/share/python-wheels").glob("*.whl"))
-    # What runs a container fills /dev.
+    # A container engine fills /dev.
     for path in ("dev", "var/cache/apt", "var/lib/apt/lists", "var/log"):
         shutil.rmtree(new / path)
         (new / path).mkdir()
@@ -265,7 +265,7 @@ def make_base(suite: str) -> Path:
 
 
 def download(wheels: Path, version: str) -> None:
-    """Download what the lock names for Python *version*; pip looks at markers for its own alone."""
+    """Download the locked wheels for Python *version*; pip evaluates markers for its own only."""
     environment = {"python_full_version": version, "python_version": version.rpartition(".")[0]}
 
     def unmarked(entry: re.Match[str]) -> str:
@@ -322,7 +322,7 @@ def plain(buildah: Buildah) -> Image:
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What replaces compose.yaml's addresses: those of a PostgreSQL and a Redis of our own."""
+    """Replacements of compose.yaml's addresses: those of a PostgreSQL and a Redis of our own."""
     if problem := redis_missing():
         miss(problem)
     services = COMPOSE["services"]
@@ -359,7 +359,7 @@ def test_without_extras_it_has_no_driver(plain: Image) -> None:
 
 
 def test_its_user_can_change_its_data_alone(image: Image) -> None:
-    """And what any user may write to: /tmp and its like."""
+    """And the places that any user can write: /tmp and its like."""
     uid, gid = map(int, image.config["User"].split(":"))
     assert {path for path, each in image.files.items() if each.st_uid != 0} == {"/data"}
     assert image.files["/data"].st_uid == uid
@@ -392,7 +392,7 @@ def test_it_is_small(image: Image, plain: Image) -> None:
 async def test_no_add_is_lost_when_it_ends(
     image: Image, addresses: dict[str, str], tmp_path: Path
 ) -> None:
-    """The schema, an API and a worker over PostgreSQL; clients retry what got no answer."""
+    """The schema, an API and a worker over PostgreSQL; clients retry without a response."""
     api, worker = SERVICES["serve"], SERVICES["rollup"]
     image.run(SERVICES["schema apply"], addresses)
     tokens: list[Token] = []
@@ -438,7 +438,7 @@ async def test_no_add_is_lost_when_it_ends(
 
 
 async def test_without_extras_it_serves_from_its_volume(plain: Image, tmp_path: Path) -> None:
-    """With SQLite; the second process finds what the first one wrote."""
+    """With SQLite; the second process finds the data of the first one."""
     alone = SERVICES["serve"] | {"environment": {}}
     for replayed in (False, True):
         async with (

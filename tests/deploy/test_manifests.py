@@ -40,7 +40,7 @@ PODS = {
     for each in MANIFESTS
     if "template" in each["spec"]
 }
-#: systemd rates a unit from 0 to 10; what it calls OK is 4 at most.
+#: systemd rates a unit from 0 to 10; OK is 4 at most.
 EXPOSURE_MAX = 1.6
 SCHEMA = json.loads((Path(__file__).parent / "kubernetes-schema.json").read_text(encoding="utf-8"))
 
@@ -146,7 +146,7 @@ def kustomize() -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("child_processes")
 def test_kustomize_builds_the_manifests() -> None:
-    """It adds the name as a label, and the tag; what selects pods stays as it is."""
+    """It adds the name as a label, and the tag; selectors stay as they are."""
     done = subprocess.run(
         [kustomize(), "build", FOLDER], capture_output=True, text=True, timeout=60, check=False
     )
@@ -198,7 +198,7 @@ def test_a_pod_is_probed_and_has_time_to_end(name: str) -> None:
         "liveness": {"path": "/healthz", "port": "http"},
         "readiness": {"path": "/readyz", "port": "http"},
     }
-    # A check that waits no longer than that would not learn what is wrong.
+    # A shorter check would not learn the fault.
     assert container["readinessProbe"]["timeoutSeconds"] > PING_S + 1
     delay = parse_iso_duration(environment_of(pod).get("COUNTER_SHUTDOWN_DELAY", "0s"))
     if name == "counter-api":

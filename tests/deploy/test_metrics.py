@@ -107,7 +107,7 @@ def test_the_dashboard_of_counts_uses_exposed_counts() -> None:
 
 
 def test_the_dashboard_shows_every_family(families: dict[str, SimpleNamespace]) -> None:
-    """But for what says nothing by itself."""
+    """Except families without a meaning of their own."""
     asked = set().union(*map(names_in, queries(SERVICE)))
     unseen = {name for name, each in families.items() if not each.samples & asked}
     assert unseen == {

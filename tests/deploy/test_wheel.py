@@ -27,7 +27,7 @@ import counter_client
 from tests.support.server import ROOT, Server, served
 
 CLIENT, SERVER = "distributed_counter_client", "distributed_counter_server"
-#: What the client must do without.
+#: Packages that the client must not need.
 NOT_THE_CLIENTS = (
     *("api", "counter", "rollup", "cassandra", "cyclopts", "fastapi", "opentelemetry"),
     *("prometheus_client", "pydantic", "hiredis", "pymemcache", "redis", "rich", "starlette"),
@@ -51,7 +51,7 @@ with CounterClient(sys.argv[1]) as client:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A virtual environment with wheels in it, and what they need."""
+    """A virtual environment with wheels and their requirements."""
 
     place: Path
 
@@ -81,7 +81,7 @@ def metadata_of(wheel: Path) -> Message:
 
 
 def needed(metadata: Message, extra: str) -> Iterator[Requirement]:
-    """What *metadata* says is needed with *extra*, where this runs."""
+    """The requirements of *metadata* with *extra* on this platform."""
     for line in metadata.get_all("Requires-Dist", []):
         each = Requirement(line)
         if each.marker is None or each.marker.evaluate({"extra": extra}):
@@ -89,7 +89,7 @@ def needed(metadata: Message, extra: str) -> Iterator[Requirement]:
 
 
 def link(wanted: Sequence[Requirement], into: Path) -> None:
-    """Put the packages of all that is *wanted*, and of what those need, *into* a directory."""
+    """Put the packages of all *wanted*, and of their requirements, *into* a directory."""
     done: set[tuple[str, str]] = set()
     open_ones = [(each.name, extra) for each in wanted for extra in ("", *each.extras)]
     while open_ones:

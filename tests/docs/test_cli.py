@@ -17,14 +17,14 @@ from tests.test_readme import Step, flags_of, masked, steps
 
 _SAVED = re.compile(r"(\w+)=\$\((.*)\)")
 _CODES = re.compile(r"Exit codes: (.*)")
-#: What is another time every time, besides what all documents have.
+#: Values that differ each time, besides those of all documents.
 _MASKS = (
     # The last attempt may begin a moment before the time limit.
     (re.compile(r"(?<=does not answer: )Connect(?:Error|Timeout) .*"), "<refused>"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"), "<time>"),
     (re.compile(r"(?<= )\d+\.\d(?= (?!s\b))"), "<rate>"),
 )
-#: What the rollup, or a look that others asked for, is waited for.
+#: Waits for the rollup, or for a shared look.
 _PATIENT = ("counter history", "counter top")
 
 
@@ -43,7 +43,7 @@ class Terminal:
         self._known = {"?": "0"}
 
     def answer(self, command: str) -> str:
-        """What is seen after *command*: standard output, then standard error."""
+        """The output of *command*: standard output, then standard error."""
         if saved := _SAVED.fullmatch(command):
             self._known[saved[1]] = self.answer(saved[2]).strip()
             return ""
@@ -62,7 +62,7 @@ class Terminal:
 
 
 def plain(text: str) -> str:
-    """*text* without what is different every time."""
+    """*text* without the values that differ each time."""
     for pattern, name in _MASKS:
         text = pattern.sub(name, text)
     return masked(text)

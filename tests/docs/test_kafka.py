@@ -21,7 +21,7 @@ from tests.test_readme import WRITTEN_URL, compare
 
 TEXT = page("tutorials/kafka.md")
 WRITTEN_KAFKA = "127.0.0.1:9092"
-#: A step of the program for batches, and what a crash there is planted before.
+#: A step of the program for batches, and the code before which a crash is planted.
 STEPS = ("    try:\n        client.atomic(", "    commit(partition, end)\n")
 QUICK = '"enable.auto.commit": 0, "session.timeout.ms": 2000, "heartbeat.interval.ms": 300,'
 COUNTS = {"home": 200, "about": 100, "prices": 100, "docs": 100}
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @dataclass(frozen=True, slots=True)
 class Tutorial:
-    """What its reader has: a service, a Kafka, and a folder with the programs."""
+    """The reader's environment: a service, a Kafka, and a folder with the programs."""
 
     service: Server
     kafka: str
@@ -50,7 +50,7 @@ class Tutorial:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, minutes: None) -> Iterator[str]:
-    """Where a Kafka listens. It ends with this process, however that ends."""
+    """The address of a Kafka. It ends with this process, however that ends."""
     if problem := kafka.JARS.missing():
         miss(problem)
     port = ports_in_a_row(2)

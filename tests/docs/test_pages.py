@@ -24,7 +24,7 @@ from tests.support.postgresql import postgresql_server
 from tests.support.server import ROOT, Server, ports_in_a_row, served, serving
 from tests.test_readme import WRITTEN_URL, compare, defaults, steps, without
 
-#: What readers do with a service that others use too: each page has counters of its own.
+#: Pages that share a service: each has counters of its own.
 TOGETHER = (
     "quick-start.md",
     "tutorials/count-views.md",
@@ -33,7 +33,7 @@ TOGETHER = (
     "how-to/count-cloud-events.md",
     "how-to/read-an-outage.md",
 )
-#: Ports of what pages start themselves.
+#: Ports of the servers that pages start.
 PORTS = ("8000", "8090", "8443")
 BACKUP = "how-to/back-up-and-restore.md"
 _PRINTED = re.compile(r"print\(.*\)  # (.*)$", re.MULTILINE)
@@ -70,14 +70,14 @@ def test_pages_that_are_followed_with_one_service_have_namespaces_of_their_own()
 
 @pytest.mark.usefixtures("child_processes")
 async def test_the_readers_service_can_be_secured(tmp_path: Path) -> None:
-    """Its data are in the directory where the reader is."""
+    """Its data are in the reader's directory."""
     async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:
         await _follow("how-to/secure-it.md", {WRITTEN_URL: server.url}, tmp_path)
 
 
 @pytest.mark.usefixtures("child_processes")
 async def test_the_readers_service_can_be_restored(tmp_path: Path) -> None:
-    """Its data are in the directory where the reader is."""
+    """Its data are in the reader's directory."""
     async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as server:
         text = without(page(BACKUP), "PostgreSQL")
         await _follow(BACKUP, {WRITTEN_URL: server.url}, tmp_path, text)
@@ -174,7 +174,7 @@ def _started(text: str) -> str:
 
 
 def _said(home: Path, *command: str) -> list[str]:
-    """What a program in *home* prints."""
+    """The output of a program in *home*."""
     done = run_python(*command, cwd=home, env={"PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()

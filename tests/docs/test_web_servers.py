@@ -108,7 +108,7 @@ class Program:
 
 @asynccontextmanager
 async def started(commands: Sequence[str], folder: Path) -> AsyncIterator[list[Program]]:
-    """The programs, killed at the end. A test that fails shows what they logged."""
+    """The programs, killed at the end. A failing test shows their logs."""
     programs = [Program(each, folder) for each in commands]
     try:
         yield programs
@@ -134,13 +134,13 @@ def commands_of(text: str) -> list[str]:
 
 
 async def counts(client: AsyncCounterClient, prefix: str) -> dict[str, int]:
-    """The exact count of each counter whose name begins with *prefix*."""
+    """The exact count of each counter with *prefix*."""
     found = client.counts(prefix, max_staleness="0s")
     return {each.counter: each.count async for each in found}
 
 
 async def send_the_rest(client: AsyncCounterClient, folder: Path) -> None:
-    """Send what the spool still has: the counts must be right after that, too."""
+    """Send the rest of the spool: the counts must be right after that, too."""
     async with client.buffer(spool=folder / SPOOL) as buffer:
         await buffer.flush()
 

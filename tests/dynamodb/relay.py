@@ -12,7 +12,7 @@ _THROTTLED = '{"__type":"com.amazonaws.dynamodb.v20120810#ThrottlingException","
 
 
 class Fault(Enum):
-    """What becomes of a request."""
+    """The fate of a request."""
 
     THROTTLE = "it is refused, and not done"
     LOSE = "it does not arrive, and its connection is closed"
@@ -73,7 +73,7 @@ class Relay:
         """Serve on a free port."""
         app = web.Application()
         app.router.add_route("*", "/", self._pass)
-        # What is held goes on when its client has given up.
+        # A held request goes on when its client has given up.
         runner = web.AppRunner(app, handler_cancellation=False)
         await runner.setup()
         async with httpx.AsyncClient(trust_env=False, timeout=30) as self._client:

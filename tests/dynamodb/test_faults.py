@@ -1,4 +1,4 @@
-"""What a bad network, and DynamoDB's throttling, do to adds: none is lost or counted twice."""
+"""Adds under a bad network and DynamoDB's throttling: none is lost or counted twice."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -148,7 +148,7 @@ async def test_a_request_that_a_proxy_sends_twice_is_one_attempt(
 async def test_an_add_that_lands_late_stays_void(
     store: DynamodbStore, namespace: Namespace, relay: Relay
 ) -> None:
-    """Its sender had given up, and its token was decided meanwhile."""
+    """Its sender had given up, and its token was decided in between."""
     hasty = replace(namespace, dataset=replace(DATASET, write_timeout_us=50 * MILLISECOND))
     relay.fault = Fault.HOLD
     assert isinstance(await appended(store, hasty), WriteTimeoutError)

@@ -1,4 +1,4 @@
-"""What DynamoDB's tables make possible to get wrong: each case is a defect that there was."""
+"""Defects that DynamoDB's tables made possible."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ async def namespace(store: DynamodbStore) -> Namespace:
 
 @pytest.fixture
 async def driver(dynamodb: DynamodbOptions) -> AsyncIterator[Driver]:
-    """One whose tables are those of no other test."""
+    """One with tables of its own."""
     driver = Driver(replace(dynamodb, prefix="apart"))
     await driver.open()
     await empty(driver)
@@ -181,7 +181,7 @@ async def test_the_stored_one_of_two_payloads_is_a_replay(
 async def test_a_creation_that_lands_after_the_deletion_makes_no_namespace(
     store: DynamodbStore, namespace: Namespace
 ) -> None:
-    """What a deletion leaves is there for ever, and is not read with the namespaces."""
+    """The item of a deletion stays for ever, and is not read with the namespaces."""
     sent: list[Sequence[Write]] = []
     transact = store.driver.transact
 
@@ -284,7 +284,7 @@ async def test_marks_of_a_call_that_failed_may_be_missing(
 async def test_a_missing_setting_to_connect_is_named(
     dynamodb: DynamodbOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A region, credentials: each with what to set."""
+    """A region, credentials: each with the setting."""
     for name in ("AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -305,7 +305,7 @@ async def test_a_missing_setting_to_connect_is_named(
 
 @pytest.mark.parametrize("units", [None, (7, 9)])
 async def test_tables_follow_the_settings(driver: Driver, units: tuple[int, int] | None) -> None:
-    """On demand or provisioned; what expires is deleted, and of slices nothing does."""
+    """On demand or provisioned; expiring items are deleted, those of slices never."""
     options = replace(driver.options, prefix=f"made{len(units or ())}", units=units)
     made = Driver(options)
     await made.open()

@@ -76,7 +76,7 @@ class Meter:
     def _note(self, parsed: Mapping[str, Any], model: Any, **_: Any) -> None:
         consumed = parsed.get("ConsumedCapacity", ())
         if parsed.get("Error", {}).get("Code") == "ConditionalCheckFailedException":
-            # It takes what the write would have taken, and the answer does not say so.
+            # It consumes the units of the write, and the response does not report them.
             self._units.writes += 1
         for each in [consumed] if isinstance(consumed, Mapping) else consumed:
             units = each["CapacityUnits"]
@@ -89,7 +89,7 @@ class Meter:
                 self._units.reads += units
 
     def taken(self) -> Units:
-        """What was consumed since the last call."""
+        """The units since the last call."""
         units, self._units = self._units, Units()
         return units
 
@@ -137,7 +137,7 @@ class Site:
             await each.begin()
 
     async def rolled_up(self) -> Units:
-        """Close the windows, and roll them up; return what a pass took but for its polling."""
+        """Close the windows, and roll them up; return the units without polling."""
         await self.refreshed()
         await self.processes[0].worker.tick()
         self.meter.taken()
@@ -167,7 +167,7 @@ def names(number: int) -> list[str]:
 
 
 def in_rollup(counters: int, events: int, shards: int = SETTINGS.shards) -> Units:
-    """What a pass over all shards consumes if each *counter* has adds, at most."""
+    """The units of a pass over all shards if each *counter* has adds, at most."""
     busy, name_bytes = min(counters, shards), len(names(1)[0])
     event, mark = ((SIZES[kind] + name_bytes) / PAGE_BYTES for kind in ("event", "m"))
     heads_and_events = counters * (1 + DATASET.event_buckets) + events * event

@@ -42,7 +42,7 @@ class Mortal:
         self._steps = 0
 
     def die_at(self, step: int | None) -> None:
-        """Live through the steps before *step*, counted from now; for ever where it is None."""
+        """Live through the steps before *step*, counted from now; for ever if it is None."""
         self._dies_at, self._steps = step, 0
 
     def _through(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ class Process:
         return found
 
     async def names(self) -> list[str]:
-        """What is listed."""
+        """The listed counters."""
         control = self.mortal.store.control
         return list(await control.counters(self.namespace, prefix="", after=None, limit=100))
 
@@ -138,7 +138,7 @@ class Place:
         await namespaces.create("n", replace(SETTINGS, shards=SHARDS))
 
     async def process(self, dies_at: int | None = None) -> Process:
-        """A new process over what is there: of one before, only what is durable is left."""
+        """A new process over the durable data of the one before."""
         await self.close()
         found = Process(await self._opened(), self.clock)
         await found.service.namespaces.refresh()

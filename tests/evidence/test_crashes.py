@@ -41,7 +41,7 @@ async def opened(storage: str, directory: Path) -> AsyncIterator[Place]:
 
 
 async def dies_everywhere(storage: str, directory: Path, prepare: Prepare, check: Check) -> None:
-    """Have a process die at each step of a work, and *check* what others make of what is left."""
+    """Kill a process at each step of a work, and *check* how the next ones finish it."""
     for dies_at in range(1, STEPS_MAX):
         (where := directory / str(dies_at)).mkdir()
         async with opened(storage, where) as place:
@@ -199,7 +199,7 @@ async def test_an_atomic_add_whose_client_does_not_return(storage: str, fast_dir
 @pytest.mark.parametrize("landed", [True, False])
 @pytest.mark.parametrize("atomic", [False, True], ids=["single", "atomic"])
 async def test_a_resolution(storage: str, fast_dir: Path, landed: bool, atomic: bool) -> None:
-    """Every resolution after the death returns what the events give."""
+    """Every resolution after the death agrees with the events."""
 
     async def prepare(place: Place) -> Work:
         token = place.token()
@@ -302,13 +302,13 @@ async def test_a_rollup(storage: str, fast_dir: Path) -> None:
 
 
 async def test_a_rollup_of_more_than_the_tail_holds(storage: str, fast_dir: Path) -> None:
-    """What is dirty is read from the log then, and is the same."""
+    """Dirty counters are read from the log then, with the same result."""
     with bounds_of_a_few():
         await test_a_rollup(storage, fast_dir)
 
 
 async def test_a_rollup_that_settles_and_drops_slices(storage: str, fast_dir: Path) -> None:
-    """Events end with their retention, and what they came to stays."""
+    """Events end with their retention, and their sum stays."""
 
     async def prepare(place: Place) -> Work:
         first = await place.process()
@@ -382,7 +382,7 @@ async def test_a_planted_bug_is_caught(
             test_a_rollup,
         ),
         (
-            # What the live tail lost is taken for clean.
+            # Events that the live tail lost look clean.
             Edit(LiveTail.counters, "window_of(after_us, size_us) + size_us < held_us", "False"),
             test_a_rollup_of_more_than_the_tail_holds,
         ),

@@ -1,4 +1,4 @@
-"""What the practice of idempotent services asks to see; docs/guarantees.md lists it."""
+"""The checks that the practice of idempotent services asks for; docs/guarantees.md lists them."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ DAYS = (1, 3, 6)
 
 
 async def outcomes(rest: Rest) -> dict[str, int]:
-    """What the metrics say became of adds, by outcome."""
+    """The outcomes of adds in the metrics."""
     text = (await rest.http.get("/metrics")).text
     found = re.findall(r'^counter_adds_total{outcome="(\w+)"} (\S+)$', text, re.MULTILINE)
     return {outcome: int(float(number)) for outcome, number in found}
@@ -98,7 +98,7 @@ async def test_keys_are_kept_for_their_time_and_then_forgotten(
 
 
 async def test_a_token_and_a_key_belong_to_their_tenant(rest: Rest, app: App) -> None:
-    """The same ones in another namespace are others: they neither count nor conflict there."""
+    """The same ones in another namespace are different: they neither count nor conflict there."""
     token = fresh(app.clock.now_us())
     tenants = [rest.within(name) for name in ("one", "two")]
     for delta, tenant in enumerate(tenants, start=1):
@@ -132,7 +132,7 @@ async def test_a_recreated_tenant_does_not_inherit_tokens(
 
 @pytest.mark.parametrize("days", DAYS)
 async def test_a_replay_after_days_gets_the_outcome(app: App, days: int) -> None:
-    """The add whose answer was lost, and the one that was: each once for ever."""
+    """The add with a lost response, and the void one: each once for ever."""
     found, lost, other = (fresh(app.clock.now_us()) for _ in range(3))
     for each in (found, other):
         assert (await app.rest.add("c", 7, each)).status_code == 200
@@ -172,7 +172,7 @@ SAGA = ("reserve", "charge", "ship")
 
 
 async def run_saga(rest: Rest, parent: Token, *, fails: str = "") -> bool:
-    """Three steps, each under a token derived from the saga's; undone where one *fails*."""
+    """Three steps, each under a token derived from the saga's; undone if one *fails*."""
     done: list[str] = []
     for step in SAGA:
         if step == fails:
@@ -230,7 +230,7 @@ async def test_a_saga_is_undone_once(rest: Rest, app: App) -> None:
 
 
 async def test_metrics_distinguish_originals_duplicates_and_conflicts(rest: Rest, app: App) -> None:
-    """Against what the test itself knows of a random mix, sent in a random order."""
+    """Against the test's own record of a random mix, sent in a random order."""
     draw = random.Random(20_260_301)
     sent: dict[Token, int] = {}
     truth: Counter[str] = Counter()
@@ -262,7 +262,7 @@ async def test_metrics_distinguish_originals_duplicates_and_conflicts(rest: Rest
 
 
 def outcome_of(answer: httpx.Response, kind: str, age_us: int) -> str:
-    """What a metric must call it, by what was sent and when; the answer must say the same."""
+    """The metric of an add, by its content and time; the response must agree."""
     is_late = age_us > 5 * SECOND
     if kind == "original":
         assert (answer.status_code, answer.json()["replayed"]) == (200, False)

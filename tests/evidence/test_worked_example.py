@@ -21,7 +21,7 @@ from tests.support.times import MINUTE, SECOND
 
 RATE = 80
 MINUTES = 10
-#: Longer than any duplicate takes: what another store, or a shorter limit, makes of them.
+#: Longer than any duplicate takes: with another store, or a shorter limit, some are late.
 FEWER_MINUTES = 3
 T_CALLER, T_RETRY, T_NETWORK, T_CLOCK = 10 * SECOND, 90 * SECOND, 30 * SECOND, 5 * SECOND
 T_TTL = T_CALLER + T_RETRY + T_NETWORK + T_CLOCK
@@ -87,7 +87,7 @@ class Caller:
 
 
 def outcome_of(result: Any) -> str:
-    """What an answer says became of an add."""
+    """The outcome of an add in a response."""
     if "code" in result:
         return str(result["code"])
     return {False: "accepted", True: "replayed", None: "unverified"}[result["replayed"]]

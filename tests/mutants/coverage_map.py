@@ -1,4 +1,4 @@
-"""Which tests run which lines, and how long each takes: what is tried first on a fault."""
+"""Which tests run which lines, and how long each takes: the order of the tests for a fault."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CoverageMap:
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
     def tests_of(self, root: Path, mutant: Mutant) -> list[str]:
-        """Return the tests that run what *mutant* changes: the fastest of each file first."""
+        """Return the tests that run the lines of *mutant*: the fastest of each file first."""
         if mutant.path.endswith(".sql"):
             found = {each for each in self.seconds if "postgresql" in each}
         else:
@@ -56,7 +56,7 @@ def _places(root: Path, mutant: Mutant, lines: Mapping[int, Sequence[str]]) -> s
         and each.lineno <= mutant.line <= (each.end_lineno or 0)
     ]
     if not functions:
-        # A constant: where its name is read.
+        # A constant: the lines that read its name.
         return {
             each.lineno
             for each in ast.walk(tree)
@@ -93,7 +93,7 @@ class _Recorder:
 
 
 def record(tests: Sequence[str]) -> CoverageMap:
-    """Run *tests*, and return what each ran; not of those that failed or were skipped."""
+    """Run *tests*, and return the lines of each that passed."""
     root = Path.cwd()
     paths = [str(root / path) for paths in AREAS.values() for path in paths]
     measured = coverage.Coverage(data_file=None, config_file=False, include=paths)

@@ -22,7 +22,7 @@ _TEXT_MAX: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A fault, and what kills it; or, if it is harmless, the reason."""
+    """A fault, and the test that kills it; or, if it is harmless, the reason."""
 
     id: str
     area: str

@@ -47,7 +47,7 @@ _OPPOSITE: Final = {
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
 }  # fmt: skip
 _BY_ONE: Final = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
-#: Faults in the text of a statement for a database: operator, what is looked for, what replaces it.
+#: Faults in the text of a statement for a database: operator, pattern, replacement.
 _TEXTS: Final[tuple[tuple[str, str, str], ...]] = (
     ("boundary", r"(?<![<>=!-])<=(?!>)", "<"),
     ("boundary", r"(?<![<>=!])>=", ">"),
@@ -84,7 +84,7 @@ class Mutant:
     old: str
     new: str
     nth: int
-    #: Where it is in the file of now.
+    #: Its place in the file of now.
     begin: int
     end: int
     line: int
@@ -101,7 +101,7 @@ class Mutant:
         return text[: self.begin] + self.new + text[self.end :]
 
 
-#: Operator, begin, end, and what replaces it.
+#: Operator, begin, end, and replacement.
 _Fault = tuple[str, int, int, str]
 
 
@@ -173,7 +173,7 @@ def _of_python(text: str) -> Iterator[tuple[str, _Fault]]:
     module = _Module(text)
     tree = ast.parse(text)
     for statement in tree.body:
-        # Only constants whose text is for a database.
+        # Only constants with text for a database.
         if isinstance(statement, ast.AnnAssign | ast.Assign) and statement.value is not None:
             target = statement.target if isinstance(statement, ast.AnnAssign) else None
             if isinstance(target, ast.Name):
@@ -199,7 +199,8 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Function]]:
 
 
 def _walk(module: _Module, function: _Function) -> Iterator[ast.AST]:
-    """Walk what the function does: no annotations, messages, measurements or invariants."""
+    """Walk the effective code of a function: no annotations, messages, measurements or
+    invariants."""
     todo: list[ast.AST] = list(function.body)
     while todo:
         node = todo.pop()
@@ -278,7 +279,7 @@ def _by_one(module: _Module, function: _Function) -> Iterator[_Fault]:
 
 
 def _awaits(module: _Module, function: _Function) -> Iterator[_Fault]:
-    """What was waited for goes on by itself."""
+    """An awaited call goes on by itself."""
     for node in _walk(module, function):
         if isinstance(node, ast.Expr):
             begin, end = module.span(node)
@@ -350,7 +351,7 @@ def _is_step(module: _Module, node: ast.stmt) -> bool:
 
 
 def _acts(node: ast.stmt) -> bool:
-    """Whether it awaits, calls a method, or changes what others see."""
+    """Whether it awaits, calls a method, or changes shared state."""
     return isinstance(node, ast.AugAssign) or any(
         isinstance(each, ast.Await)
         or (isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute))
@@ -394,7 +395,7 @@ def _stamps(module: _Module, function: _Function) -> Iterator[_Fault]:
                 yield "stamp", begin, end, other or f"{text} + 1_000_000"
 
 
-#: Names that ask a store for less, by what they replace.
+#: Names for weaker requests to a store, by the stronger ones.
 _WEAKER: Final = {
     "write_consistency": "is_spread.__int__()",
     "read_consistency": "is_spread.__int__()",

@@ -42,7 +42,7 @@ _NO_SYNTAX: Final = ("syntax error", "SyntaxError", "NotImplementedError: ", "ca
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a fault: killed, survived or does not start; by which test or seed, and why."""
+    """The result of a fault: killed, survived or does not start; by which test or seed, and why."""
 
     verdict: str
     by: str
@@ -160,7 +160,7 @@ class Runner:
 
     def _start_postgresql(self) -> None:
         """Start one server for all faults: the fixture of the tests uses it."""
-        # Not earlier: pytest prepares some of what this imports.
+        # Not earlier: pytest prepares some of the imports.
         from tests.support import postgresql
 
         if self._dsn is not None:
@@ -205,7 +205,7 @@ def _use_directory(directory: Path) -> None:
 
 
 def _answers_of(child: int, pipe: int) -> list[list[str]]:
-    """Read what *child* says until it ends, or is silent for as long as no test may take."""
+    """Read the output of *child* until it ends, or is silent for longer than a test may take."""
     text = b""
     while select.select([pipe], [], [], _HANG_S)[0]:
         part = os.read(pipe, 65_536)
@@ -263,7 +263,7 @@ def _on_disk(mutant: Mutant | None) -> Iterator[str]:
 
 
 class Planter:
-    """Replaces code in this process; what it needs is looked up before processes are forked."""
+    """Replaces code in this process; all names are looked up before processes are forked."""
 
     def __init__(self) -> None:
         gc.unfreeze()

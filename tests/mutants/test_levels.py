@@ -14,7 +14,7 @@ from tests.simulation.test_simulation import SEEDS
 from tests.support.levels import Level
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Areas whose faults need no server to be caught. The others are of PostgreSQL and of the caches.
+#: Areas of faults that need no server to be caught: not PostgreSQL and the caches.
 ALONE = ("core", "sqlite", "memory", "dynamodb", "cassandra", "rollup", "streams", "client")
 
 

@@ -1,4 +1,4 @@
-"""The faults that scripts/mutants plants, and the list of what kills each."""
+"""The faults that scripts/mutants plants, and the list of their killers."""
 
 from collections import Counter
 from pathlib import Path

@@ -86,7 +86,7 @@ class Backend:
         self._in_transaction = False
         #: Whether it waits for a lock.
         self.waits = False
-        #: What its statement returned or raised, once it has.
+        #: The result or the error of its statement.
         self.ended = False
         self.rows: Sequence[Any] = ()
         self.error: Exception | None = None
@@ -123,13 +123,13 @@ class Backend:
             self.error = error
             await self._end()
             return
-        # An earlier statement may have been canceled where it stopped.
+        # An earlier statement may have been canceled at its stop.
         self._turns = asyncio.Queue()
         self._running = asyncio.create_task(self._connection.fetch(sql, *arguments))
         await self._go_on(bounded="drop_slice" in sql)
 
     async def go(self) -> None:
-        """Go on from where it stopped."""
+        """Continue from its stop."""
         await self._let_go(self._held.pop(0))
         await self._go_on()
 
@@ -139,7 +139,7 @@ class Backend:
             await self._go_on()
 
     async def commit(self) -> None:
-        """Commit what it holds. The outcome may become an error."""
+        """Commit. The outcome may become an error."""
         self._in_transaction = False
         try:
             await self._connection.execute("COMMIT")
@@ -158,7 +158,7 @@ class Backend:
             self.error = asyncpg.ConnectionDoesNotExistError("the session was terminated")
 
     async def cancel(self) -> None:
-        """Have the server cancel the statement, or undo what it has not committed."""
+        """Let the server cancel the statement, or roll it back."""
         if self._running is None:
             await self._undo()
             return
@@ -174,7 +174,7 @@ class Backend:
                 await self._connection.close(timeout=_PATIENCE_S)
 
     def _heard(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
-        """Note that it stopped; what an exception in a function undid is met again."""
+        """Note the stop; stops undone by an exception in a function are met again."""
         if int(message.message.removeprefix("turn ")) in self._held:
             self._turns.put_nowait(None)
 
@@ -200,7 +200,7 @@ class Backend:
                 return
 
     async def _take(self) -> None:
-        """Note what came of the statement."""
+        """Note the outcome of the statement."""
         running, self._running = self._running, None
         if running is None:
             raise RuntimeError("the session runs no statement")
@@ -228,7 +228,7 @@ class Backend:
 
 
 class Server:
-    """A schema of a server whose functions have turns, and whose clock is set."""
+    """A schema on a server with functions that have turns, and a set clock."""
 
     control: asyncpg.Connection
     #: Waits for no lock of a table.
@@ -243,7 +243,7 @@ class Server:
         self.do(self._open())
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of *work*. Nothing else happens meanwhile, in no loop."""
+        """Return the result of *work*; no other loop runs during it."""
         outer = events._get_running_loop()
         events._set_running_loop(None)
         try:
@@ -289,7 +289,7 @@ class Server:
         self.reader = await asyncpg.connect(self._dsn, server_settings={"lock_timeout": "5ms"})
 
     async def _restart_ids(self) -> None:
-        """Have ids be those of a new schema: who works on what depends on them."""
+        """Use the ids of a new schema: the distribution of work depends on them."""
         for each in ("namespaces", "datasets"):
             await self.control.execute(f"ALTER TABLE {self.name}.{each} ALTER id RESTART")
 
@@ -300,7 +300,7 @@ class Server:
         return Backend(self, connection, self._made)
 
     async def _apply(self, dataset: Dataset, *, keeps: bool) -> None:
-        """Apply the schema with turns; *keeps* what is there, but for its rows."""
+        """Apply the schema with turns; *keeps* the tables without their rows."""
         plain = schema._sql
 
         def turned(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A store over a real PostgreSQL whose clock the test holds."""
+"""A store over a real PostgreSQL with a clock of the test."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,7 +21,7 @@ LIMIT = 2 * WINDOW
 
 
 class World:
-    """A store whose server's clock the test holds, and what an append is as one statement."""
+    """A store on a server with the test's clock, and an append as one statement."""
 
     def __init__(self, store: FreshStore, clock: FakeClock, dsn: str) -> None:
         self.store, self.clock, self.dsn = store, clock, dsn

@@ -49,7 +49,7 @@ class Observed:
         orders.look_at_tables = self._look
 
     def letters(self, namespace: str, identity: Identity) -> Letters:
-        """What was observed of an item, and when the server's clock was so late."""
+        """The observations of an item, and the times of the server's clock."""
         config, seen = self._config, self._seen
         counter, time_us, nonce, number = identity
         end_us = window_of(time_us, config.window_us) + config.window_us
@@ -79,7 +79,7 @@ class Observed:
                 self._seen[row] = (now_us, next(self._order))
 
     async def _rows(self) -> Sequence[Any]:
-        """What is there. Of what committed at once, events are the first."""
+        """Return the present rows; of one commit, events come first."""
         server = self._orders.server
         rest = await server.control.fetch(_REST.replace("{s}", server.name))
         while True:
@@ -89,7 +89,7 @@ class Observed:
             except asyncpg.LockNotAvailableError:
                 # Or a vacuum, which ends by itself, cuts the end of a table off.
                 if await server.control.fetchval(_DROPS):
-                    # No event can be stored meanwhile: the next look sees them.
+                    # No event can be stored before the next look.
                     events = []
                     break
         return [tuple(row) for row in (*events, *rest)]

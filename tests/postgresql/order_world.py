@@ -44,7 +44,7 @@ _LATE_US: Final = 34 * SECOND
 _CONNECTIONS: Final = 4
 #: How far the server's clock is set: not so far that processes hold it for wrong.
 _STEP_US: Final = 4 * SECOND
-#: What statements have that touch such a table.
+#: The statements on such a table.
 _TRAPPED: Final = {
     "events_": (".append(", ".append_atomic("),
     "dirty": ("SET fence",),
@@ -69,7 +69,7 @@ def dataset_of(config: Config) -> Dataset:
 
 
 def draw_plan(seed: int) -> Plan:
-    """What clients do; what goes wrong is drawn while it does."""
+    """The steps of clients; faults are drawn during them."""
     draw = Random(f"orders {seed}")
     window_us = draw.choice((1, 1, 2)) * SECOND
     apis, workers = draw.choice((1, 2, 2, 3)), draw.choice((1, 2))
@@ -80,7 +80,7 @@ def draw_plan(seed: int) -> Plan:
         window_us=window_us,
         accept_us=draw.choice((200, 500, 1_000, 2_000)) * MILLISECOND,
         write_timeout_us=draw.choice((200, 500, 1_000)) * MILLISECOND,
-        # What a process's estimate of the server's clock may be off by.
+        # The error of a process's estimate of the server's clock.
         skew_us=20 * MILLISECOND,
         retention_us=_RETENTION_US if is_long else 2 * MINUTE,
         slice_us=slice_us,
@@ -120,7 +120,7 @@ def draw_plan(seed: int) -> Plan:
 
 
 def _traps_of_workers(config: Config, draw: Random) -> list[Step]:
-    """Workers that are held up, or die, while others go on."""
+    """Workers that are held up, or die, while other processes go on."""
     return [
         Trap(
             draw.randrange(config.end_us),
@@ -149,7 +149,7 @@ def _set_clock(plan: Plan, draw: Random) -> None:
 
 
 def _later(step: Step, draw: Random, apis: int) -> Step:
-    """Have *step* happen when what was before is dropped, or a token be sent again then."""
+    """Delay *step* until earlier slices are dropped, or resend a token then."""
     made = replace(step, key=None) if isinstance(step, Change) else step
     if draw.random() < 0.4:
         return replace(made, at_us=made.at_us + _LATE_US)
@@ -217,7 +217,7 @@ class Member:
         self._traps.append([trap.nth, trap])
 
     def _meet(self, sql: str) -> Met:
-        """What a statement meets that is about to be sent."""
+        """The fate of a statement that is about to be sent."""
         for each in self._traps:
             trap: Trap = each[1]
             if not any(name in sql for name in _TRAPPED[trap.table]):
@@ -327,7 +327,7 @@ class OrderWorld(Requests):
         return self.members[api]
 
     async def whole(self) -> list[str]:
-        """Run it all; what is wrong."""
+        """Run it all; return the problems."""
         config = self.config
         self.members = [Member(self, n) for n in range(config.apis + config.workers)]
         for each in self.members[: config.apis]:
@@ -385,7 +385,7 @@ class OrderWorld(Requests):
         await asyncio.sleep(max(0, ahead_us) / SECOND)
 
     def trace(self) -> list[str]:
-        """What happened, a line each, in order."""
+        """The events, a line each, in order."""
         return sorted([*self.notes, *trace_of(self.clients.history, START_US)])
 
     async def _until(self, at_us: int) -> None:
@@ -457,13 +457,13 @@ class OrderWorld(Requests):
                 each.start()
 
     async def _audit(self) -> list[str]:
-        """Compare what is stored with the events; what is wrong."""
+        """Compare the stored data with the events; return the problems."""
         application = next(each.application for each in self.members if each.application)
         return [each async for each in mismatches(application, self.true_us)]
 
 
 def run_orders(server: Server, seed: int) -> OrderWorld:
-    """Run the world of *seed*; what went wrong is in ``wrong``."""
+    """Run the world of *seed*; ``wrong`` has the problems."""
     plan = draw_plan(seed)
     server.fresh(dataset_of(plan.config))
     loop = SimulatedLoop(Random(f"turns {seed}"))
@@ -478,7 +478,7 @@ def run_orders(server: Server, seed: int) -> OrderWorld:
         except Exception as error:
             world.wrong = [f"the run itself failed: {error!r}"]
         finally:
-            # What is closed before its end fails.
+            # Closing it earlier fails.
             world.wrong += [f"the service logged a fault of its own: {each}" for each in faults]
             world.orders.close()
             loop.end()

@@ -39,7 +39,7 @@ _CONNECT_US: Final = 2 * MILLISECOND
 
 @dataclass(slots=True)
 class Trouble:
-    """Chances of what happens to a statement, each of one; *slow_us* is the longest delay."""
+    """Probabilities of a statement's fates; *slow_us* is the longest delay."""
 
     stops: float = 0.0
     slow: float = 0.0
@@ -64,7 +64,7 @@ class Orders:
         self.statements = 0
         #: How far the server's clock was off from which instants on.
         self.clock_steps = [(0, 0)]
-        #: What looks at what a transaction that ended may have written.
+        #: Observers of the writes of an ended transaction.
         self.look_at_tables: Callable[[], None] = lambda: None
         self._start_us = start_us
         self._under_way: list[Statement] = []
@@ -107,7 +107,7 @@ class Orders:
             self._spare.append(backend)
 
     def close(self) -> None:
-        """End what is under way."""
+        """End the running statements."""
         for each in self._under_way:
             if each.is_at_server:
                 self.server.do(each.backend.kill())
@@ -134,7 +134,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What happens to a statement: held, not sent, answer lost, or its session terminated."""
+    """The fate of a statement: held, not sent, response lost, or its session terminated."""
 
     hold_us: int = 0
     unsent: bool = False
@@ -163,7 +163,7 @@ class Statement:
         self.is_over = self.is_at_server = False
         #: The client has given up: the session ends with the statement.
         self._is_left = False
-        #: How often it went on: what was to happen before that does not.
+        #: The number of its turns: earlier events are void.
         self._step = 0
         draw, trouble = orders.draw, orders.trouble
         name = _CALLED.search(sql)
@@ -235,7 +235,7 @@ class Statement:
         self._orders.loop.at(delay_us, go_on)
 
     def _do(self, work: Awaitable[None]) -> None:
-        """Have the session do *work*, and see where that leads."""
+        """Let the session do *work*, and follow the outcome."""
         self._orders.work(work)
         self._next()
         self._orders.look()
@@ -249,7 +249,7 @@ class Statement:
         self._do(self.backend.begin(self._sql, self._arguments, self._stops, self._holds))
 
     def _next(self) -> None:
-        """Plan what comes next."""
+        """Plan the next step."""
         backend, orders = self.backend, self._orders
         self._step += 1
         if not backend.ended:
@@ -272,7 +272,7 @@ class Statement:
             self._end(backend.error)
 
     def _end(self, error: Exception | None) -> None:
-        """Send what came of it back."""
+        """Send its result back."""
         self.is_over = True
         if getattr(error, "sqlstate", "") == "40P01":
             self._orders.seen["deadlock"] += 1
@@ -330,7 +330,7 @@ class Session:
             raise
 
     def leave(self) -> None:
-        """Break the connection; what is under way may go on."""
+        """Break the connection; the running statement may continue."""
         if self.is_broken:
             return
         self.is_broken = True
@@ -373,7 +373,7 @@ class Pool:
         self.crash()
 
     def crash(self) -> None:
-        """Break all connections; what is under way may go on."""
+        """Break all connections; running statements may continue."""
         for each in (*self._idle, *self._used):
             each.leave()
         self._idle.clear()
@@ -381,12 +381,12 @@ class Pool:
 
 
 class DrawnDatabase(PostgresqlDatabase):
-    """A database whose statements are put in order by *orders*."""
+    """A database with statements in the order of *orders*."""
 
     def __init__(
         self, options: PostgresqlOptions, orders: Orders, meet: Callable[[str], Met]
     ) -> None:
-        """*meet* says what a statement meets that is about to be sent."""
+        """*meet* returns the fate of a statement that is about to be sent."""
         super().__init__(options)
         self._orders, self._meet = orders, meet
 

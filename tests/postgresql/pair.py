@@ -1,4 +1,4 @@
-"""A primary and its synchronous standby, whose clock is behind."""
+"""A primary and its synchronous standby with a clock that is behind."""
 
 import asyncio
 from typing import Any

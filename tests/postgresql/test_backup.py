@@ -40,7 +40,7 @@ async def served_by(home: Path, flags: Mapping[str, str]) -> AsyncIterator[Rest]
 
 
 def _counter(*words: str) -> str:
-    """What ``counter`` prints."""
+    """The output of ``counter``."""
     done = run_python("-m", "counter", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -112,7 +112,7 @@ async def test_after_a_lost_response_resending_is_exact(
         dsn = postgresql.dsn().replace(str(postgresql.port), str(relay.address[1]))
         store = ClockedStore(PostgresqlOptions(dsn), world.clock)
         await store.open()
-        # What the statement needs to know of the server is known by then.
+        # The statement knows the server by then.
         await store.events.append(world.namespace, [add("warm")])
         relay.mute = True
         lost = asyncio.create_task(
@@ -159,7 +159,7 @@ async def test_the_first_adds_of_a_counter_may_be_concurrent(world: World) -> No
 
 
 async def test_an_add_waits_for_no_rollup(world: World) -> None:
-    """A process that has just started notes the names of counters whose rows a rollup holds."""
+    """A new process lists the names of counters while a rollup holds their rows."""
     await world.store.events.append(world.namespace, [add("c")])
     rollup = await asyncpg.connect(world.dsn)
     transaction = rollup.transaction()

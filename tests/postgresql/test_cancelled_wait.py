@@ -58,7 +58,7 @@ class Site:
 
 
 def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
-    """Each call that returns what it wrote, or that it found what was written."""
+    """Each call that returns its write, or that it found one."""
     store, namespace, now_us = site.store, site.namespace, site.now_us
     dataset = namespace.dataset
     events, decisions, control, rollups = (

@@ -79,13 +79,13 @@ class Service(App):
         await self.application.service.namespaces.refresh()
 
     async def maintain(self) -> None:
-        """What a worker tries; that it is refused is in the health."""
+        """The attempts of a worker; its health shows their refusal."""
         for _ in range(3):
             with suppress(ClockSkewError, UnavailableError):
                 await self.application.worker.tick()
 
     async def add(self) -> Any:
-        """An add of a client whose clock is right."""
+        """An add of a client with a right clock."""
         return await self.rest.add("c", 1, fresh(self.server_clock.true_us))
 
     async def stored(self) -> Any:
@@ -109,7 +109,7 @@ class Service(App):
 
 @pytest.fixture
 async def app(postgresql: PostgresqlServer, tmp_path: Path) -> AsyncIterator[Service]:
-    """A service whose slices are short, and one acknowledged add."""
+    """A service with short slices, and one acknowledged add."""
     app = Service(postgresql, tmp_path)
     await app.start()
     assert (await app.add()).status_code == 200
@@ -124,7 +124,7 @@ async def test_a_jump_ahead_and_back_leaves_no_trace(app: Service, step_us: int)
     await app.maintain()
     before = await app.stored()
     app.server_clock.set_us = step_us
-    # Not noticed yet: what the server refuses is pending, and a worker closes no window.
+    # Not noticed yet: refusals of the server are pending, and a worker closes no window.
     token = fresh(app.server_clock.true_us)
     await app.maintain()
     answer = await app.rest.add("c", 1, token)

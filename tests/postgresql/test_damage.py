@@ -28,7 +28,7 @@ DELTA = 0x1234567
 
 
 class Stored:
-    """A server with one event, whose data files a test damages."""
+    """A server with one event, and data files for a test to damage."""
 
     def __init__(self, server: PostgresqlServer) -> None:
         self.server = server
@@ -70,7 +70,7 @@ class Stored:
         assert "invalid page" in str(raised.value)
 
     async def is_answered(self) -> Event | None:
-        """What is found, once the closed connection is noticed."""
+        """The result, once the closed connection is noticed."""
         with pytest.raises(UnavailableError):
             await self.find()
         return await self.find()

@@ -1,4 +1,4 @@
-"""What a DSN may say: no server is asked. A message has no part of the password."""
+"""The parts of a DSN; no server is asked. A message has no part of the password."""
 
 import pytest
 

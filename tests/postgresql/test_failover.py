@@ -1,5 +1,5 @@
-"""A primary is killed and its synchronous standby promoted, with a clock that is behind: what was
-acknowledged is there, and each token in doubt gets one answer."""
+"""After a failover to a synchronous standby acknowledged adds are there, and tokens have one
+answer."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ from tests.support.waiting import eventually
 
 
 async def test_a_replay_is_acknowledged_when_the_standby_has_the_add(pair: Pair) -> None:
-    """An add that timed out is committed on the primary alone, where its token is found."""
+    """An add that timed out is committed on the primary alone, and its token is found."""
     await pair.begin()
     async with service(pair.dsn) as rest:
         await added(rest, "before")
@@ -110,7 +110,7 @@ async def test_the_checker_of_the_simulation_judges_a_failover(pair: Pair) -> No
         config_of(7, apis=2, workers=0),
         payload_check="strict",
         offsets_us=(0, 0),
-        # The promoted server's clock is what reads go by.
+        # Reads use the promoted server's clock.
         wrong_us=BEHIND_US + SECOND,
         end_us=3 * SECOND,
     )

@@ -1,5 +1,4 @@
-"""Faults between the service and a real PostgreSQL, and of the server itself: an answer in bounded
-time, an unknown outcome where it is unknown, one answer for each token, and exact counts."""
+"""Faults of the network and of PostgreSQL: bounded time, unknown outcomes, and exact counts."""
 
 import asyncio
 import gc
@@ -33,7 +32,7 @@ from tests.support.rest import Rest
 from tests.support.waiting import eventually
 
 WRITE_TIMEOUT = "200ms"
-#: Bounds a hang: what must be answered in a second or so.
+#: Bounds a hang of a request that takes about a second.
 BOUND_S = 5.0
 
 
@@ -85,7 +84,7 @@ def own_server(child_processes: None) -> Iterator[PostgresqlServer]:
 
 
 def is_unknown(answer: httpx.Response) -> bool:
-    """Whether *answer* leaves open if the add was applied, and says what to do."""
+    """Whether *answer* leaves the outcome open, and has retry advice."""
     body = answer.json()
     if answer.status_code != 503:
         return False

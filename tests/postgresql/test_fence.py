@@ -1,5 +1,4 @@
-"""What a worker has summed, and what was decided, no append changes: with real transactions in
-between, and seen to fail with each part of the fence taken away."""
+"""No append changes summed windows and decisions; without each part of the fence it is seen to."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,7 @@ VOID = Decision(Outcome.VOID, b"fingerprint")
 
 
 async def _sum_is_final(world: World) -> bool:
-    """A worker that passed the fence sums what a stalled append, admitted before it, will write."""
+    """A worker that passed the fence sums a window before a stalled append writes to it."""
     connection, transaction = await world.stalled(add())
     fence = asyncio.create_task(pass_fence(world.database))
     if not await world.waits(fence):
@@ -70,7 +69,7 @@ async def _an_open_decision_refuses(world: World) -> bool:
 
 
 async def _a_clock_behind_admits_nothing_old(world: World) -> bool:
-    """After a failover to a server whose clock is behind, time stops at the fence."""
+    """After a failover to a server with a slow clock, time stops at the fence."""
     world.clock.advance(LIMIT + 1)
     await pass_fence(world.database)
     world.clock.advance(-LIMIT)

@@ -86,7 +86,7 @@ def judge_by_the_first_limit(patch: pytest.MonkeyPatch) -> None:
 
 
 def close_windows_without_waiting(patch: pytest.MonkeyPatch) -> None:
-    """A worker sums what appends that are under way may still change."""
+    """A worker sums windows that running appends may still change."""
     patch.setattr(fence, "wait_for_appends", AsyncMock())
 
 

@@ -1,5 +1,4 @@
-"""Functions and operators that another role put in ``public`` are never called: until PostgreSQL 14
-any role can create them there, and one whose arguments fit better wins over PostgreSQL's own."""
+"""Functions and operators that another role put in ``public`` are never called."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,7 +43,7 @@ async def planted(postgresql: PostgresqlServer) -> AsyncIterator[None]:
         "CREATE OPERATOR public.= (LEFTARG = oid, RIGHTARG = regclass, FUNCTION = public.is_equal)"
     )
     await planter.close()
-    # What waits for appends then looks at a lock.
+    # A wait for appends then looks at a lock.
     await owner.execute("SELECT pg_advisory_lock_shared(1, 1)")
     yield
     await owner.execute("DROP OWNED BY planter; DROP ROLE planter")

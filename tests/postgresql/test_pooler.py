@@ -129,7 +129,7 @@ async def test_a_transaction_that_was_cut_off_is_undone(postgresql: PostgresqlSe
 async def test_another_isolation_than_read_committed_is_refused(
     postgresql: PostgresqlServer, isolation: str
 ) -> None:
-    """A check would then see what was there when the transaction began, before it had the lock."""
+    """A check would then use the snapshot of the transaction's start, before it had the lock."""
     fresh = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
     await fresh.open()
     namespace = await make_namespace(fresh)

@@ -36,7 +36,7 @@ Add = tuple[str, int, Token, int, int]
 
 
 class Recorded:
-    """A server whose writes are recorded from a clean start on."""
+    """A server with its writes recorded from a clean start on."""
 
     def __init__(self, place: Path) -> None:
         if problem := postgresql_missing():

@@ -50,7 +50,7 @@ async def granted(postgresql: PostgresqlServer) -> str:
 
 
 async def use_all(store: PostgresqlStore) -> None:
-    """Call all that writes, and some of what reads."""
+    """Call all functions that write, and some that read."""
     await make_slices(store)
     namespace = await make_namespace(store)
     dataset = namespace.dataset

@@ -1,4 +1,4 @@
-"""A server whose settings would break the promise is refused, with the value and the fix."""
+"""A server with settings that break the promise is refused, with the value and the fix."""
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.support.postgresql import FreshStore
 
 
 class Answering(PostgresqlDatabase):
-    """A database whose server reports some settings that this one does not have."""
+    """A database of a server that reports some other settings."""
 
     reported: dict[str, str]
 

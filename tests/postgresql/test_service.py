@@ -46,7 +46,7 @@ def database(monkeypatch: pytest.MonkeyPatch, child_processes: None) -> Iterator
 
 
 async def added(servers: list[Server], counter: str, number: int) -> int:
-    """Add until there is a definite answer, at whichever process; what was counted."""
+    """Add until there is a definite answer, at either process; return the counted adds."""
     token = None
     body: dict[str, object] = {"delta": number}
     for attempt in range(400):

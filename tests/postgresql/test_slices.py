@@ -75,7 +75,7 @@ async def test_no_slice_is_dropped_before_its_retention_is_over(
 async def test_a_slice_that_is_read_is_dropped_later_and_holds_up_no_append(
     postgresql: PostgresqlServer, log: Log
 ) -> None:
-    """A backup may read for hours; what waits for it would let all appends wait, too."""
+    """A backup may read for hours; a drop that waits for it would block all appends."""
     dataset = log.namespace.dataset
     backup = await asyncpg.connect(postgresql.dsn())
     async with backup.transaction():

@@ -1,5 +1,4 @@
-"""What cannot work is refused with the value and the fix, and never with the password; what may
-heal is waited for."""
+"""Permanent errors are refused with the value and the fix; transient ones are waited for."""
 
 import asyncio
 import gc
@@ -94,7 +93,7 @@ async def opened(
 
 @pytest.mark.usefixtures("child_processes")
 def test_the_driver_is_not_installed() -> None:
-    """What to install is named; nothing else of the service needs it."""
+    """The error names the extra to install; nothing else of the service needs the driver."""
     script = (
         "import sys; sys.modules['asyncpg'] = None\n"
         "import counter.storage, api.app, rollup.process\n"
@@ -315,7 +314,7 @@ async def test_too_many_connections_are_a_503_with_retry_after(
 
 
 async def _instead_of_the_service(dsn: str, owner: asyncpg.Connection) -> list[asyncpg.Connection]:
-    """Take every connection of the server, and those that others had."""
+    """Take every connection of the server, those of other clients too."""
     mine = [owner]
     while True:
         pids = [each.get_server_pid() for each in mine]

@@ -1,5 +1,4 @@
-"""What waits for what: calls for a connection, deletions and decisions for appends, commits for a
-standby."""
+"""Waits: calls for a connection, deletions and decisions for appends, commits for a standby."""
 
 import asyncio
 from dataclasses import replace

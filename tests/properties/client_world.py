@@ -83,7 +83,7 @@ class Loop(SimulatedLoop):
 
 
 class Service:
-    """What a token comes to, exactly: counted once, void, or not decided yet."""
+    """The outcome of a token, exactly: counted once, void, or not decided yet."""
 
     def __init__(
         self, loop: Loop, draw: Random, seen: Counter[str], rates: dict[str, float]
@@ -95,7 +95,7 @@ class Service:
         self.items_max = draw.choice((1, 3, 1_000))
         self.seen = seen
         self._loop, self._draw, self._rates = loop, draw, rates
-        #: What each token is for, and whether it counts.
+        #: The purpose of each token, and whether it counts.
         self._fates: dict[str, tuple[Any, bool]] = {}
         self._done: set[str] = set()
         self._given = 0
@@ -405,7 +405,7 @@ class World:
                 each.reported = reported
 
     async def call(self, adds: list[Add], work: Any, unfinished_of: Any = None) -> None:
-        """Await *work*, a call that makes *adds* under one token, and judge what it says."""
+        """Await *work*, a call that makes *adds* under one token, and judge its result."""
         try:
             await work
         except UnknownOutcomeError as error:
@@ -515,7 +515,7 @@ class World:
             self.mark(each.counter, each.delta, "unknown")
 
     async def end(self, held: Any, made: list[Add], durable: bool) -> None:
-        """Close the buffer, and judge what that says."""
+        """Close the buffer, and judge its result."""
         left: Counter[str] = Counter()
         try:
             await held.close(self.draw.choice((0.0, 1.0, 60.0)))
@@ -591,7 +591,7 @@ class World:
         self.judge()
 
     async def drain(self) -> None:
-        """Send what is left on the disk, and resolve what is not known, over a calm network."""
+        """Send the adds on the disk, and resolve the unknown ones, over a calm network."""
         process = Process(self.loop, "last")
         await process.spawn(self.last_life())
 
@@ -607,7 +607,7 @@ class World:
                     await asyncio.sleep(130.0)
                     await held.flush(600.0)
             except RejectedError:
-                # The slots have what was rejected.
+                # The slots have the rejected adds.
                 self.seen["rejected at last"] += 1
         for unfinished, adds in self.unfinished:
             try:
@@ -650,7 +650,7 @@ class World:
 
 
 class Shaky(spools._OfOneProcess):
-    """A connection of a spool whose statements may be the last of their process."""
+    """A connection of a spool, each statement of which may be the last of its process."""
 
     world: World
 
@@ -698,7 +698,7 @@ def patched(world: World) -> Iterator[None]:
 
 
 def run(seed: int) -> World:
-    """Run the world of *seed*; what went wrong is in ``wrong``."""
+    """Run the world of *seed*; ``wrong`` has the problems."""
     world = World(seed)
     with patched(world):
         try:

@@ -12,7 +12,7 @@ from tests.support.times import MILLISECOND, MINUTE, SECOND, rfc3339, to_us
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The settings that say when a token is what."""
+    """The settings that decide the meaning of a token's time."""
 
     created_us: int
     #: (from, accept limit): each holds for tokens of its instant or later, until the next.
@@ -31,7 +31,7 @@ class Bounds:
 
 
 class Age(Enum):
-    """What a token's time means at an instant."""
+    """The meaning of a token's time at an instant."""
 
     FUTURE = auto()
     FRESH = auto()
@@ -46,7 +46,7 @@ class Age(Enum):
 
 
 def age_of(token: Token, now_us: int, bounds: Bounds) -> Age:
-    """What the time of *token* means at *now_us*."""
+    """The meaning of the time of *token* at *now_us*."""
     time_us = token.generation_time_us
     accept_limit_us = bounds.accept_limit_at(time_us)
     window_end_us = (time_us // bounds.rollup_window_us + 1) * bounds.rollup_window_us

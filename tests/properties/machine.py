@@ -71,7 +71,7 @@ class CounterMachine(RuleBasedStateMachine):
         self.atomics = 0
         self.keys: dict[tuple[str, str], tuple[int, int]] = {}
         self.tried: set[str] = set()
-        #: What was asked of each counter, and when by its token, and whether it was a delete.
+        #: The requests for each counter, and their times by token, and whether each was a delete.
         self.asked: set[tuple[str, int, bool]] = set()
         #: The deletes that were acknowledged.
         self.deleted: set[tuple[str, int]] = set()
@@ -152,7 +152,7 @@ class CounterMachine(RuleBasedStateMachine):
 
     @rule(each=sent, delta=deltas, copies=st.integers(0, 2))
     def send_another_payload(self, each: Send, delta: int, copies: int) -> None:
-        """The same token for something else, at once with *copies* of what it was for."""
+        """The same token for something else, together with *copies* of the first payload."""
         if each.atomic and not self.distinguishes_atomics:
             return
         if each.atomic:
@@ -365,7 +365,7 @@ class CounterMachine(RuleBasedStateMachine):
 
     @rule(each=sent)
     def add_and_get(self, each: Send) -> None:
-        """What it answers holds the add it answers for."""
+        """The returned count includes its add."""
         if each.atomic or each.clear:
             return
         work = self.rest.add(each.counter, each.delta, each.token, verb="add-and-get")
@@ -408,7 +408,7 @@ class CounterMachine(RuleBasedStateMachine):
             assert found == sorted(expected.items(), key=lambda each: (sign * each[1], each[0]))
 
     def _check_names(self, names: set[str]) -> None:
-        """All counters are listed, except those whose last event is a delete."""
+        """All counters are listed, except those with a delete as the last event."""
         for counter in COUNTERS:
             events = [time_us for time_us, _, _ in self.judge.model.events(counter, 0)]
             deletes = [at for name, at, is_delete in self.asked if name == counter and is_delete]

@@ -1,4 +1,4 @@
-"""Seeds of a driver that runs a world for each: all must pass, and reach what is rare."""
+"""Seeds of a driver that runs a world for each: all must pass, and reach rare situations."""
 
 import random
 from collections import Counter
@@ -13,7 +13,7 @@ REACHED = 20
 
 
 class World(Protocol):
-    """What one seed ran: what went wrong, and the situations that it reached, so often each."""
+    """The results of one seed: its problems, and how often it reached each situation."""
 
     wrong: list[str]
     seen: Counter[str]
@@ -23,7 +23,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 def check_seeds(run: Callable[[int], World], count: int, situations: Collection[str]) -> None:
-    """Run *count* seeds. A failing one is named: its world's ``wrong`` says what was wrong."""
+    """Run *count* seeds. A failing one is named, with ``wrong`` of its world."""
     start = random.randrange(10**9) if count >= MANY else 0
     reached: Counter[str] = Counter()
     for seed in range(start, start + count):

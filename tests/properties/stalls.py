@@ -15,7 +15,7 @@ from tests.support.model import Send
 from tests.support.times import MILLISECOND, SECOND
 
 sent = CounterMachine.sent
-#: What is sent, and the step of its write that is held up.
+#: The request, and the step of its write that is held up.
 writes = st.sampled_from(
     [
         *(("add", "mark"), ("add", "append"), ("clear", "mark"), ("clear", "append")),
@@ -27,7 +27,7 @@ resolutions = st.sampled_from(["find", "decide", "rewrite", "void", "leave_pendi
 
 
 class Meanwhile(NamedTuple):
-    """What happens while a step is held up."""
+    """The events while a step is held up."""
 
     wait_us: int
     hedges: bool
@@ -98,7 +98,7 @@ class StallingMachine(CounterMachine):
     async def _stalled(
         self, each: Send, step: str, meanwhile: Meanwhile, *, written_perhaps: bool
     ) -> None:
-        """Send *each* with a *step* held up, then until it is known what became of it."""
+        """Send *each* with a *step* held up, then until its outcome is known."""
 
         async def ask() -> bool:
             body: Any = await self._ask(each)

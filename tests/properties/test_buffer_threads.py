@@ -134,7 +134,7 @@ class World:
                 return
 
     def note_rejected(self, items: Any) -> None:
-        """The service cannot say any more what became of *items*."""
+        """The outcome of *items* is no longer known to the service."""
         for each in items:
             self.seen["rejected"] += 1
             for add in self.adds[each.counter]:
@@ -209,7 +209,7 @@ def no_finalizer(self: Buffer) -> None:
 
 
 def run(seed: int) -> World:
-    """Run the world of *seed*; what went wrong is in ``wrong``."""
+    """Run the world of *seed*; ``wrong`` has the problems."""
     world = World(seed)
 
     def main() -> None:

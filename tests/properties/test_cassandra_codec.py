@@ -1,4 +1,4 @@
-"""What is packed into cells of Cassandra comes back, and of two the right one is greater."""
+"""Values packed into cells of Cassandra are read back, and the right one is greater."""
 
 import pytest
 from hypothesis import example, given
@@ -45,7 +45,7 @@ def test_a_checkpoint_comes_back(time_us: int, count: int) -> None:
 @example(255, 256, 0, 0)
 @example(1, 2, 2**100, -(2**100))
 def test_the_later_checkpoint_is_greater(one: int, two: int, first: int, second: int) -> None:
-    """Where write timestamps are equal the greater bytes win, whatever the counts."""
+    """At equal write timestamps the greater bytes win, whatever the counts."""
     cells = {
         one: pack_checkpoint(Checkpoint(one, first)),
         two: pack_checkpoint(Checkpoint(two, second)),
@@ -65,7 +65,7 @@ def test_a_window_row_comes_back(window_us: int, cleared: bool, total: int) -> N
 def test_the_items_of_an_atomic_add_come_back(
     parts: list[tuple[str, int, int, bool]], time_us: int, event_id: bytes, atom: bytes | None
 ) -> None:
-    """All that differs among them is in the cell; what they share is given again."""
+    """The cell has the differences among them; the common part is given again."""
     events = [
         Event(counter, time_us, event_id, item_key, delta, clear, atom)
         for counter, item_key, delta, clear in parts

@@ -12,7 +12,7 @@ from counter_client.failures import UnreachableError
 from tests.properties.client_world import run
 from tests.properties.seeds import Fault, check_seeds, is_found, planted
 
-#: Failing seeds are printed: ``run(seed).wrong`` is what was wrong.
+#: Failing seeds are printed: ``run(seed).wrong`` has the problems.
 SEEDS = settings().max_examples // 5
 SITUATIONS = frozenset(
     {
@@ -66,7 +66,7 @@ def believe_a_refused_hedge(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_cut_requests_for_unsent(patch: pytest.MonkeyPatch) -> None:
-    """A request whose answer was lost is taken for one that was never sent."""
+    """A request with a lost response is taken for one that was never sent."""
     arrived = retrying.may_have_arrived
 
     def forgetful(error: Any) -> bool:

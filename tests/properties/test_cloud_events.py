@@ -25,7 +25,7 @@ RULES = [
     {"type": "add.twice", "counter": "{data.counter}", "delta": "data.delta"},
     {"type": "*", "counter": "{data.run}/all"},
 ]
-#: What happens between two batches, in microseconds; each but 0 is followed by a rollup.
+#: Events between two batches, in microseconds; each but 0 is followed by a rollup.
 PAUSES = st.sampled_from([0, 0, 0, SECOND, 6 * SECOND, MINUTE])
 EXAMPLES = settings(max_examples=settings().max_examples // 3)
 

@@ -29,7 +29,7 @@ class Broken(Exception):
 
 
 class Service:
-    """What the service promises of tokens and keys, and a clock that tests move."""
+    """The service's promise of tokens and keys, and a clock that tests move."""
 
     def __init__(self) -> None:
         self.now_us = 10 * DAY
@@ -44,7 +44,7 @@ class Service:
         self.halves: dict[Token, Items] = {}
 
     def send(self, token: Token, items: Items) -> bool:
-        """Whether *token* counts: what is said once is true for ever, while it is known."""
+        """Whether *token* counts: a definite answer stays, while it is known."""
         age_us = self.now_us - token.generation_time_us
         if age_us > RETENTION_US:
             raise TokenTooOldError("forgotten", applied=None)
@@ -65,13 +65,13 @@ class Service:
         raise Broken
 
     def lands_half(self, token: Token, items: Items) -> bool:
-        """The same where a part of it has landed."""
+        """The same if a part of it has landed."""
         if self._is_new(token):
             self.halves[token] = items
         raise Broken
 
     def make_whole(self, token: Token) -> None:
-        """What a rollup worker does of a half, if it ever comes to it."""
+        """A rollup worker completes or voids a half."""
         items = self.halves.pop(token, None)
         if items is not None and self.now_us - token.generation_time_us <= RETENTION_US:
             self._land(items)
@@ -86,7 +86,7 @@ class Service:
             self.counts[name] += delta
 
     def lay_ghosts(self, age_us: int) -> None:
-        """Those that are older than *age_us*, whose windows are closed, are seen no more."""
+        """Those that are older than *age_us*, in closed windows, are not visible any more."""
         for token, items in list(self.ghosts.items()):
             if self.now_us - token.generation_time_us > age_us:
                 del self.ghosts[token]
@@ -105,7 +105,7 @@ class Service:
 
 
 class Client:
-    """A client whose calls may meet anything: *meet* is called before and after each."""
+    """A client with faults: *meet* is called before and after each call."""
 
     def __init__(
         self, service: Service, meet: Callable[[], None], send: Callable[[Token, Items], bool]
@@ -174,7 +174,7 @@ class Story:
         return self.service.send(token, items)
 
     def _meet(self) -> None:
-        """What happens between two steps of a run: nothing mostly, or time, an end, other runs."""
+        """Events between two steps of a run: nothing mostly, or time, an end, other runs."""
         self.service.now_us += self._draw.randrange(SECOND // 10)
         # A rollup worker runs at least this often.
         self.service.lay_ghosts(KEY_TTL_US // 2)
@@ -268,7 +268,7 @@ def test_a_late_import_still_confirms_lines_sent_in_time() -> None:
 
 
 def test_a_run_that_outsleeps_its_keys_counts_nothing() -> None:
-    """Other runs have counted all lines meanwhile, and the keys of these are forgotten."""
+    """Other runs have counted all lines in between, and the keys of these have expired."""
     service = Service()
     steps = iter(range(100))
 

@@ -145,7 +145,7 @@ def test_a_good_body_with_something_else_in_one_place(desk: Desk, data: st.DataO
 
 
 def good_body(desk: Desk, path: str) -> Any:
-    """A body that would repeat what is there, or change nothing."""
+    """A body that would repeat existing data, or change nothing."""
     if path == "batch/add":
         again = item("c", 7, fresh(0)) | {"idempotency_token": dict(desk.token)}
         return {"items": [again, dict(again)]}

@@ -1,4 +1,4 @@
-"""What holds for every plan, and for every quantity that is written."""
+"""Properties of every plan, and of every quantity."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What holds for every token, duration, window and partition."""
+"""Properties of every token, duration, window and partition."""
 
 import re
 import uuid
@@ -169,7 +169,7 @@ def test_a_counter_has_one_shard(counter: str, shards: int) -> None:
 
 @pytest.mark.parametrize("parts", [2, 7, 64])
 def test_routing_spreads_evenly(parts: int) -> None:
-    """Within 20 % of even over 200 names a part: far outside what chance would do."""
+    """Within 20 % of even over 200 names a part: far outside the effects of chance."""
     number = 200 * parts
     for spread in (
         Counter(shard_of(f"counter-{each}", parts) for each in range(number)),
@@ -186,7 +186,7 @@ def test_routing_is_the_same_on_every_machine_and_for_ever() -> None:
 
 
 def test_digests_are_the_same_in_every_version() -> None:
-    """Retries are compared with what another version wrote."""
+    """Retries are compared with the digests of another version."""
     events = [Event("a", 5, bytes(16), 1, -7), Event("b", 6, bytes(16), 0, 0, clear=True)]
     assert fingerprint(events).hex() == "37f9414730bfba2477e940c10a22db44"
     nonce = nonce_of_key(7, "add", "page/home", "order-1")

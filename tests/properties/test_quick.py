@@ -41,7 +41,7 @@ def dumped(value: Any, spaced: bool, *, escaped: bool = True) -> bytes:
 
 
 def models_read_add(body: bytes, counter: str) -> Event | None:
-    """What the longer way makes of an add; None where it refuses it, or finds no token."""
+    """The models' result for an add; None if they refuse it, or find no token."""
     try:
         add = AddBody.model_validate_json(body)
         return event_of(counter, add.delta, token_of(add.idempotency_token))
@@ -50,7 +50,7 @@ def models_read_add(body: bytes, counter: str) -> Event | None:
 
 
 def models_read_change(body: bytes) -> int | None:
-    """What the longer way makes of an add whose token is not used; None where it refuses it."""
+    """The models' result for an add without its token; None if they refuse it."""
     try:
         add = AddBody.model_validate_json(body)
         token_of(add.idempotency_token)
@@ -60,7 +60,7 @@ def models_read_change(body: bytes) -> int | None:
 
 
 def models_read_batch(body: bytes) -> list[Event | None] | None:
-    """What the longer way makes of a batch; None where it refuses any item."""
+    """The models' result for a batch; None if they refuse any item."""
     try:
         return [
             event_of(each["counter"], each["delta"], token_of(each.get("idempotency_token")))
@@ -191,7 +191,7 @@ def test_a_nearly_valid_body_means_the_same_or_goes_to_the_models(
 
 
 def good(*, delta: str = "1", nonce: str = UUID, time: str = TIME, name: str = "c") -> bytes:
-    """A batch of one item, whose parts are put in as they are."""
+    """A batch of one item with these parts."""
     token = f'{{"token":"{nonce}","generation_time":"{time}"}}'
     item = f'{{"counter":"{name}","delta":{delta},"idempotency_token":{token}}}'
     return f'{{"items":[{item}]}}'.encode()
@@ -216,7 +216,7 @@ def test_each_near_miss_means_the_same_or_goes_to_the_models(
 
 @given(st.binary(max_size=60), st.data())
 def test_any_bytes_in_a_good_body(junk: bytes, data: st.DataObject) -> None:
-    """Some of a good body's bytes taken out, others put there: also within a character."""
+    """Replace some of a good body's bytes, also within a character."""
     body = data.draw(st.sampled_from([good(), as_add(good()), good(name="\u00e9\U0001f600")]))
     start = data.draw(st.integers(0, len(body)))
     end = data.draw(st.integers(start, min(len(body), start + 8)))
@@ -284,7 +284,7 @@ def test_the_usual_batch_is_taken(
 
 
 ITEM = f'{{"counter":"c","delta":1,"idempotency_token":{TOKEN}}}'
-#: Whole items, their parts, and what may join two of them.
+#: Whole items, their parts, and joints of two of them.
 pieces = st.one_of(
     st.just(ITEM),
     st.integers(1, len(ITEM) - 1).flatmap(lambda at: st.sampled_from((ITEM[:at], ITEM[at:]))),

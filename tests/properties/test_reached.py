@@ -1,4 +1,4 @@
-"""docs/guarantees.md says how often the drivers of drawn orders reached what is rare."""
+"""docs/guarantees.md says how often the drivers of drawn orders reached rare situations."""
 
 import re
 from pathlib import Path

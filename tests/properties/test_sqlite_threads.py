@@ -75,7 +75,7 @@ class Add:
     began: int
     #: When it was acknowledged, in steps of the run.
     ended: int | None = None
-    #: What else is added by the same atomic add.
+    #: The other items of the same atomic add.
     other: "Add | None" = None
 
 
@@ -144,7 +144,7 @@ class World:
         await self.check_disk()
 
     async def check_disk(self) -> None:
-        """Open the directory again: it has what was acknowledged, once."""
+        """Open the directory again: it has all acknowledged adds, once."""
         store = SqliteStore(self.place, self.clock, [DATASET])
         await store.open()
         service = CounterService(store, MemoryCache(self.clock), self.clock)
@@ -252,7 +252,7 @@ def patched(world: World) -> Iterator[None]:
 
 
 def run(seed: int) -> World:
-    """Run the world of *seed*; what went wrong is in ``wrong``."""
+    """Run the world of *seed*; ``wrong`` has the problems."""
     world = World(seed)
     with patched(world):
         try:
@@ -272,7 +272,7 @@ def test_results_are_committed() -> None:
 
 
 def acknowledge_failed_commits(patch: pytest.MonkeyPatch) -> None:
-    """A batch whose commit failed is answered as if it had not."""
+    """A batch with a failed commit is answered as if it had succeeded."""
     execute = Failing.execute
 
     def careless(self: Failing, sql: str, *given: Any) -> Any:

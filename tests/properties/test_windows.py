@@ -31,7 +31,7 @@ def namespace_of(
 
 @st.composite
 def namespaces(draw: st.DrawFn) -> Namespace:
-    """A namespace whose accept limit changes from slice to slice, in small numbers."""
+    """A namespace with an accept limit that changes from slice to slice, in small numbers."""
     window_us = draw(st.sampled_from([1, 10, 50, 100, 250, 1_000]))
     borders = sorted(draw(st.sets(st.integers(1, 8), max_size=3)))
     accept_limits = st.integers(1, 700)

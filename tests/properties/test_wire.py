@@ -1,4 +1,4 @@
-"""What goes over the wire and comes back: tokens, problems, pages, the points of a history."""
+"""Values over the wire: tokens, problems, pages, the points of a history."""
 
 import json
 import uuid
@@ -23,7 +23,7 @@ from tests.support.times import SECOND
 nonces = st.binary(min_size=16, max_size=16)
 times = st.integers(limits.TIME_MIN_US, limits.TIME_MAX_US)
 tokens = st.builds(Token, nonces, times)
-#: What a detail may hold: a client's own text, decoded, and so never a lone surrogate.
+#: The possible text of a detail: a client's own, decoded, and so never a lone surrogate.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
 
@@ -136,7 +136,7 @@ rows = st.lists(
 def test_a_history_is_the_count_at_each_instant(
     settled: int, found: list[WindowRow], from_us: int, span_us: int, step_us: int
 ) -> None:
-    """And each delta is what the count changed by."""
+    """And each delta is the change of the count."""
     to_us = from_us + span_us
     points = history_points(Checkpoint(0, settled), found, from_us, to_us, step_us)
     counts = [

@@ -19,7 +19,7 @@ STEPS_MAX = 1_000_000
 
 
 class Turns:
-    """Whose turn it is. The thread that made this is the main one: it gives the turns."""
+    """The thread that runs now. The thread that made this is the main one: it gives the turns."""
 
     def __init__(self, draw: Random, files: tuple[str, ...], share: float) -> None:
         """A turn ends at a line of *files* with the probability *share*."""
@@ -49,7 +49,7 @@ class Turns:
         self.current = None
 
     def wait_until(self, may_go: Callable[[], bool], until_s: float = inf) -> None:
-        """Give others their turns until *may_go* is true, or until a time."""
+        """Give other threads their turns until *may_go* is true, or until a time."""
         if self.current is None:
             while not may_go():
                 self.step()
@@ -136,7 +136,7 @@ class Thread:
         self.turns.wait_until(lambda: not self._alive)
 
     def end_turn(self, may_go: Callable[[], bool], until_s: float = inf) -> None:
-        """Let others run; return in a later turn, when *may_go* is true or it is *until_s*."""
+        """Let other threads run; return in a later turn, when *may_go* is true or at *until_s*."""
         self._may_go, self.until_s = may_go, until_s
         self.turns.back.release()
         self.go.acquire()

@@ -1,5 +1,4 @@
-"""Ambushes: an add that is nearly late, at the end of its window, with traps for its statements;
-and retries when the window is closed, or soon will be. What the protocol is for happens there."""
+"""Ambushes: an add at the end of its window that is nearly late, with traps and late retries."""
 
 from random import Random
 from typing import NamedTuple, Protocol
@@ -9,7 +8,7 @@ from tests.simulation.plan import Attempt, Change, Config, Step, Trap
 
 
 class Numbers(Protocol):
-    """What an ambush needs of who draws the rest."""
+    """The part of the drawing that an ambush uses."""
 
     counters: list[str]
 
@@ -19,12 +18,12 @@ class Numbers(Protocol):
 
 
 class Act(NamedTuple):
-    """A trap: its table, what it does, and for how many write time-outs."""
+    """A trap: its table, its action, and its length in write time-outs."""
 
     table: str
     action: str
     times: float
-    #: Whether it waits for the retry, where that goes to another API.
+    #: Whether it waits for the retry, if that goes to another API.
     other: bool = False
 
 
@@ -57,7 +56,7 @@ class Ambush:
         self._config = config
 
     def draw(self) -> list[Step]:
-        """The steps; none where the digits of a counter are used up."""
+        """The steps; none if the digits of a counter are used up."""
         random, config = self._random, self._config
         namespace = random.choice(config.namespaces)[0]
         api = random.randrange(config.apis)
@@ -95,7 +94,7 @@ class Ambush:
     def _retries(
         self, acts: tuple[Act, ...], held_us: list[int], other: int
     ) -> tuple[Attempt, ...]:
-        """Retries when the window is closed, and when what was held has landed."""
+        """Retries after the window is closed, and after the held statement has landed."""
         random, config = self._random, self._config
         closes_us = config.write_timeout_us + 2 * config.skew_us
         if any(act.other for act in acts):

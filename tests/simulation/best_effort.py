@@ -46,7 +46,7 @@ class RoughClients(Clients):
 
 
 class RoughChecker:
-    """Judges what *clients* saw. The cache lost something at each of the instants *losses_us*."""
+    """Judges the observations of *clients*; the cache lost entries at *losses_us*."""
 
     def __init__(self, clients: RoughClients, losses_us: Sequence[int]) -> None:
         self._history = clients.history
@@ -60,7 +60,7 @@ class RoughChecker:
         self.reached: set[str] = set()
 
     def problems(self) -> list[str]:
-        """What is wrong."""
+        """Return the problems."""
         found = list(self._history.surprises)
         for seen in self._history.reads:
             name = f"BEST_EFFORT read of {seen.namespace}/{seen.counter}: {seen.count}"
@@ -83,7 +83,7 @@ class RoughChecker:
             yield f"{left} is left over"
 
     def _wrong_times(self, item: Item, seen: Seen, times: int) -> Iterator[str]:
-        """What is wrong if *item* is in the count so often."""
+        """Return the problems if *item* is in the count so often."""
         number, requests = item.change.plan.number, item.change.requests
         sent = [each for each in requests if each.sent_us <= seen.answered_us]
         if times > len(sent):

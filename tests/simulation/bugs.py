@@ -13,7 +13,7 @@ from tests.simulation.mutate import Change, planted
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """One bug: a name, what is broken, and the change that breaks it."""
+    """One bug: a name, the broken rule, and the change that breaks it."""
 
     name: str
     what: str

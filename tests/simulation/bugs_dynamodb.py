@@ -103,7 +103,7 @@ def _removed(delete_namespace: _Method) -> _Method:
 
 
 def _once(transact: _Method) -> _Method:
-    """Do the writes of a transaction one by one, whatever refuses the others."""
+    """Do the writes of a transaction one by one, even after a refusal."""
 
     async def each_alone(self: Driver, writes: Sequence[Any], *args: Any) -> Any:
         refused = [await transact(self, [each], *args) for each in writes]

@@ -1,4 +1,4 @@
-"""Bugs of consistency: what the cluster is asked for too little."""
+"""Bugs of consistency: too weak requests to the cluster."""
 
 from counter.storage.cassandra import rollups, tables
 from counter.storage.cassandra.session import CassandraSession

@@ -90,7 +90,7 @@ class CacheServer:
         """Whether an answer is lost."""
         return self.lost > 0 and self._random.random() < self.lost
 
-    # What commands do.
+    # The effects of commands.
 
     def get(self, key: bytes) -> _Held | None:
         """The value of *key*, if there is one."""
@@ -142,7 +142,7 @@ class _Thread:
             self._go_on(None)
 
     def stop(self) -> None:
-        """Do nothing: what is left of it is collected."""
+        """Do nothing: the rest of it is collected."""
 
     def _run(self, _: None) -> Any:
         try:
@@ -151,7 +151,7 @@ class _Thread:
             return error
 
     def _go_on(self, answer: Any) -> None:
-        """Run up to where it waits next, or to the end."""
+        """Run up to its next wait, or to the end."""
         running, context = self._running, self._context
         if running is None:
             raise RuntimeError("nothing runs")
@@ -330,7 +330,7 @@ class _ToRedis(_Connection):
         raise NotImplementedError(f"{verb} of Redis")
 
     def _put(self, script: str, count: int, *words: Any) -> int:
-        """What the adapter's script does."""
+        """The effect of the adapter's script."""
         if script != _PUT:
             raise NotImplementedError(script)
         keys, rest = words[:count], words[count:]

@@ -31,7 +31,7 @@ class CalmStore(SimulatedStore):
 
 
 def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], CalmStore]:
-    """What makes one store after another over the same three replicas, which lose nothing."""
+    """A factory of stores over the same three replicas, which lose nothing."""
 
     def at(_: int, call: Any, *args: Any) -> None:
         asyncio.get_running_loop().call_soon(call, *args)

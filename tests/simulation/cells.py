@@ -31,7 +31,7 @@ class Cell(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """What is older is gone; *at_us* is when it was deleted, by the node's clock."""
+    """Older data are gone; *at_us* is the time of the deletion by the node's clock."""
 
     stamp_us: int
     at_us: int
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 class Range(NamedTuple):
-    """The deletion of the rows whose clustering key begins as from *low* to *high*."""
+    """The deletion of the rows with clustering keys from *low* to *high*."""
 
     low: Key
     high: Key
@@ -62,7 +62,7 @@ class Range(NamedTuple):
 
 @dataclass(slots=True)
 class Partition:
-    """A partition of one replica, or what was read of it."""
+    """A partition of one replica, or the result of a read."""
 
     rows: dict[Key, Row] = field(default_factory=dict)
     static: dict[str, Cell] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Partition:
     deleted: Deletion = ALIVE
 
     def part(self, wanted: Callable[[Key], bool] | None) -> "Partition":
-        """What a read of the rows that are *wanted* sees."""
+        """The result of a read of the rows that are *wanted*."""
         rows = self.rows
         if wanted is not None:
             rows = {key: row for key, row in rows.items() if wanted(key)}
@@ -79,7 +79,7 @@ class Partition:
         return Partition(rows, dict(self.static), dict(self.ranges), self.deleted)
 
     def merge(self, other: "Partition") -> None:
-        """Take in what *other* holds."""
+        """Merge *other* into this."""
         self.deleted = max(self.deleted, other.deleted)
         self.ranges.update(other.ranges)
         for column, cell in other.static.items():
@@ -104,7 +104,7 @@ class Partition:
         values = {
             column: cell.value
             for column, cell in row.cells.items()
-            # As Cell.live does: this is what most of a read's time goes into.
+            # As Cell.live does: most of a read's time goes into this.
             if cell.stamp_us > gone_us
             and not cell.deleted
             and (cell.until_us is None or now_us < cell.until_us)
@@ -170,7 +170,7 @@ class Partition:
         )
 
     def compact(self, now_us: int, grace_us: int) -> None:
-        """Drop what is deleted, and the deletions that are older than *grace_us*."""
+        """Drop deleted cells, and the deletions that are older than *grace_us*."""
         before_us = now_us - grace_us
         for key, row in list(self.rows.items()):
             gone_us = self._gone_us(key, row)
@@ -189,7 +189,7 @@ class Partition:
             self.deleted = ALIVE
 
     def _gone_us(self, key: Key, row: Row) -> int:
-        """What was written to *row* up to this timestamp is deleted."""
+        """Writes to *row* up to this timestamp are deleted."""
         gone_us = max(self.deleted.stamp_us, row.deleted.stamp_us)
         if not self.ranges:
             return gone_us
@@ -212,7 +212,7 @@ def _compacted(
 
 
 def together(found: Sequence[dict[Key, Partition] | None]) -> dict[Key, Partition]:
-    """What several replicas hold, merged; theirs is left as it is."""
+    """The data of several replicas, merged; theirs are not changed."""
     merged: dict[Key, Partition] = {}
     for part in found:
         for key, partition in (part or {}).items():
@@ -237,7 +237,7 @@ def newer(standing: Cell | None, written: Cell) -> Cell:
 
 
 def weight(value: Any) -> Any:
-    """What Cassandra compares of two values: their bytes, unsigned."""
+    """The order of Cassandra for two values: their bytes, unsigned."""
     if isinstance(value, int):
         return value % _BIGINT
     return value.encode() if isinstance(value, str) else (value or b"")

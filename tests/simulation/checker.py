@@ -23,7 +23,7 @@ class Need:
 
 
 def check(config: Config, history: History, final: Sequence[Seen]) -> list[str]:
-    """What is wrong; nothing where all is as promised. *final* are reads of the very end."""
+    """Return the problems. *final* are reads of the very end."""
     found = list(history.surprises)
     for changed in history.changes:
         found += _contradictions(changed)
@@ -94,7 +94,7 @@ class _Counters:
         self._note_seen(history.reads)
 
     def _note_seen(self, reads: Sequence[Seen]) -> None:
-        """What an accurate read shows while the item's window is open to anybody stays there."""
+        """An add in an accurate read, while its window is open to everyone, stays there."""
         self._seen_us: dict[int, int] = {}
         if self._config.is_split:
             # Of a write that was not acknowledged, another data center may know nothing.
@@ -146,7 +146,7 @@ class _Counters:
                     yield f"at last, change {changed.plan.number} counts in part"
 
     def misplaced(self, history: History) -> Iterator[str]:
-        """Find deleted counters that are listed at the end, and others that are not."""
+        """Find deleted counters that are listed at the end, and undeleted ones that are not."""
         for (namespace, counter), items in self._items.items():
             if namespace not in history.listed:
                 continue
@@ -171,7 +171,7 @@ class _Counters:
         return Need(applied, applied or (item.void_us is None and item.conflict_us is not None))
 
     def explain(self, seen: Seen) -> Iterator[str]:
-        """What is wrong with one read."""
+        """Return the problems of one read."""
         items = self._of(seen)
         needs = {id(item): self._need(item, seen) for item in items}
         why = _unexplained(seen.count, items, needs, self._rivals)
@@ -218,7 +218,7 @@ class _Counters:
 
 
 def _identity(item: Item) -> tuple[object, ...]:
-    """What is the same in all items of one token in one counter."""
+    """Equal for all items of one token in one counter."""
     plan = item.change.plan
     place = 0
     for earlier in item.change.items:
@@ -231,7 +231,7 @@ def _identity(item: Item) -> tuple[object, ...]:
 
 
 def decode(count: int, items: Sequence[Item]) -> tuple[list[Item], list[Item], int]:
-    """Which adds are in *count*, which more than once, and what is left over."""
+    """Which adds are in *count*, which more than once, and the rest."""
     once: list[Item] = []
     twice: list[Item] = []
     adds = [(_digit(item.delta), item) for item in items if item.delta is not None]
@@ -255,7 +255,7 @@ def _digit(delta: int) -> int:
 def _unexplained(
     count: int, items: Sequence[Item], needs: dict[int, Need], rivals: dict[int, list[Item]]
 ) -> str:
-    """Why *count* cannot be; nothing where it can."""
+    """Why *count* is impossible; empty if it is possible."""
     once, twice, rest = decode(count, items)
     if twice:
         return f"changes {_numbers(twice)} count more than once"
@@ -282,7 +282,7 @@ def _unexplained(
 def _with_last_clear(
     last: Item | None, items: Sequence[Item], needs: dict[int, Need], shown: set[int]
 ) -> str:
-    """Why *shown* cannot be what is left after the clear *last*."""
+    """Why *shown* cannot be the adds after the clear *last*."""
     cleared_us = -1
     if last is not None:
         if last.event_time_us is None:

@@ -1,4 +1,4 @@
-"""Clients: they send what the plan says, retry, hedge, and record the responses."""
+"""Clients: they follow the plan, retry, hedge, and record the responses."""
 
 import asyncio
 import uuid
@@ -30,7 +30,7 @@ _EXPECTED: Final = {
 
 
 class Place(Protocol):
-    """Where clients send requests, and what time it truly is."""
+    """Where clients send requests, and the true time."""
 
     @property
     def apis(self) -> int:
@@ -50,7 +50,7 @@ class Place(Protocol):
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, dict[str, Any]]:
-        """Status and body of the answer; status 0 and a code where none came."""
+        """Status and body of the response; status 0 and a code if none came."""
         ...
 
 
@@ -114,7 +114,7 @@ class Clients:
         return sent
 
     def _note(self, item: Item, sent: Sent, answer: Mapping[str, Any]) -> None:
-        """Take down what an answer says of an item."""
+        """Record the outcome of an item."""
         now_us = self._now_us()
         code = answer.get("code")
         if code is None:

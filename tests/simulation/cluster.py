@@ -47,7 +47,7 @@ Done = Callable[[Any], None]
 
 
 class _Proposal(NamedTuple):
-    """What a compare-and-set wrote, if it was accepted by most or, perhaps, by fewer."""
+    """The write of a compare-and-set, if it was accepted by most or, perhaps, by fewer."""
 
     writes: list[Write]
     is_chosen: bool
@@ -104,7 +104,7 @@ class Cluster:
         #: Whether a left-over one gets the timestamp of the ballot that completes it, as with Paxos
         #: v1; with v2 it keeps its own.
         self.restamps = False
-        #: What runs ask DynamoDB for.
+        #: Options of DynamoDB.
         self.page = 0
         #: Whether reads repair; a planted bug has them repair nothing.
         self.repairs = True
@@ -131,7 +131,7 @@ class Cluster:
             node.up = True
 
     def compact(self) -> None:
-        """Drop, on one node, what is deleted or expired, and tombstones whose time is over."""
+        """Drop, on one node, deleted and expired cells, and tombstones after their grace time."""
         node = self._random.choice(self.nodes)
         now_us = self.now_us() + node.offset_us
         for name, table in node.tables.items():
@@ -288,7 +288,7 @@ class Cluster:
         return is_possible
 
     def _writes_of(self, bounds: Sequence[Bound]) -> list[Write]:
-        """What the statements write, those of one partition as one."""
+        """The writes of the statements, merged by partition."""
         found: dict[tuple[str, Key], Partition] = {}
         for statement, values in bounds:
             schema = self.schemas[statement.table]
@@ -386,7 +386,7 @@ class Cluster:
     def _seen_by(
         self, node: Node, select: _Select, at_once: bool = False
     ) -> dict[Key, Partition] | None:
-        """What a node holds of a query; None if the table is gone. It need not be a copy."""
+        """The data of a node for a query; None if the table is gone. It need not be a copy."""
         table = node.tables.get(select.table)
         if table is None:
             return None
@@ -416,7 +416,7 @@ class Cluster:
         reply(self._rows_of(select, [(key, merged[key]) for key in order if key in merged]))
 
     def _rows_of(self, select: _Select, partitions: list[tuple[Key, Partition]]) -> list[Any]:
-        """What a read shows of *partitions*, which hold the rows that it wants."""
+        """The result of a read of *partitions*, which hold the wanted rows."""
         if not partitions and not select.statement.columns[0][0]:
             return []
         statement, values, schema, *_ = select
@@ -429,7 +429,7 @@ class Cluster:
         found: Sequence[dict[Key, Partition] | None],
         merged: dict[Key, Partition],
     ) -> None:
-        """Bring *nodes* to what they hold together of what was read, before any response."""
+        """Bring *nodes* to their merged state of the read rows, before any response."""
         for key, partition in merged.items():
             parts = [(part or {}).get(key) for part in found]
             if any(part != partition for part in parts):
@@ -442,7 +442,7 @@ class Cluster:
     # Compare-and-sets.
 
     def _finish(self, table: str, key: Key, home: int) -> None:
-        """What an earlier compare-and-set left undecided is decided by who comes next."""
+        """The next statement in the partition decides an undecided compare-and-set."""
         proposed = self._proposed.pop((table, key), None)
         if proposed is None or (not proposed.is_chosen and self._random.random() < 0.5):
             return

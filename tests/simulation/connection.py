@@ -22,7 +22,7 @@ CENTERS: Final = ("dc1", "dc2")
 
 
 class Met(NamedTuple):
-    """What happens to a statement: a delay, a loss, or a coordinator that gives up."""
+    """The fate of a statement: a delay, a loss, or a coordinator that gives up."""
 
     hold_us: int = 0
     loses: bool = False
@@ -48,7 +48,7 @@ class _Bound(BoundStatement):  # type: ignore[misc]
 
 
 class _Prepared:
-    """A prepared statement; its id is what it means."""
+    """A prepared statement; its id is its meaning."""
 
     def __init__(self, cql: str, consistency: int) -> None:
         self.query_string = cql
@@ -60,10 +60,10 @@ class _Prepared:
 
 
 class _Response:
-    """What the driver gives for a statement that was sent."""
+    """The response of the driver for a statement."""
 
     _paging_state = None
-    # What the driver's own holds, and lets go of when it was answered.
+    # Held by the driver's own response until it is answered.
     _timer = None
     _callbacks: Final[list[Any]] = []
     _errbacks = _callbacks
@@ -128,7 +128,7 @@ class SimulatedConnection(CassandraConnection):
         """There is nothing to let go of."""
 
     async def _prepare(self, cql: str, consistency: int, idempotent: bool) -> Any:
-        # The driver may send what is idempotent twice.
+        # The driver may send idempotent statements twice.
         assert idempotent != (" IF " in cql), f"idempotent: {idempotent}: {cql}"
         return _Prepared(cql, consistency)
 
@@ -177,7 +177,7 @@ class SimulatedConnection(CassandraConnection):
         return []
 
     async def node_clocks(self) -> list[int]:
-        """What the nodes' clocks say, after a round trip; they count milliseconds."""
+        """The clocks of the nodes after a round trip; they count milliseconds."""
         weather = self._simulated.weather
         await asyncio.sleep(weather.delay() / SECOND)
         now_us = self._simulated.now_us()

@@ -1,7 +1,4 @@
-"""The statements that the adapter prepares, read as far as it uses the language.
-
-What is not understood raises: a statement must not half mean something.
-"""
+"""A parser for the statements that the adapter prepares. Unknown syntax raises."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -38,10 +35,8 @@ class Condition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schema:
-    """A table's columns by what they are for; *descending* are clustering columns.
-
-    It is compared by identity, as statements are: what is worked out once for both is looked up.
-    """
+    """A table's columns by their role; *descending* are clustering columns. Compared by
+    identity."""
 
     partition: tuple[str, ...]
     clustering: tuple[str, ...]
@@ -76,7 +71,7 @@ class Statement:
 
 @lru_cache(maxsize=4_096)
 def schema_of(cql: str) -> tuple[str, Schema] | None:
-    """The name and schema of the table that *cql* creates; None where it creates none."""
+    """The name and schema of the table that *cql* creates; None if it creates none."""
     found = _CREATE.match(" ".join(cql.split()))
     if found is None:
         return None
@@ -268,7 +263,7 @@ class _Parser:
 
 
 def holds(condition: Condition, row: Mapping[str, Any], values: Sequence[Any]) -> bool:
-    """Whether *row*, whose columns may be missing, is as a condition of a compare-and-set says."""
+    """Whether *row* satisfies the condition of a compare-and-set; columns may be missing."""
     standing, wanted = row.get(condition.columns[0]), condition.terms[0].of(values)
     if condition.operator == "=":
         return bool(standing == wanted)

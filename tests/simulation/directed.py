@@ -196,7 +196,7 @@ DIRECTED: Final[Mapping[str, str]] = {
 
 
 def caught_by(name: str) -> str:
-    """What catches the bug *name* in every run, as docs/guarantees.md says it."""
+    """The test that catches the bug *name* in every run, as in docs/guarantees.md."""
     if name in QUICK:
         return "`test_simulation.py`"
     path, _, test = DIRECTED[name].partition("::")

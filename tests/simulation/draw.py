@@ -45,7 +45,7 @@ def draw(seed: int, crowds: int = 0, store: str = "cassandra") -> Plan:
         first = _CROWDS + 1_000 * crowd
         Drawing(plan, Random(f"crowd {crowd} {seed}"), f"{crowd}-", first).draw_clients()
     _draw_wrong_clocks(plan, Random(f"wrong clocks {seed}"))
-    # With a source of its own: what else a seed draws does not depend on it.
+    # With a source of its own: other draws of a seed do not depend on it.
     plan.steps += _rebirths(plan.config, Random(f"rebirth {seed}"))
     reach(plan)
     if store == "dynamodb":
@@ -55,7 +55,7 @@ def draw(seed: int, crowds: int = 0, store: str = "cassandra") -> Plan:
 
 
 def _config(seed: int, random: Random) -> Config:
-    """Times are short, so that what must not meet comes close, and a run is soon over."""
+    """Times are short, so that races are likely and a run is soon over."""
     window_us = random.choice([1, 1, 1, 2]) * SECOND
     skew_us = random.choice([30, 50, 200]) * MILLISECOND
     apis, workers = random.choice([1, 2, 2]), random.choice([1, 1, 2, 2])
@@ -130,13 +130,13 @@ def _have_partitions_fail(plan: Plan, random: Random) -> None:
 
 
 def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
-    """Start a process with a wrong clock, and create and change namespaces meanwhile."""
+    """Start a process with a wrong clock, and create and change namespaces during that time."""
     config = plan.config
     if config.end_us > MINUTE or random.random() < 0.6:
         return
     wrong_us = random.choice([5, 15, 60, 400]) * SECOND
     plan.config = replace(config, wrong_us=wrong_us)
-    # API processes first: clients learn of what they create.
+    # API processes first: clients use the namespaces that they create.
     apis, workers = range(config.apis), range(config.apis, config.apis + config.workers)
     # A worker that starts with a wrong clock gets no leases, and does nothing by it.
     far = "jump" if wrong_us >= MINUTE else "misset"
@@ -232,7 +232,7 @@ class Drawing:
             steps.append(self.trap())
 
     def draw_clients(self) -> None:
-        """What clients do, and nothing that goes wrong."""
+        """The steps of clients, without faults."""
         random, steps = self._random, self._plan.steps
         for _ in range(random.randint(4, 25)):
             change = self._change()
@@ -281,7 +281,7 @@ class Drawing:
         return int(self._random.random() * end_us)
 
     def delta(self, namespace: str, counter: str) -> int | None:
-        """A delta with a digit of its own; None where they are used up."""
+        """A delta with a digit of its own; None if they are used up."""
         key = (namespace, counter)
         digit = self._digits.get(key, 0)
         if digit >= DIGITS_MAX - 2:

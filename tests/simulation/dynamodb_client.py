@@ -29,7 +29,7 @@ class Client:
         return partial(self._send, name)
 
     def get_waiter(self, name: str) -> "_Waiter":
-        """Return what waits for a table."""
+        """Return a waiter for a table."""
         if name != "table_exists":
             raise NotImplementedError(name)
         return _Waiter(self)

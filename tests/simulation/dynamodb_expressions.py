@@ -30,7 +30,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def of_type(value: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the type of a value, and what it is in Python."""
+    """Return the type of a value, and its Python value."""
     ((kind, it),) = value.items()
     if kind not in ("B", "S", "N", "BOOL"):
         raise NotImplementedError(f"a value of type {kind}")
@@ -159,7 +159,7 @@ def updated(text: str, item: Encoded, values: Encoded) -> Encoded:
 
 
 def check_values(values: Encoded, *texts: str) -> None:
-    """Raise InvalidError unless the expressions use all *values*, and no others."""
+    """Raise InvalidError unless the expressions use exactly *values*."""
     used = {each for text in texts for each in _tokens(text) if each.startswith(":")}
     if used != values.keys():
         raise InvalidError(f"values given: {sorted(values)}; used: {sorted(used)}")

@@ -1,5 +1,5 @@
-"""Writes of items in the simulated DynamoDB, as what the observer of the model knows: rows of
-Cassandra, which all three replicas get at once."""
+"""Writes in the simulated DynamoDB as the observer knows them: rows of Cassandra on all
+replicas."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +68,7 @@ def _number(text: bytes) -> int:
 
 
 def _read(name: str, pk: bytes, sk: bytes, item: dict[str, Any], now_us: int) -> _Found:
-    """Yield what a write is, if the model knows it; *item* is empty if it is a deletion."""
+    """Yield a write in terms of the model; *item* is empty for a deletion."""
     _, _, kind = name.partition(".default.")
     if kind.startswith("events.") and item:
         cells = {"delta": Cell(now_us, False, None)} if item.keys() & {"c", "d"} else {}

@@ -37,7 +37,7 @@ _BATCH_WRITES_MAX: Final = 25
 _TOKEN_US: Final = 10 * MINUTE
 #: How far behind a read may be that is not consistent, and a list of tables.
 _LAG_US: Final = SECOND
-#: What is done in calm weather in one step, which costs fewer turns of the loop.
+#: Operations of one step in calm weather, which costs fewer turns of the loop.
 _AT_ONCE: Final = 0.5
 _SPLITS: Final = 3
 _THROTTLED: Final = ("ProvisionedThroughputExceededException", "ThrottlingException")
@@ -80,7 +80,7 @@ _Place = tuple[str, Key]
 
 
 class _RefusedError(Exception):
-    """A refusal: its code, and what else the error has."""
+    """A refusal: its code, and further fields."""
 
     def __init__(self, code: str, **more: Any) -> None:
         super().__init__(code)
@@ -123,12 +123,12 @@ class Server:
         self.reach: Callable[[str], object] = lambda _: None
         #: Called with the table, the key and the item of each write; None: it is deleted.
         self.wrote: Callable[[str, Key, Encoded | None], object] = lambda *_: None
-        # What runs ask Cassandra's servers for.
+        # Options of Cassandra's servers.
         self.nodes: Sequence[Node] = ()
         self.restamps = False
 
     def compact(self) -> None:
-        """Delete some of the items whose time to live is over."""
+        """Delete some of the expired items."""
         now_us = self.now_us()
         for table in self.tables.values():
             for key in list(table.expired(now_us // SECOND)):
@@ -158,11 +158,11 @@ class Server:
         except _RefusedError as error:
             result = error_of(operation, error.code, **error.more)
         except (NotImplementedError, LookupError) as error:
-            # The caller gets it, and a run that uses what is not simulated fails.
+            # The caller gets it, and a run that uses an unsupported feature fails.
             result = error
         done(result)
 
-    # What may be refused.
+    # Requests that can be refused.
 
     def _table(self, name: str) -> Table:
         table = self.tables.get(name)
@@ -199,7 +199,7 @@ class Server:
     # Writes.
 
     def _planned(self, action: str, request: Mapping[str, Any]) -> tuple[_Place, Encoded | None]:
-        """Return where an action writes, and what; None deletes. Raises its refusal."""
+        """Return the place and the value of a write; None deletes. Raises its refusal."""
         if unknown := request.keys() - _WRITES[action].split():
             raise NotImplementedError(f"{action} with {unknown}")
         name, values = request["TableName"], request.get("ExpressionAttributeValues", {})
@@ -252,7 +252,7 @@ class Server:
         return {"UnprocessedItems": left}
 
     def _each_of_batch(self, items: Mapping[str, Any]) -> Iterator[tuple[str, Any, Key]]:
-        """Yield what a batch writes, if all of it is valid."""
+        """Yield the writes of a batch, if all of it is valid."""
         found: list[tuple[str, Any, Key]] = []
         for name, actions in items.items():
             self._table(name)
@@ -301,7 +301,7 @@ class Server:
     def _reason(
         self, action: str, each: Mapping[str, Any], place: _Place, planned: list[Any]
     ) -> Mapping[str, Any]:
-        """Return why one item of a transaction is refused, or add to *planned* what is written."""
+        """Return why one item of a transaction is refused, or add its write to *planned*."""
         try:
             planned_write = self._planned(action, each)
         except _RefusedError as error:

@@ -18,7 +18,7 @@ from tests.simulation.dynamodb_server import Server
 from tests.simulation.weather import Weather
 from tests.support.clock import FakeClock
 
-#: What plans call the data of a partition, by the first byte of its key.
+#: The plans' names of partitions, by the first byte of the key.
 _KINDS: Final[Mapping[int, str]] = dict(
     zip(
         b"mawcndk",
@@ -27,7 +27,7 @@ _KINDS: Final[Mapping[int, str]] = dict(
     )
 )
 _TIMEOUT_US: Final = 2 * SECOND
-#: What simulates the servers of a run.
+#: The simulated servers of a run.
 Servers = Server
 
 

@@ -41,7 +41,7 @@ class Partition:
     def __init__(self) -> None:
         self.items: dict[bytes, Encoded] = {}
         self._order: list[bytes] = []
-        #: When each item changed last, and what it was before.
+        #: The time of each item's last change, and its value before.
         self._before: dict[bytes, tuple[int, Encoded | None]] = {}
 
     def put(self, place: bytes, item: Encoded | None, now_us: int) -> None:
@@ -75,7 +75,7 @@ class Partition:
 
 
 class Table:
-    """One table, and what is known of it when."""
+    """One table, and its state over time."""
 
     def __init__(self, made_us: int) -> None:
         self.status = "CREATING"

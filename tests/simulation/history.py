@@ -1,4 +1,4 @@
-"""What clients sent and received: all that the checker knows."""
+"""The requests and responses of clients: the checker knows nothing else."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Item:
     counter: str
     delta: int | None
     event_time_us: int | None
-    #: What became of it: the instants of the first answer that it counts, or never will.
+    #: Its outcome: the times of the first response that it counts, or never will.
     applied_us: int | None = None
     void_us: int | None = None
     conflict_us: int | None = None

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from counter.limits import SECOND
 
-#: What callbacks that belong to no process run in.
+#: The context of callbacks without a process.
 NOWHERE: Final = Context()
 _PROCESS: Final[ContextVar["Process | None"]] = ContextVar("process", default=None)
 #: More than any clean-up awaits.
@@ -26,7 +26,7 @@ _CLOSES_MAX: Final = 10
 
 
 class Handle:
-    """A callback of a process. asyncio's own takes longer, for what is not needed here."""
+    """A callback of a process: a faster handle than asyncio's."""
 
     __slots__ = ("args", "call", "context", "process", "when_s")
 
@@ -222,7 +222,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.ending = True
         self._ready.clear()
         self._scheduled.clear()
-        # What cleans up may ask for the running loop: without one, asyncio.gather opens a real one.
+        # Cleanup may ask for the running loop: without one, asyncio.gather opens a real one.
         self.call_soon(self._close_coroutines)
         self.stop()
         self.run_forever()

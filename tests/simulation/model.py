@@ -1,4 +1,4 @@
-"""What the model allows to be observed of an add: the automata in proof/traces.txt."""
+"""The observations of an add that the model allows: the automata in proof/traces.txt."""
 
 from collections.abc import Mapping, Sequence, Set
 from functools import cache
@@ -30,17 +30,14 @@ def automata() -> Mapping[str, Automaton]:
     return parse(TABLE.read_text(encoding="utf-8"))
 
 
-#: What clients see by themselves; the rest is seen in the store.
+#: Letters that clients see; the rest is seen in the store.
 CLIENTS: Final = frozenset(
     ("asked", "late", "closed", "reported-applied", "reported-void", "counted", "not-counted")
 )
 
 
 def why_not(automaton: Automaton, word: Sequence[str], shown: Set[str] | None = None) -> str:
-    """Return why *automaton* does not allow *word*, or nothing if it does.
-
-    If only some letters are *shown*, any others may come in between.
-    """
+    """Return why *automaton* forbids *word*, or nothing. With *shown*, others may be in between."""
     states = _hidden(automaton, {0}, shown)
     for place, letter in enumerate(word):
         after = {automaton[at][letter] for at in states if letter in automaton[at]}

@@ -30,7 +30,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """The attribute *name* of *owner* becomes *value*, or what *value* makes of it."""
+    """The attribute *name* of *owner* becomes *value*, or the result of *value* for it."""
 
     owner: Any
     name: str

@@ -1,8 +1,8 @@
-"""One replica: what was written to it, whenever it came."""
+"""One replica: all writes to it, in any order."""
 
 from tests.simulation.cells import Key, Partition
 
-#: (table, partition, what is written to it)
+#: (table, partition, write)
 Write = tuple[str, Key, Partition]
 
 

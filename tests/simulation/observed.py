@@ -41,7 +41,7 @@ _TABLES: Final = ("dirty", "atomic_marks", "counts", "resolutions", "watermarks"
 #: The nodes of each read that sees enough.
 _QUORUMS: Final = ((0, 1), (0, 2), (1, 2))
 _APART: Final = "one data center alone had it"
-#: What depends on whether an event is there: its window is summed, or its token decided.
+#: Letters that depend on the presence of an event: its window is summed, or its token decided.
 _LOOKS: Final = frozenset(("passed", "applied", "void"))
 
 #: (namespace id, counter, time, nonce, item number)
@@ -49,7 +49,7 @@ _Identity = tuple[int, str, int, bytes, int]
 
 
 class _Kinds(dict[str, str]):
-    """What a table has, by its name; nothing if it is not observed."""
+    """The content of a table, by its name; nothing if it is not observed."""
 
     def __missing__(self, name: str) -> str:
         _, _, table = name.rpartition(".")
@@ -58,14 +58,14 @@ class _Kinds(dict[str, str]):
 
 
 class Recorder:
-    """Records what reaches the nodes of a cluster, and what processes send."""
+    """Records the writes of the nodes of a cluster, and the sends of processes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._now_us = cluster.now_us
         self.kinds = _Kinds()
-        #: (instant, node, write), or (instant, None, (namespace id, events)) of what is sent.
+        #: (instant, node, write), or (instant, None, (namespace id, events)) of a send.
         self.log: list[tuple[int, int | None, Any]] = []
-        #: What must never be written so.
+        #: Forbidden writes.
         self.problems: list[str] = []
         for node in cluster.nodes:
             self._watch_node(node)
@@ -97,7 +97,7 @@ class Recorder:
 
 @dataclass(slots=True, eq=False)
 class _Window:
-    """A window of a counter: what asks for its sum, and its tokens."""
+    """A window of a counter: its marks and recounts, and its tokens."""
 
     end_us: int
     marked: bool = False
@@ -112,7 +112,7 @@ class _Window:
 
 @dataclass(slots=True, eq=False)
 class _Token:
-    """An item of a token, and what was observed of it: (instant, order, letter)."""
+    """An item of a token, and its observations: (instant, order, letter)."""
 
     item: Item
     window: _Window
@@ -122,7 +122,7 @@ class _Token:
     letters: Letters = field(default_factory=dict)
     #: The nodes of each read of it that sees enough.
     quorums: Sequence[Sequence[int]] = _QUORUMS
-    #: By node: the latest write timestamps of the event, and of what hides it.
+    #: By node: the latest write timestamps of the event, and of its deletion.
     live_us: list[int] = field(default_factory=lambda: [NEVER] * 3)
     gone_us: list[int] = field(default_factory=lambda: [NEVER] * 3)
 
@@ -185,12 +185,12 @@ def _quorums_of(config: Config) -> Sequence[Sequence[int]]:
 
 
 def _all_see(quorums: Sequence[Sequence[int]], nodes: Set[int]) -> bool:
-    """Whether every read sees what *nodes* have."""
+    """Whether every read sees the data of *nodes*."""
     return all(not nodes.isdisjoint(each) for each in quorums)
 
 
 class Observed:
-    """What was observed of each item of a run. *final* are the counts that were read last."""
+    """The observations of each item of a run. *final* are the last reads."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Observed:
         self._tell(final)
 
     def letters(self) -> Iterator[tuple[Item, Letters]]:
-        """What was observed of each item."""
+        """The observations of each item."""
         for token in self._tokens.values():
             if id(token.item.change) not in self._apart:
                 yield token.item, token.letters
@@ -292,7 +292,7 @@ class Observed:
         limit_us = limit_at(namespace, time_us)
         token.letters |= reported_of(item, *ages_of(time_us, limit_us, config))
 
-    # What nodes and processes did.
+    # Writes of nodes and sends of processes.
 
     def _replay(self) -> None:
         log = self._recorder.log
@@ -317,7 +317,7 @@ class Observed:
             self._look(token, now_us)
 
     def _look(self, token: _Token, now_us: int) -> None:
-        """Note what follows from the window of *token*."""
+        """Note the consequences of the window of *token*."""
         window, letters = token.window, token.letters
         if window.marked and token.marked and now_us >= letters["asked"][0]:
             self._note(token, "marked", now_us)
@@ -460,7 +460,7 @@ class Observed:
             if window.passed:
                 self._look_at(window, now_us)
 
-    # What clients received.
+    # Responses to clients.
 
     def _tell(self, final: Sequence[Seen]) -> None:
         letters = counted_of(self._items, final)
@@ -473,6 +473,6 @@ class Observed:
 
 
 def forbidden(observed: Observed) -> Iterator[str]:
-    """What was observed and the model does not allow."""
+    """Observations that the model forbids."""
     for item, letters in observed.letters():
         yield from problems_of(item, letters, automaton_of(item))

@@ -1,7 +1,4 @@
-"""What one seed draws: settings, what clients do, and what goes wrong, all of it before the run.
-
-A plan is data: to shrink one is to leave steps out.
-"""
+"""The draw of a seed: settings, steps of clients, and faults. To shrink a plan, leave steps out."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +25,7 @@ EXACT_US = 1_000
 FUTURE_US = 3_000_000
 #: A quorum of the data center of the process.
 LOCAL = "LOCAL_QUORUM"
-#: What traps call the table of namespaces; only changes of a namespace meet them.
+#: The name of the table of namespaces in traps; only changes of a namespace meet them.
 DIRECTORY = "namespaces"
 #: Verbs of changes that set a counter to 0.
 CLEARS = ("clear", "delete")
@@ -78,12 +75,12 @@ class Config:
     key_ttl_us: int = 0
     #: Whether there are the namespaces of ROUGH.
     has_rough: bool = False
-    #: What the servers of the cache are, `memcached` or `redis`; empty if it is in the processes.
+    #: The servers of the cache, `memcached` or `redis`; empty if it is in the processes.
     cache: str = ""
     cache_servers: int = 1
     #: How much each of them holds; 0 for everything.
     cache_items: int = 0
-    #: What the servers are of, `cassandra` or `dynamodb`.
+    #: The servers of the store, `cassandra` or `dynamodb`.
     store: str = "cassandra"
     #: The accept limit from an instant within the run on; 0 if it is not changed.
     later_accept_us: int = 0
@@ -107,7 +104,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One send of an operation; a retry is left out where an answer is definite already."""
+    """One send of an operation; a retry is skipped if the outcome is definite."""
 
     after_us: int
     api: int
@@ -139,9 +136,9 @@ class Change(Step):
     age_us: int
     key: str | None
     attempts: tuple[Attempt, ...]
-    #: Whether an accurate read follows each answer that says what became of it.
+    #: Whether an accurate read follows each definite response.
     reads: bool = False
-    #: Whether its client never comes back to ask what became of it.
+    #: Whether its client never asks for the outcome.
     forsaken: bool = False
 
 
@@ -157,7 +154,7 @@ class Read(Step):
 
 @dataclass(frozen=True, slots=True)
 class Fault(Step):
-    """What goes wrong, for how long, and where or how much."""
+    """A fault, its length, place and strength."""
 
     what: str
     who: int = 0

@@ -44,7 +44,7 @@ class Processes:
 
     @contextmanager
     def heard_by(self, *numbers: int) -> Iterator[None]:
-        """Within the block, only the replicas of these *numbers* take in what is written."""
+        """Within the block, only the replicas of these *numbers* accept writes."""
         with ExitStack() as stack:
             for node in self.cluster.nodes:
                 if node.number not in numbers:
@@ -53,7 +53,7 @@ class Processes:
 
 
 async def plain_namespace(store: SimulatedStore) -> Namespace:
-    """One whose events are written without a compare-and-set."""
+    """One that writes events without a compare-and-set."""
     settings = replace(SETTINGS, payload_check=PayloadCheck.OFF)
     namespace = await store.control.create_namespace("tests", settings, NOW)
     assert namespace is not None

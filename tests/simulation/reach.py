@@ -1,7 +1,5 @@
-"""Brings a drawn plan into situations that it would seldom come into (see situations.py).
-
-Each kind draws from a random source of its own, so what else a seed draws does not depend on it.
-"""
+"""Brings plans into rare situations (see situations.py); each kind has a random source of its
+own."""
 
 from collections import Counter
 from dataclasses import replace
@@ -29,7 +27,7 @@ from tests.simulation.plan import (
     Trap,
 )
 
-#: Short beside production's, and as long as what is proportional to it allows.
+#: Short beside production's, and as long as the lengths in proportion to it allow.
 _RETENTION_US = 20 * SECOND
 _SLICE_US = 10 * SECOND
 _LATE_US = 30 * SECOND
@@ -65,7 +63,7 @@ def _is_plain(config: Config) -> bool:
 
 
 def _retention(plan: Plan, random: Random) -> None:
-    """Have some steps happen so late that the slices of the others are dropped."""
+    """Delay some steps until the slices of the first ones are dropped."""
     if not _is_plain(plan.config) or random.random() > 0.33:
         return
     config = plan.config
@@ -162,7 +160,7 @@ def _shards(plan: Plan, random: Random) -> None:
 
 
 def _nodes(plan: Plan, random: Random) -> None:
-    """Nodes whose clocks differ; processes are within the bound of each of them."""
+    """Nodes with different clocks; processes are within the bound of each of them."""
     config = plan.config
     plan.config = replace(config, paxos_restamps=random.random() < 0.7)
     if random.random() > 0.35:
@@ -209,7 +207,7 @@ def _clocks(plan: Plan, random: Random) -> None:
 
 
 def _acts(plan: Plan, random: Random) -> None:
-    """Control acts by processes whose clock may be wrong."""
+    """Control acts by processes with clocks that may be wrong."""
     config = plan.config
     if not config.wrong_us:
         return

@@ -30,7 +30,8 @@ Letters = dict[str, tuple[int, int]]
 
 
 def reported_of(item: Item, late_us: int, closed_us: int) -> Letters:
-    """What clients see of *item*, until its counter is read last: see :func:`ages_of`."""
+    """The observations of *item* by clients, until its counter is read last: see
+    :func:`ages_of`."""
     letters = {
         "asked": (item.change.first_us or 0, -1),
         "late": (late_us + _DOUBT_US, LAST),
@@ -151,7 +152,7 @@ def automaton_of(item: Item) -> str:
 def problems_of(
     item: Item, letters: Letters, automaton: str, shown: Set[str] | None = None
 ) -> Iterator[str]:
-    """What was observed of *item* and *automaton* does not allow."""
+    """Observations of *item* that *automaton* forbids."""
     plan = item.change.plan
     word = sorted(letters, key=lambda each: letters[each])
     if why := why_not(automata()[automaton], word, shown):

@@ -65,7 +65,7 @@ class Requests:
             "accept_limit": _text(config.accept_us),
             "future_limit": _text(FUTURE_US),
             "rollup_window": _text(config.window_us),
-            # Each shard is passed once a window, which is most of what the workers do.
+            # Each shard is passed once a window: most of the workers' time.
             "shards": config.shards if name in dict(config.namespaces) else 1,
             "payload_check": config.payload_check,
             "cache_ttl": _text(config.cache_ttl_us),
@@ -81,7 +81,7 @@ class Requests:
 
     @property
     def true_us(self) -> int:
-        """What time it truly is."""
+        """The true time."""
         return START_US + self.loop.now_us
 
     async def request(
@@ -93,7 +93,7 @@ class Requests:
         headers: Mapping[str, str] | None = None,
         timeout_us: int = 10 * SECOND,
     ) -> Answer:
-        """Ask *api*; status 0 where no answer came."""
+        """Ask *api*; status 0 if no response came."""
         weather, loop = self.weather, self.loop
         self._asked_us = loop.now_us
         answered: asyncio.Future[Answer] = loop.create_future()

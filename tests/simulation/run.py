@@ -53,7 +53,7 @@ _FIRST_LIFE = BASE**20
 
 @dataclass(slots=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     plan: Plan
     problems: list[str]
@@ -119,11 +119,11 @@ class _Run:
 
     @property
     def history(self) -> History:
-        """What clients sent and received."""
+        """The requests and responses of clients."""
         return self._clients.history
 
     def problems(self) -> list[str]:
-        """Run everything; what is wrong."""
+        """Run everything; return the problems."""
         try:
             return self._loop.run_until_complete(self._whole())
         except Exception as error:
@@ -154,7 +154,7 @@ class _Run:
         return problems + self._compare() + await self._judge_rough()
 
     async def _judge_rough(self) -> list[str]:
-        """What is wrong with the BEST_EFFORT counters."""
+        """Return the problems of the BEST_EFFORT counters."""
         await self._rough.read_last()
         checker = RoughChecker(self._rough, self.world.losses_us)
         problems = checker.problems()
@@ -309,7 +309,7 @@ class _Run:
         self._loop.at(fault.for_us, cluster.calm)
 
     def _fault_split(self, fault: Fault) -> None:
-        """DynamoDB splits some partitions, and throttles them meanwhile."""
+        """DynamoDB splits some partitions, and throttles them for that time."""
         cluster = self.world.cluster
         cluster.splitting = int(fault.how_much * 3)
         self._loop.at(fault.for_us, cluster.calm)
@@ -323,7 +323,7 @@ class _Run:
         servers[fault.who % len(servers)].restart(fault.for_us)
 
     def _fault_cache_slow(self, fault: Fault) -> None:
-        """Servers of the cache answer late, or not at all; what they were asked for is done."""
+        """Servers of the cache respond late, or not at all; the requests are carried out."""
         for server in self.world.cache_servers:
             server.slow, server.lost = fault.how_much, fault.how_much / 2
             server.slow_us = fault.span_us
@@ -397,7 +397,7 @@ class _Run:
         member.is_misset = True
 
     def _fault_create(self, fault: Fault) -> None:
-        """A namespace is created, by a process whose clock may be wrong."""
+        """Create a namespace, by a process with a clock that may be wrong."""
         self._act(fault.who, "create")
         self._loop.create_task(self._create(fault.who))
 
@@ -446,7 +446,7 @@ class _Run:
         return problems
 
     async def _audit(self) -> list[str]:
-        """Have a process compare what is stored with the events; what is wrong."""
+        """Audit by a process; return the problems."""
         member = next(each for each in self.world.members if each.application is not None)
         found_problems: asyncio.Future[list[str]] = self._loop.create_future()
         member.process.spawn(self._audited(member, found_problems))
@@ -471,7 +471,7 @@ class _Run:
         }
 
     def _compare(self) -> list[str]:
-        """Compare what was observed of each add with the model; what it does not allow."""
+        """Compare the observations of each add with the model; return violations."""
         serving = [each.application for each in self.world.members if each.application is not None]
         namespaces = serving[0].service.namespaces.all()
         observed = Observed(
@@ -498,7 +498,7 @@ class _Run:
         return self._clients.operations + self._rough.operations
 
     def trace(self) -> list[str]:
-        """What happened, a line each, in order."""
+        """The events of the run, a line each, in order."""
         lines = trace_of(self._clients.history, START_US)
         lines += trace_of(self._rough.history, START_US)
         lines = sorted([*self.world.notes, *lines])
@@ -514,7 +514,7 @@ def _accept_ms(config: Config, fault: Fault) -> int:
 async def mismatches(
     application: Application, now_us: int, but: Set[tuple[str, str]] = frozenset()
 ) -> AsyncIterator[str]:
-    """What an audit by *application* finds wrong, except these counters of namespaces."""
+    """Return the findings of an audit by *application*, except these counters of namespaces."""
     store = application.store
     for dataset in await store.control.datasets():
         latest_us = max(each.end_us for each in await store.control.slices(dataset))

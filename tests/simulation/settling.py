@@ -26,7 +26,8 @@ class Settling:
         self._final: list[Seen] = []
 
     async def whole(self, slowest_us: int = 0) -> tuple[list[Seen], list[str]]:
-        """The final reads, and what is wrong. Windows may close this much later than planned."""
+        """Return the final reads and the problems. Windows may close this much later than
+        planned."""
         config = self._plan.config
         await self.ask_again()
         await asyncio.sleep(self._ahead_us() / SECOND)
@@ -69,7 +70,7 @@ class Settling:
         self._note(f"change {changed.plan.number} has no definite answer")
 
     def _is_forgotten(self, changed: Changed) -> bool:
-        """Whether no process knows the outcome any more: each was asked, for what it does then."""
+        """Whether no process knows the outcome any more: each was asked for its own record."""
         retention_us = self._plan.config.retention_us
         return changed.plan.key is None and self._place.true_us > changed.token_us + retention_us
 

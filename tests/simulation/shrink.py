@@ -11,7 +11,7 @@ Planting = Callable[[], AbstractContextManager[object]]
 
 
 def shrink(result: Result, bug: Planting = nullcontext, runs_max: int = 200) -> Result:
-    """The smallest plan that was found to fail, in *runs_max* runs at most, and what came of it."""
+    """The smallest failing plan that was found in *runs_max* runs, and its result."""
     runs = 0
 
     def fails(steps: list[Step]) -> bool:
@@ -46,7 +46,7 @@ def shrink(result: Result, bug: Planting = nullcontext, runs_max: int = 200) -> 
 
 
 def report(result: Result, name: str | None = None, crowds: int = 0) -> str:
-    """What failed, how it came to it, and how to have it again."""
+    """The failure, its history, and the command to repeat it."""
     seed = result.plan.config.seed
     again = f"./scripts/simulate --start {seed} --seeds 1"
     if result.plan.config.store != "cassandra":

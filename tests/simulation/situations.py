@@ -10,7 +10,7 @@ from tests.simulation.history import Changed, History, Item, expiring
 from tests.simulation.plan import CHANGEABLE, Config
 from tests.simulation.store import SimulatedStore
 
-#: By name: what happened in the run.
+#: Situations by name.
 SITUATIONS: Final = {
     "small-pages": "the marks of a shard took more than one read",
     "small-batches": "a worker wrote the counters of a pass in more than one batch of a few",
@@ -68,7 +68,7 @@ OF_DYNAMODB: Final = {
     "too-many-tables": "a table was not made or deleted, because too many were",
     "expired": "an item was deleted because its time to live was over",
 }
-#: A run of so many seeds is judged by what it reached.
+#: A run of this many seeds is judged by the situations that it reached.
 MANY: Final = 1_000
 #: Of 1,000 seeds, at least so many reach each, and of these at least so many.
 LEAST_PER_1000: Final = 20
@@ -87,7 +87,7 @@ def missed(reached: Mapping[str, int], seeds: int) -> list[str]:
 
 
 class Watch:
-    """What the stores of all processes were asked for in one run, as far as situations need it."""
+    """The requests to the stores of all processes in one run, as far as situations need them."""
 
     def __init__(self, config: Config, now_us: Callable[[], int]) -> None:
         self.reached: set[str] = set()
@@ -96,7 +96,7 @@ class Watch:
         self._watermarks: set[int] = set()
         self._latest: dict[tuple[int, int], int] = {}
         self._marked: dict[int, int] = {}
-        #: By namespace: whose batch was written last, and up to when.
+        #: By namespace: the process and the end of the last batch.
         self._applied: dict[int, tuple[SimulatedStore, int]] = {}
         #: By start: (end, event buckets).
         self._slices: dict[int, tuple[int, int]] = {}
@@ -110,7 +110,7 @@ class Watch:
         self._late: list[tuple[str, int, int]] = []
 
     def watch(self, store: SimulatedStore) -> None:
-        """Note what *store* is asked for from now on."""
+        """Note the requests to *store* from now on."""
         rollups: Any = store.rollups
         control: Any = store.control
         advance, apply, dirty = rollups.advance, rollups.apply, rollups.dirty
@@ -192,7 +192,7 @@ class Watch:
             self._latest[(namespace.id, shard)] = through_us
 
     def judge(self, history: History) -> None:
-        """Note what only the whole *history* shows."""
+        """Note the situations that need the whole *history*."""
         for first, second in expiring(history):
             self._judge_key(first, second)
         for changed in history.changes:

@@ -1,4 +1,4 @@
-"""What a statement does to a partition, and what it shows of one."""
+"""The effect of a statement on a partition, and its result."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ _COMPARE: Final = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-#: Which part of a clustering key is compared, how, and with what.
+#: The compared part of a clustering key, the operator, and the term.
 _Test = tuple[slice, Callable[[Any, Any], bool], tuple[Term, ...]]
 
 
@@ -51,7 +51,7 @@ def keys_of(statement: Statement, schema: Schema, values: Sequence[Any]) -> list
 def delta_of(
     statement: Statement, schema: Schema, values: Sequence[Any], stamp_us: int, now_us: int
 ) -> Partition:
-    """What a write adds to its partition, at *stamp_us* unless it says otherwise."""
+    """The write to its partition, at *stamp_us* unless it has its own timestamp."""
     using = {name: term.of(values) for name, term in statement.using.items()}
     stamp_us = using.get("timestamp", stamp_us)
     ttl_us = using.get("ttl", 0) * SECOND
@@ -104,7 +104,7 @@ def _deletion(
 
 @lru_cache(maxsize=8_192)
 def _tests(statement: Statement, schema: Schema) -> tuple[_Test, ...]:
-    """What *statement* asks of clustering keys."""
+    """The bounds of *statement* on clustering keys."""
     found = []
     for columns, how, terms in statement.where:
         if columns[0] in schema.clustering:
@@ -128,7 +128,7 @@ def filter_of(
 
 @lru_cache(maxsize=8_192)
 def _places(statement: Statement, schema: Schema) -> tuple[tuple[int, Any], ...]:
-    """Where the value of each column of *statement* is: in a key, by place, or in a cell."""
+    """The place of each column of *statement*: in a key, by position, or in a cell."""
     keys = (schema.partition, schema.clustering)
     return tuple(
         next(
@@ -146,7 +146,7 @@ def rows_of(
     partitions: Iterable[tuple[Key, Partition]],
     now_us: int,
 ) -> list[tuple[Any, ...]]:
-    """What a read shows of *partitions*, which are merged and hold the rows that it wants."""
+    """The result of a read of *partitions*, which are merged and hold the wanted rows."""
     limit = statement.limit.of(values) if statement.limit is not None else None
     each_limit = statement.partition_limit and statement.partition_limit.of(values)
     places = _places(statement, schema)
@@ -208,7 +208,7 @@ def _order(schema: Schema) -> Callable[[tuple[Key, Any]], Any]:
 def standing_row(
     schema: Schema, key: Key, row_key: Key, partition: Partition, now_us: int
 ) -> dict[str, Any] | None:
-    """The values of one row, its statics too; None where there is no such row."""
+    """The values of one row, its statics too; None if there is no such row."""
     row = partition.rows.get(row_key)
     cells = None if row is None else partition.values_of(row_key, row, now_us)
     if cells is None:
@@ -237,7 +237,7 @@ def is_met(
 
 
 def row_key_of(statement: Statement, schema: Schema, values: Sequence[Any]) -> Key:
-    """The clustering key that a compare-and-set names; empty where only statics are."""
+    """The clustering key of a compare-and-set; empty if it has only statics."""
     given: dict[str, Any] = {name: term.of(values) for name, term in statement.assigned}
     conditions: Sequence[Condition] = statement.where
     given |= {c.columns[0]: c.terms[0].of(values) for c in conditions}

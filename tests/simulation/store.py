@@ -11,7 +11,7 @@ from counter.types import ClockReading, Dataset, Placement
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import SimulatedConnection
 
-#: What simulates the servers of a run.
+#: The simulated servers of a run.
 Servers = Cluster
 
 
@@ -44,7 +44,7 @@ class SimulatedStore(CassandraStore):
         self.control.read_clock = self.read_clock
 
     async def read_clock(self) -> ClockReading:
-        """The clock of the node that is the farthest off, by what the adapter reckons of it."""
+        """The clock of the node that is the farthest off, as the adapter computes it."""
         before_us = self.session.clock.now_us()
         nodes_us = await self.simulated.node_clocks()
         after_us = self.session.clock.now_us()

@@ -1,5 +1,4 @@
-"""The adapters keep the cache's contract over the simulated memcached and Redis; and what happens
-when those fail."""
+"""The adapters keep the cache's contract over simulated servers, also when these fail."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,4 +1,4 @@
-"""The checker itself: what it must take, and what it must not."""
+"""The checker itself: it accepts correct histories, and rejects others."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def test_only_a_delete_that_was_applied_takes_a_counter_off_the_list(applied: bo
 
 
 def used_again(after_us: int, count: int, *, is_conflict: bool = False) -> list[str]:
-    """What is wrong if a key with a TTL of 4 s is used again, and *count* is read at last."""
+    """The problems if a key with a TTL of 4 s is used again, and *count* is read last."""
     changes = []
     for place, sent_us in enumerate((START_US, START_US + after_us)):
         delta, answered_us = BASE**place, sent_us + 1_000

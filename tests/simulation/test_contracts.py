@@ -155,4 +155,4 @@ def test_a_value_expires_on_every_replica_at_once(gone_us: int) -> None:
 
 
 class TestSettledAudit(OnSimulation, suites.SettledAuditCases):
-    """The audit where events are gone."""
+    """The audit if events are gone."""

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class _Planting:
-    """Plants a bug around each test of a run of pytest within this one, and notes what came."""
+    """Plants a bug around each test of a run of pytest within this one, and notes the outcomes."""
 
     def __init__(self, bug: Bug) -> None:
         self._bug = bug
@@ -40,7 +40,7 @@ class _Planting:
 
 
 def outcomes_with(bug: Bug, test: str, monkeypatch: pytest.MonkeyPatch) -> _Planting:
-    """What comes of *test*, run in this process with *bug* planted."""
+    """The outcome of *test*, run in this process with *bug* planted."""
     planting = _Planting(bug)
     # The run within keeps its notes of which test runs in the environment, as the run around it.
     monkeypatch.setenv("PYTEST_CURRENT_TEST", os.environ.get("PYTEST_CURRENT_TEST", ""))
@@ -59,7 +59,7 @@ def test_a_directed_test_fails_where_the_bug_is_planted(
     """And it passes without: it is among the tests of this suite."""
     came = outcomes_with(all_bugs()[name], DIRECTED[name], monkeypatch)
     assert came.outcomes == ["call failed"], came.text or f"there is no {DIRECTED[name]}"
-    # What is planted must run, and not be a fault that any test would notice.
+    # A planted bug must run, and not be a fault that any test would notice.
     assert isinstance(came.error, (AssertionError, CounterError, pytest.fail.Exception)), came.text
     assert not str(came.error).startswith("Timeout"), came.text
 

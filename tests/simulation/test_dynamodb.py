@@ -84,11 +84,11 @@ class TestKeys(OnSimulation, suites.KeyCases):
 
 
 class TestNonTransactional(OnSimulation, suites.NonTransactionalCases):
-    """What a store without transactions does."""
+    """The suite of stores without transactions."""
 
 
 class TestSettledAudit(OnSimulation, suites.SettledAuditCases):
-    """The audit where events are gone."""
+    """The audit if events are gone."""
 
 
 def test_nothing_promised_is_broken() -> None:

@@ -85,7 +85,7 @@ class Drawing:
         return delete(_TABLE, self.key(), condition, **values)
 
     def call(self) -> tuple[Any, Callable[[Driver], Awaitable[Any]]]:
-        """Return a call, and what it is about."""
+        """Return a call and its subject."""
         random = self.random
         one, keys = self.write(), [self.key() for _ in range(random.randint(1, 9))]
         some = [self.write() for _ in range(random.randint(1, 3))]
@@ -156,7 +156,7 @@ def _key_of(write: Write) -> Any:
 
 
 async def _outcome(call: Awaitable[Any]) -> Any:
-    """Return what a call answers, without what only one of the two may say."""
+    """Return the response of a call, without the parts that only one engine has."""
     try:
         answer = await call
     except ClientError as error:

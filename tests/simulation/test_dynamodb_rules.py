@@ -1,4 +1,4 @@
-"""What the adapter for DynamoDB does if requests are lost, late, throttled or done in parts."""
+"""The adapter for DynamoDB if requests are lost, late, throttled or partly done."""
 
 import asyncio
 import gc
@@ -60,7 +60,7 @@ EVENTS = "counter_default.events_"
 
 
 class Lab:
-    """A server, and what is on its way to it until the test has it land."""
+    """A server, and the requests that the test has not delivered yet."""
 
     def __init__(self, seed: int = 1) -> None:
         self.clock = FakeClock(NOW)
@@ -81,12 +81,12 @@ class Lab:
         return made
 
     async def outcome(self, call: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of a call whose client gives up if nothing else happens."""
+        """Return the result of a call that times out if nothing else happens."""
         task = asyncio.get_running_loop().create_task(call)
         for _ in range(100):
             await asyncio.sleep(0)
         if not task.done():
-            # Of what is on its way the time-out is the first.
+            # The time-out is the first of the pending events.
             self.held.pop(0)()
         return await task
 
@@ -153,7 +153,7 @@ async def test_every_read_sees_written_data(lab: Lab) -> None:
 
 
 async def test_an_add_without_a_response_is_unknown_until_it_is_resolved(lab: Lab) -> None:
-    """The driver does not find what it wrote itself and call it a replay."""
+    """The driver does not report its own write as a replay."""
     store = await lab.store()
     namespace = await make_namespace(store)
     meet(store, EVENTS, Met(loses=True))
@@ -246,7 +246,7 @@ async def test_a_checkpoint_is_the_sum_of_its_rows_at_each_moment(lab: Lab) -> N
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_change_that_a_proxy_sends_twice_is_made(seed: int) -> None:
-    """Whichever of the two is answered: the second one finds what the first one wrote."""
+    """Whichever of the two is answered: the second one finds the write of the first."""
     lab = Lab(seed)
     store = await lab.store()
     namespace = await make_namespace(store)
@@ -303,7 +303,7 @@ async def test_a_store_is_closed_when_its_marks_are_written(lab: Lab) -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert not closing.done()
-    # Others that it waits for can still be sent.
+    # Other requests that it waits for can still be sent.
     await store.ping()
     # Before its time-out, which is behind it.
     lab.held.pop()()

@@ -1,4 +1,4 @@
-"""What a step that fails, or is left half done, leaves to those who come next."""
+"""Steps that fail or are left half done are finished by later ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -65,7 +65,7 @@ async def test_marks_that_failed_to_be_dropped_are_dropped_later(processes: Proc
     namespace = await make_namespace(store)
     await store.rollups.mark(namespace, [Mark(NOW, "c")])
     assert await dirty_counters(store, namespace) == {"c"}
-    # Once more, so that it does not look for what others left behind.
+    # Once more, so that it does not look for marks of other processes.
     await store.rollups.drop_marks(namespace, 0, NOW - WINDOW)
     failing = AsyncMock(side_effect=StoreUnavailableError("the cluster is away"))
     with (
@@ -78,7 +78,7 @@ async def test_marks_that_failed_to_be_dropped_are_dropped_later(processes: Proc
 
 
 async def test_a_missing_table_makes_the_slices_be_read_again(processes: Processes) -> None:
-    """The error comes when they are read: who tries again knows what is dropped."""
+    """The error comes when they are read: the retry knows the dropped slices."""
     one, other = await processes.another(), await processes.another()
     namespace = await make_namespace(one)
     await other.control.drop_slice(namespace.dataset, FIRST_SLICE)

@@ -46,7 +46,7 @@ async def dirty_shards(store: SimulatedStore, namespace: Namespace) -> int:
 async def test_marks_left_by_others_are_searched_in_a_few_shards_at_once(
     processes: Processes,
 ) -> None:
-    """The rollup of the others does not wait for it: theirs is dropped at one of the next times."""
+    """The rollup does not wait for it: the marks are dropped later."""
     one, other = await processes.another(), await processes.another()
     namespace = await make_namespace(one, shards=SHARDS)
     await one.rollups.mark(namespace, [Mark(NOW, name) for name in NAMES])

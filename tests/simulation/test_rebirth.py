@@ -22,7 +22,7 @@ _FIRST, _ADDS = 100_000, 10
 
 
 def reborn(*pauses_us: int, traps: tuple[Trap, ...] = ()) -> Result:
-    """What comes of ten adds through a process that pauses when the deletion is sent, so long."""
+    """The result of ten adds through a process that pauses at the deletion, for this long."""
     config = replace(
         draw(1).config,
         apis=2,

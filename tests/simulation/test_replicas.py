@@ -1,4 +1,4 @@
-"""What the adapter asks of the replicas is enough: what was acknowledged, or voided, stays so."""
+"""The adapter's consistency levels suffice: acknowledged and voided events stay so."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -68,7 +68,7 @@ async def found_items(store: SimulatedStore, namespace: Namespace) -> list[Event
     return list(await store.events.find(namespace, ITEMS))
 
 
-#: By what is kept: what is written, how it is read, and what is read then.
+#: By kind of data: the write, the read, and the result.
 KEPT: dict[str, tuple[Do, Do, object]] = {
     "events": (lambda store, ns: store.events.append(ns, [EVENT]), found, EVENT),
     "items": (lambda store, ns: store.events.append_atomic(ns, ITEMS), found_items, ITEMS),
@@ -158,7 +158,7 @@ WRITES: dict[str, Do] = {
 async def test_a_write_that_too_few_replicas_take_fails(processes: Processes, write: str) -> None:
     store = await processes.another()
     namespace = await plain_namespace(store)
-    # What it reads before is known.
+    # Its earlier reads are known.
     await store.events.append(namespace, [EVENT])
     await store.rollups.mark(namespace, [Mark(NOW, "c")])
     for node in processes.cluster.nodes[:2]:
@@ -196,7 +196,7 @@ async def test_an_event_found_in_one_data_center_counts_in_each(levels: tuple[st
         assert [each.total for each in sums] == [1, 2]
 
 
-#: What is cut, and in which data center a late token is asked about then.
+#: The cut, and the data center of the late token's request.
 ASKED = list(product([None, (0, 1), (1, 0)], [0, 1]))
 
 
@@ -205,7 +205,7 @@ ASKED = list(product([None, (0, 1), (1, 0)], [0, 1]))
 async def test_two_data_centers_give_one_answer_about_a_late_token(
     heard_by: tuple[int, ...], levels: tuple[str, str]
 ) -> None:
-    """Whichever of them has its event, whichever is asked first, and whatever is cut meanwhile."""
+    """Whichever has its event, and whichever is asked first, during any cut."""
     processes = Processes((0, 0, 1), Placement((("", 1),), *levels))
     stores = [await processes.another(center) for center in (0, 1)]
     settings = replace(SETTINGS, payload_check=PayloadCheck.OFF, accept_limit_us=MINUTE)
@@ -341,7 +341,7 @@ async def test_a_size_that_is_recorded_again_after_it_expired_is_no_row_of_nulls
 async def test_a_key_that_is_remembered_for_less_than_before_can_be_reserved_again(
     processes: Processes,
 ) -> None:
-    """What its first reservation wrote has longer to live than what its second one wrote."""
+    """The write of its first reservation lives longer than that of the second."""
     store = await processes.another()
     namespace = await plain_namespace(store)
     await store.decisions.reserve(namespace, nonce(1), NOW, NOW + 24 * HOUR)

@@ -42,7 +42,7 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("name", all_bugs())
 def test_a_bug_can_be_planted_and_is_gone_again(name: str) -> None:
-    """A bug whose source has changed under it is caught here, and not taken for harmless."""
+    """A bug that no longer fits its source is reported here, and not taken for harmless."""
     with all_bugs()[name].plant():
         pass
 

@@ -84,7 +84,7 @@ class World:
         asyncio.get_running_loop().call_soon(call, *args)
 
     async def process(self, offset_us: int = 0) -> Process:
-        """One whose clock is *offset_us* ahead of the true one."""
+        """A process with a clock *offset_us* ahead of the true one."""
         await have_schema(self._cluster, OPTIONS)
         made = Process(self._cluster, self.true, offset_us)
         await made.begin()
@@ -126,7 +126,7 @@ async def test_an_accurate_read_asks_for_the_partitions_of_now_and_not_for_days_
 
 @pytest.mark.parametrize("heard", [True, False], ids=["heard", "not yet heard"])
 async def test_a_slow_reader_sees_adds_of_a_fast_clock(world: World, heard: bool) -> None:
-    """Also where the reader has not heard yet that the namespace allows so much."""
+    """Also if the reader does not know yet that the namespace allows so much."""
     fast = await world.begin(OFF_US, FUTURE_LIMIT_MAX_US if heard else 5 * SECOND)
     slow = await world.process(-OFF_US)
     namespace = fast.service.namespaces.get("one")

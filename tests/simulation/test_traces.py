@@ -1,4 +1,4 @@
-"""Histories against the model: what its automata allow, and what they do not."""
+"""Histories against the model: allowed and forbidden ones."""
 
 import subprocess
 from dataclasses import replace
@@ -99,7 +99,7 @@ def test_the_table_matches_the_model() -> None:
 
 
 def printed(*arguments: str) -> dict[str, Automaton]:
-    """What ``./scripts/prove --traces`` prints."""
+    """The output of ``./scripts/prove --traces``."""
     command = [str(_ROOT / "scripts" / "prove"), "--traces", *arguments]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return dict(parse(text))

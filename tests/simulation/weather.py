@@ -1,4 +1,4 @@
-"""What the network and the nodes do to messages; one seed draws it all."""
+"""The network and the nodes: faults of messages, drawn by one seed."""
 
 from dataclasses import dataclass
 from random import Random
@@ -8,7 +8,7 @@ from counter.limits import MILLISECOND, SECOND
 
 @dataclass(slots=True)
 class Weather:
-    """Chances of what goes wrong, each of one message or statement. All 0: nothing does."""
+    """Probabilities of faults, each of one message or statement; all 0 by default."""
 
     random: Random
     delay_us: int = 2 * MILLISECOND

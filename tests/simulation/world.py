@@ -34,14 +34,14 @@ from tests.simulation.plan import BRIEF, DIRECTORY, ROUGH, Config, Trap
 from tests.simulation.requests import START_US, Requests
 from tests.simulation.situations import Watch
 
-#: What simulates a store: the module has its options, its servers and its adapter.
+#: The simulated stores: each module has its options, its servers and its adapter.
 _STORES = {"cassandra": "tests.simulation.store", "dynamodb": "tests.simulation.dynamodb_store"}
 _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
 _PAUSE_US = 150 * MILLISECOND
 _IDLE_PAUSE_US = 2 * SECOND
 _DATA = "counter_default."
-#: What bounds a page or a batch.
+#: The bounds of pages and batches.
 _PAGES = (
     "rollup.worker._MARKS_PER_READ",
     "rollup.worker._WINDOWS_FIRST",
@@ -156,7 +156,7 @@ class Member:
         self._traps.append([trap.nth, trap])
 
     def _meet(self, table: str, updates: bool) -> Met:
-        """What a statement on *table* that is about to be sent meets."""
+        """The fate of a statement on *table* that is about to be sent."""
         for each in self._traps:
             trap: Trap = each[1]
             if not _is_meant(trap, table, updates):
@@ -348,7 +348,7 @@ def _settings(store: str, skew_ms: int) -> Settings:
 
 
 class _Faults(logging.Handler):
-    """Collects what the service logs as its own fault."""
+    """Collects internal errors from the service's log."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -362,7 +362,7 @@ class _Faults(logging.Handler):
 
 @contextmanager
 def _bounded(config: Config) -> Iterator[None]:
-    """Have what is bounded in production be bounded by a few."""
+    """Replace the bounds of production by small ones."""
     bounds: dict[str, object] = {"counter.limits.KEY_TTL_MIN_US": SECOND}
     if config.event_buckets_max:
         bounds |= {
@@ -404,7 +404,7 @@ def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[s
             patch("counter.storage.cassandra.control_keyspace.random", Random(f"turns {seed}")),
             patch("rollup.leases.random", Random(f"leases {seed}")),
             patch("counter.storage.cassandra.events.random", Random(f"strict {seed}")),
-            # What is done every second by every process would be most of the run.
+            # The work of every process in every second would be most of the run.
             patch("counter.storage.cassandra.rollups._LEFT_BEHIND", 3),
             patch("counter.core.upkeep._READ_EVERY_S", 3.0),
             patch("counter.security.keys._READ_EVERY_S", 10.0),

@@ -1,4 +1,4 @@
-"""A client of one stream of adds: sends lines, and reads their answers meanwhile."""
+"""A client of one stream of adds: sends lines and reads responses at the same time."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ def line(number: int, delta: int = 1, counter: str = "c", time_us: int = START_U
 
 
 class AddStream:
-    """One stream: what is sent, and what comes back meanwhile."""
+    """One stream: its sent lines and received responses."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -53,14 +53,14 @@ class AddStream:
         self._send(h11.EndOfMessage())
 
     async def event(self) -> Any:
-        """What comes next."""
+        """The next response."""
         async with asyncio.timeout(30):
             while (found := self.http.next_event()) is h11.NEED_DATA:
                 self.http.receive_data(await self.reader.read(65_536))
         return found
 
     async def status(self) -> int:
-        """The status of the head; what the others need comes after it."""
+        """The status of the head; the rest follows."""
         while not isinstance(head := await self.event(), h11.Response):
             assert head.status_code == 100
         return int(head.status_code)

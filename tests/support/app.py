@@ -125,7 +125,7 @@ class App:
         forget_applications()
 
     async def restart(self) -> None:
-        """Another service over the same data: what was only in its memory is gone."""
+        """Another service over the same data, without the memory of the first."""
         await self.stop()
         await self.start()
 
@@ -200,7 +200,7 @@ def store_that_fails(app: App, method: str, *, after: bool = False) -> Iterator[
 def store_that_stalls(
     app: App, method: str, meanwhile: Callable[[], Awaitable[Any]]
 ) -> Iterator[None]:
-    """Have the next call of *method* land only after all of *meanwhile* has happened."""
+    """Let the next call of *method* land only after *meanwhile* has run."""
     part = part_of(app.store, method)
     works = getattr(part, method)
     calls = iter([True])

@@ -1,4 +1,4 @@
-"""Requests as bytes, odd ones too: no client library would send what a hostile client sends."""
+"""Requests as bytes, also those that no client library sends."""
 
 import json
 from typing import Any
@@ -57,5 +57,5 @@ def add(
     return post(f"{one(counter, namespace)}/add", body, JSON, *headers)
 
 
-#: Goes through ASGI in any case; what was asked before it has been answered when it is.
+#: Goes through ASGI in any case; earlier requests have been answered when it is.
 LAST = request("GET", "/healthz", CLOSE)

@@ -62,7 +62,7 @@ def cache_address(cluster: Cluster) -> str:
 
 
 def _commands(cluster: Cluster, *commands: bytes) -> bytes:
-    """What the first memcached answers to the last of *commands*."""
+    """The response of the first memcached to the last of *commands*."""
     host, _, port = cache_address(cluster).partition(":")
     connection = MemcachedConnection(host, int(port), 2.0)
     answers = connection.pipeline(commands)

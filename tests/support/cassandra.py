@@ -87,7 +87,7 @@ async def opened(
 
 
 def slice_of_now() -> Slice:
-    """A slice of DATASET that holds now, whatever happens meanwhile."""
+    """A slice of DATASET that holds now and during the test."""
     start_us = slice_start(SystemClock().now_us(), DATASET.slice_us)
     return Slice(start_us, start_us + 2 * DATASET.slice_us, DATASET.time_bucket_us, 4)
 
@@ -135,7 +135,7 @@ async def forget(store: CassandraStore, *, keep: Sequence[Slice] = ()) -> None:
 
 
 async def standing(store: CassandraStore, dataset: Dataset = DATASET) -> set[int]:
-    """The starts of the slices whose tables are there."""
+    """The starts of the slices with tables."""
     keyspace = store.session.state_of(dataset).keyspace
     cql = f"SELECT table_name FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
     names = [name for (name,) in await store.session.connection.simple(cql)]

@@ -1,4 +1,4 @@
-"""What a Cassandra store sends: counted, or kept from being sent."""
+"""The statements of a Cassandra store: counted, or kept from being sent."""
 
 from collections.abc import Callable
 from typing import Any, Self

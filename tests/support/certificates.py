@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl: an authority, and what it signs."""
+"""Certificates for tests, made by openssl: an authority and its certificates."""
 
 import shutil
 import ssl
@@ -19,7 +19,7 @@ class Signed:
     key: Path
 
     def install(self, other: "Signed") -> None:
-        """Put *other* where this one is, as a renewal does: whole files, one after the other."""
+        """Replace this one by *other*, as a renewal does: whole files, one after the other."""
         for theirs, ours in ((other.cert, self.cert), (other.key, self.key)):
             new = ours.with_suffix(".new")
             shutil.copy(theirs, new)
@@ -57,7 +57,7 @@ class Authority:
         return made
 
     def client(self, own: Signed | None = None) -> ssl.SSLContext:
-        """How a client trusts what this one signed, and shows its *own* certificate."""
+        """A context that trusts this authority and shows its *own* certificate."""
         context = ssl.create_default_context(cafile=str(self.cert))
         if own is not None:
             context.load_cert_chain(own.cert, own.key)

@@ -62,7 +62,7 @@ def running_cluster(
 
 @contextmanager
 def session_of(cluster: Cluster, password: str | None = None) -> Iterator[Any]:
-    """The bare driver, connected to the first node, as ``cassandra`` where there is a password."""
+    """The bare driver, connected to the first node, as ``cassandra`` if there is a password."""
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, ExecutionProfile
     from cassandra.cluster import Cluster as Driver

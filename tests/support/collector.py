@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 @dataclass
 class Collector:
-    """What processes sent, and under which name."""
+    """The received spans, by service name."""
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)

@@ -17,7 +17,7 @@ def flip(draw: random.Random, body: bytearray, _: bytes) -> object:
 
 
 def flip_used(draw: random.Random, body: bytearray, _: bytes) -> object:
-    """Flip a bit of what is not zero: most of a small file is."""
+    """Flip a bit of a byte that is not zero: most of a small file is zero."""
     at = draw.choice([at for at, byte in enumerate(body) if byte])
     body[at] ^= 1 << draw.randrange(8)
     return at
@@ -39,7 +39,7 @@ def zero(draw: random.Random, body: bytearray, _: bytes) -> object:
 
 
 def tear(draw: random.Random, body: bytearray, earlier: bytes) -> object:
-    """Lose a write, or a part of it: what was there before is there still."""
+    """Lose a write or a part of it: the old data are still there."""
     at = block(draw, body)
     before = earlier[at]
     body[at.start : at.start + len(before)] = before
@@ -47,7 +47,7 @@ def tear(draw: random.Random, body: bytearray, earlier: bytes) -> object:
 
 
 def swap(draw: random.Random, body: bytearray, _: bytes) -> object:
-    """Write a block to where another one belongs."""
+    """Write a block to the place of another one."""
     at = block(draw, body)
     other = block(draw, body)
     part = body[other][: len(body[at])]

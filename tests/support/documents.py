@@ -27,7 +27,7 @@ def save_programs(text: str, folder: Path) -> list[str]:
 
 
 def python_of(text: str, without: Sequence[str] = ()) -> str:
-    """All blocks of Python of a page, in their order, but for what is saved as one of *without*."""
+    """All blocks of Python of a page, in order, except those saved as one of *without*."""
     for name, program in _SAVED.findall(text):
         if name in without:
             text = text.replace(program, "")

@@ -35,7 +35,7 @@ def dynamodb(
 
 
 class ClockedStore(DynamodbStore):
-    """A store whose clock is the test's."""
+    """A store with the test's clock."""
 
     def __init__(self, options: DynamodbOptions, clock: Clock) -> None:
         super().__init__(options, clock)
@@ -68,7 +68,7 @@ class _Shared:
 
 
 def stores_of(dataset: Dataset, clock: Clock) -> Callable[[], DynamodbStore]:
-    """Return what makes one store after another over the same tables, which are empty at first."""
+    """Return a factory of stores over the same tables, which are empty at first."""
     options = _Shared.options
     assert options is not None, "use the fixture dynamodb"
     first = iter([FreshStore(options, clock, [dataset])])

@@ -23,7 +23,7 @@ from tests.support.server import SMALL_WINDOWS
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Where the service listens, and its data directory."""
+    """The address of the service, and its data directory."""
 
     url: str
     data: Path

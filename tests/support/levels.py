@@ -26,14 +26,14 @@ import pytest
 
 
 class Level(StrEnum):
-    """What must run beside a test."""
+    """The requirements of a test."""
 
     ALONE = "alone"
     SERVED = "served"
     LONG = "long"
 
 
-#: What runs the tests that a level leaves out.
+#: The command for the tests that a level leaves out.
 COMMANDS: Final = {
     Level.ALONE: "./scripts/test",
     Level.SERVED: "./scripts/test --all",
@@ -98,7 +98,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 class Levels:
-    """Selects tests, keeps those of the level alone alone, and reports what was left out."""
+    """Selects tests, guards the level *alone*, and reports the deselected tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._levels = frozenset(map(Level, config.getoption("level") or Level))
@@ -112,7 +112,7 @@ class Levels:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Deselect what --level and --changed-since leave out."""
+        """Deselect tests by --level and --changed-since."""
         kept, dropped = list[pytest.Item](), list[pytest.Item]()
         left_out, untouched = Counter[str](), Counter[str]()
         for item in items:
@@ -155,7 +155,7 @@ class Levels:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Take what a worker of xdist left out: all of them leave out the same."""
+        """Take the deselected tests of a worker of xdist: all workers have the same."""
         output = getattr(node, "workeroutput", {})
         self._left_out = output.get(_LEFT_OUT, self._left_out)
         self._untouched = output.get(_UNTOUCHED, self._untouched)
@@ -248,7 +248,7 @@ def changed_since(commit: str) -> frozenset[str]:
 
 
 def is_touched(path: str, changed: Iterable[str]) -> bool:
-    """Return whether a test module, what it imports, or what it watches is among the *changed*."""
+    """Return whether a test module, its imports, or its watched files are among the *changed*."""
     watched = [
         each for folder, paths in WATCHED.items() if path.startswith(folder) for each in paths
     ]

@@ -18,7 +18,7 @@ class Lifespan:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Run the application's start; what it raises is raised here."""
+        """Run the application's start; its errors are raised here."""
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
         self._task = asyncio.create_task(
             self._app(scope, self._to_app.get, self._from_app.put), name="lifespan"

@@ -1,4 +1,4 @@
-"""What a test needs of its surroundings: missing, it skips at a desk and fails in the gate."""
+"""Requirements of tests: if one is missing, a test skips at a desk and fails in the gate."""
 
 import importlib
 import os
@@ -21,7 +21,7 @@ def miss(reason: str) -> NoReturn:
 
 
 def need(module: str) -> ModuleType:
-    """The *module*, or :func:`miss` where it does not exist. Its own import errors are raised."""
+    """The *module*, or :func:`miss` if it does not exist. Its own import errors are raised."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

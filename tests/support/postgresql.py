@@ -41,7 +41,7 @@ END $$"""
 
 
 class ClockedDatabase(PostgresqlDatabase):
-    """A database whose functions read the time of the test's clock."""
+    """A database with functions that read the test's clock."""
 
     def __init__(self, options: PostgresqlOptions, clock: FakeClock) -> None:
         super().__init__(options)
@@ -107,7 +107,7 @@ class FreshStore(ClockedStore):
             "CREATE OR REPLACE FUNCTION {s}.clock_us() RETURNS bigint LANGUAGE sql VOLATILE"
             " AS 'SELECT us FROM {s}.test_clock'"
         )
-        # Tests drop slices that hold what they look for.
+        # Tests drop slices with data that they look for.
         await database.rows(
             "CREATE OR REPLACE FUNCTION {s}.is_past_retention(p_dataset integer, p_until bigint)"
             " RETURNS boolean LANGUAGE sql STABLE AS 'SELECT true'"
@@ -123,7 +123,7 @@ class _Shared:
 
 
 def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], PostgresqlStore]:
-    """Return what makes one store after another over the same tables, which are empty at first."""
+    """Return a factory of stores over the same tables, which are empty at first."""
     assert _Shared.server is not None, "use the fixture postgresql"
     options = PostgresqlOptions(_Shared.server.dsn(), schema="kept")
     first = iter([FreshStore(options, clock, [dataset], keeps_schema=True)])

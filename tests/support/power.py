@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 @dataclass
 class _File:
-    """A file's content: what was synced, and the changes since."""
+    """A file's content: the synced part, and the changes since."""
 
     synced: bytearray = field(default_factory=bytearray)
     pending: list[Change] = field(default_factory=list)
@@ -46,7 +46,7 @@ class _File:
         self.pending = []
 
     def content(self, draw: random.Random | None) -> bytes:
-        """All of it; with *draw* only some of what was not synced."""
+        """All of it; with *draw* only some of the unsynced changes."""
         body = bytearray(self.synced)
         self._put(body, draw)
         return bytes(body)
@@ -68,7 +68,7 @@ class _File:
 
 
 class Recorder:
-    """Records what a process does to the files below *under*."""
+    """Records the writes and syncs of a process below *under*."""
 
     def __init__(self, place: Path, under: Path, mapped: Path | None = None) -> None:
         """*mapped* is a file that the process writes through memory."""
@@ -87,7 +87,7 @@ class Recorder:
         }
 
     def length(self) -> int:
-        """The record's length: what was answered by now is in so much of it."""
+        """The record's length: it covers all responses by now."""
         return self.log.stat().st_size
 
     def changes(self) -> Iterator[Change]:
@@ -116,7 +116,7 @@ class Disk:
         self._mapped: dict[Path, list[bytes]] = {}
 
     def hold(self, content: Path) -> None:
-        """Take the tree *content* for what was on disk at first."""
+        """Take the tree *content* as the disk's first state."""
         for each in sorted(content.rglob("*")):
             path = self._under / each.relative_to(content)
             file = None if each.is_dir() else _File(bytearray(each.read_bytes()))
@@ -134,7 +134,7 @@ class Disk:
         elif each.kind == "U":
             self._cached.pop(each.path, None)
         elif each.kind == "R":
-            # What stdio wrote is not recorded.
+            # Output of stdio is not recorded.
             if each.path in self._cached:
                 self._cached[Path(os.fsdecode(each.data))] = self._cached.pop(each.path)
         elif each.kind == "S" and (each.path == self._under or self._is_directory(each.path)):
@@ -161,7 +161,7 @@ class Disk:
         return found
 
     def leave(self, at: Path, draw: random.Random, how: str) -> None:
-        """Write to *at* what is left: all that was synced, and of the rest none, all or some."""
+        """Write the remains to *at*: all synced data, and none, all or some of the rest."""
         names = dict(self._named if how == "synced" else self._cached)
         if how == "some":
             names = {k: v for k, v in names.items() if k in self._named or draw.random() < 0.5}

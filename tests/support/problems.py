@@ -1,4 +1,4 @@
-"""What every refusal must look like, checked in one place."""
+"""The form of every refusal, checked in one place."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict

@@ -1,4 +1,4 @@
-"""A relay before one server: what passes it can be lost or held, as on a bad network."""
+"""A relay before one server: it can lose or hold bytes, like a bad network."""
 
 import asyncio
 import math

@@ -73,7 +73,7 @@ class Server:
         return self._process
 
     def output(self, stream: str) -> str:
-        """What the latest process wrote to ``out`` or ``err``."""
+        """The latest process's output in ``out`` or ``err``."""
         path = self._logs / f"{self.starts}.{stream}"
         return path.read_text(encoding="utf-8", errors="replace")
 

@@ -11,11 +11,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def entries_of(index: bytes) -> list[tuple[int, bytes, int]]:
-    """Of each entry of an ``Index.db``: where its key begins, the key, and where the partition
-    begins in the data.
-
-    Of a damaged one the entries before the first that has no end.
-    """
+    """Yield key and positions of each entry of an ``Index.db``, up to the first broken one."""
     found = []
     at = 0
     try:

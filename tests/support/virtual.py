@@ -1,4 +1,4 @@
-"""Time that is virtual, for what pauses and waits: hours pass at once, the same in each run."""
+"""Virtual time for pauses and waits: hours pass at once, the same in each run."""
 
 from collections.abc import Coroutine
 from random import Random
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def virtually(work: Coroutine[Any, Any, T]) -> T:
-    """What *work* comes to, run by itself from the time 0 on."""
+    """The result of *work*, run by itself from the time 0 on."""
     loop = SimulatedLoop(Random(0))
     try:
         return loop.run_until_complete(work)

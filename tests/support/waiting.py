@@ -1,4 +1,4 @@
-"""Waiting for another process: the one place where a test polls, and it has a deadline."""
+"""Waiting for another process: the one place in which a test polls, with a deadline."""
 
 import asyncio
 import time

@@ -18,7 +18,7 @@ from api.server.server import Server
 from counter.background import loop_factory
 from tests.support.app import App
 
-#: Turns of the loop after which what was sent here has been read there.
+#: Turns of the loop after which bytes that were sent here have been read there.
 _TURNS = 4
 _REQUEST_TIMEOUT_US = 10_000_000
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -60,13 +60,13 @@ class Wire:
 
 
 async def turns(count: int = _TURNS) -> None:
-    """Let the loop turn: what is ready happens."""
+    """Let the loop turn: ready callbacks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def rest_of(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the other side closes, kindly or not."""
+    """All bytes until the other side closes, kindly or not."""
     received = bytearray()
     async with asyncio.timeout(30):
         try:
@@ -107,7 +107,7 @@ async def wired(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if socket_bytes is not None:
-                # What is accepted has what its listener has.
+                # An accepted socket has the options of its listener.
                 listener.setsockopt(socket.SOL_SOCKET, option, socket_bytes)
         serving = asyncio.create_task(server.serve([listener]))
         try:

@@ -35,7 +35,7 @@ def fails(_: Settings) -> Application:
 
 
 def work(settings: Settings, listener: socket, number: int, pipe: Connection, folder: Path) -> None:
-    """What a spawned process does."""
+    """The main function of a spawned process."""
     make = fails if settings.metrics_port is None else over_memory
     with patch("api.serve.create_app", make):
         serve_one(settings, listener, number, pipe, folder)
