@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +28,6 @@ from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOp
 from counter.storage.postgresql.schema import apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.storage.sqlite import SqliteStore
-from counter.tokens import TokenGenerator
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
@@ -95,7 +95,6 @@ class Desk:
         cache = MemoryCache(self.clock, entries_max=settings.cache_entries_max)
         self.worker = RollupWorker(self.store, cache, self.clock, self.namespaces)
         self.reader = CountReader(self.store, cache, self.clock)
-        self._tokens = TokenGenerator()
         self._settings = settings
         self._counted: Counter[str] = Counter()
         self._loaded: dict[str, int] = {}
@@ -134,7 +133,7 @@ class Desk:
         step_us = max(1, windows * size_us // len(names))
         for start in range(0, len(names), BATCH_ITEMS_MAX):
             batch = [
-                Event(name, begin_us + number * step_us, self._tokens.next().nonce, 0, 1)
+                Event(name, begin_us + number * step_us, uuid.uuid4().bytes, 0, 1)
                 for number, name in enumerate(names[start : start + BATCH_ITEMS_MAX], start)
             ]
             await self.move_to(batch[-1].event_time_us)

@@ -1,11 +1,9 @@
-"""Make idempotency tokens, and read them from keys."""
+"""Read idempotency tokens from requests and keys."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 import uuid
-from threading import Lock
 from typing import Final
 
 from counter import limits
@@ -14,23 +12,6 @@ from counter.types import Token
 
 _UUID_CHARS: Final = 36
 _HASH_PERSON_KEY: Final = b"counter.key"
-
-
-class TokenGenerator:
-    """Generate tokens with a random nonce and a strictly increasing wall clock time.
-
-    Safe to share between threads.
-    """
-
-    def __init__(self) -> None:
-        self._latest_us = 0
-        self._lock = Lock()
-
-    def next(self) -> Token:
-        """Return a token that no other call of any process returns."""
-        with self._lock:
-            self._latest_us = max(self._latest_us + 1, time.time_ns() // 1_000)
-            return Token(uuid.uuid4().bytes, self._latest_us)
 
 
 def nonce_of_key(namespace_id: int, operation: str, target: str, key: str) -> bytes:

@@ -7,6 +7,7 @@ import heapq
 import json
 import random
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +19,6 @@ from typing import Any, Final
 import httpx
 
 from counter.clock import to_rfc3339
-from counter.tokens import TokenGenerator
 
 ADD_PATH: Final = "/v1/namespaces/default/batch/add"
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -127,7 +127,6 @@ class Outbox:
         self._size = max(1, min(batch_items, len(occurrences) // BATCHES_MIN))
         self._starts = list(range(0, len(occurrences), self._size))
         random.shuffle(self._starts)
-        self._next_token = TokenGenerator().next
         self._new = self._batches()
         self._waiting: list[tuple[float, int, Batch]] = []
         self._ticket = count()
@@ -171,7 +170,7 @@ class Outbox:
             yield self.make(names, draw_faults(number, self.batches, hedge=self._hedge_all))
 
     def _item(self, name: str) -> str:
-        nonce, self.latest_us = self._next_token()
+        nonce, self.latest_us = uuid.uuid4().bytes, time.time_ns() // 1_000
         token = {"token": nonce.hex(), "generation_time": to_rfc3339(self.latest_us)}
         return json.dumps({"counter": name, "delta": 1, "idempotency_token": token})
 

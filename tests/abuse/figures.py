@@ -19,10 +19,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from counter.tokens import TokenGenerator
 from tests.support.bytes_on_wire import JSON, LAST, get, post
 from tests.support.certificates import Authority
-from tests.support.rest import on_wire
+from tests.support.rest import new_token, on_wire
 from tests.support.server import Server, serving
 
 RESIDENT_MIB_MAX = 200
@@ -171,10 +170,10 @@ async def _check_health(client: _Client, figures: Figures) -> None:
 
 async def _behave_well(client: _Client, figures: Figures) -> None:
     """A client that keeps a connection, and takes another one if it is closed."""
-    tokens, connection = TokenGenerator(), await client.connect()
+    connection = await client.connect()
     try:
         while True:
-            body = json.dumps({"delta": 1, "idempotency_token": on_wire(tokens.next())}).encode()
+            body = json.dumps({"delta": 1, "idempotency_token": on_wire(new_token())}).encode()
             sent = post("/v1/namespaces/default/counters/good/add", body, JSON) + get("good")
             began = len(figures.failed)
             await _timed(_twice(connection, sent), "request", figures.requests_ms, figures.failed)

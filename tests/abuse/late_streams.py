@@ -4,11 +4,10 @@ import json
 import socket
 import time
 
-from counter.tokens import TokenGenerator
 from counter.types import Token
 from tests.abuse.bad_streams import stream
 from tests.abuse.figures import report
-from tests.support.rest import item
+from tests.support.rest import item, new_token
 
 FLAGS = {"resolutions_per_s": "10"}
 _LATE_US = 600_000_000
@@ -27,8 +26,7 @@ def attack(port: int, streams: int, seconds: float) -> None:
 
 
 def _lines() -> bytes:
-    tokens = TokenGenerator()
-    late = (Token(each.nonce, each.generation_time_us - _LATE_US) for each in iter(tokens.next, 0))
+    late = (Token(each.nonce, each.generation_time_us - _LATE_US) for each in iter(new_token, 0))
     return b"".join(
         json.dumps(item(f"c{number}", 1, token)).encode() + b"\n"
         for number, token in zip(range(1_000), late, strict=False)

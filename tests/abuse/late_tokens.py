@@ -2,12 +2,11 @@
 
 import json
 
-from counter.tokens import TokenGenerator
 from counter.types import Token
 from tests.abuse.figures import report
 from tests.abuse.flood import flood
 from tests.support.bytes_on_wire import JSON, post
-from tests.support.rest import item
+from tests.support.rest import item, new_token
 
 FLAGS = {"resolutions_per_s": "10"}
 _LATE_US = 600_000_000
@@ -19,10 +18,9 @@ def attack(port: int, connections: int, seconds: float) -> None:
 
 
 def _batch() -> bytes:
-    tokens = TokenGenerator()
     items = []
     for number in range(1_000):
-        token = tokens.next()
+        token = new_token()
         if number % 10:
             token = Token(token.nonce, token.generation_time_us - _LATE_US)
         items.append(item(f"c{number}", 1, token))

@@ -10,10 +10,9 @@ import time
 from urllib.request import Request, urlopen
 
 from counter.limits import BATCH_ITEMS_MAX, COUNTER_NAME_CHARS_MAX
-from counter.tokens import TokenGenerator
 from tests.abuse.figures import report
 from tests.support.bytes_on_wire import request
-from tests.support.rest import on_wire
+from tests.support.rest import new_token, on_wire
 
 _NAMESPACE = "/v1/namespaces/large"
 _LIST = f"{_NAMESPACE}/counters?order=-count&limit=1000"
@@ -54,17 +53,16 @@ def _fill(url: str, counters: int) -> None:
     """Create the namespace at *url* with so many counters."""
     settings = json.dumps({"counter_type": "ACCURATE"}).encode()
     _send(Request(url, settings, {"Content-Type": "application/json"}, method="PUT"))
-    tokens = TokenGenerator()
     for start in range(0, counters, BATCH_ITEMS_MAX):
         numbers = range(start, min(counters, start + BATCH_ITEMS_MAX))
-        items = [_item(number, tokens) for number in numbers]
+        items = [_item(number) for number in numbers]
         body = json.dumps({"items": items}).encode()
         _send(Request(f"{url}/batch/add", body, {"Content-Type": "application/json"}))
 
 
-def _item(number: int, tokens: TokenGenerator) -> dict[str, object]:
+def _item(number: int) -> dict[str, object]:
     name = f"{number:0{COUNTER_NAME_CHARS_MAX}}"
-    return {"counter": name, "delta": number % 97, "idempotency_token": on_wire(tokens.next())}
+    return {"counter": name, "delta": number % 97, "idempotency_token": on_wire(new_token())}
 
 
 def _ask(port: int, target: str, ends_s: float) -> None:

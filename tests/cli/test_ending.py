@@ -8,9 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from counter.tokens import TokenGenerator
 from counter.types import Token
-from tests.support.rest import on_wire
+from tests.support.rest import new_token, on_wire
 from tests.support.server import serving
 from tests.support.waiting import eventually
 
@@ -27,7 +26,6 @@ class Load:
     """Clients that add one after the other, each on a connection that it keeps."""
 
     port: int
-    tokens: TokenGenerator = field(default_factory=TokenGenerator)
     acknowledged: int = 0
     #: Connections whose last response announced it.
     dismissed: int = 0
@@ -54,7 +52,7 @@ class Load:
 
     async def _add(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Whether the connection may be used again."""
-        token = self.tokens.next()
+        token = new_token()
         body = json.dumps({"delta": 1, "idempotency_token": on_wire(token)}).encode()
         head = f"{ADD}\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)

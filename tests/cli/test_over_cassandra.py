@@ -10,12 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from counter.tokens import TokenGenerator
 from scripts.cluster_nodes import Cluster
 from tests.support.child import run_python
 from tests.support.cluster import session_of
 from tests.support.relay import Relay
-from tests.support.rest import Rest
+from tests.support.rest import Rest, new_token
 from tests.support.server import Server, ports_in_a_row, refused, serving
 from tests.support.waiting import eventually
 
@@ -122,7 +121,7 @@ async def sent_to(port: int, counter: str) -> httpx.Response:
         base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False
     ) as http:
         http.timeout = httpx.Timeout(60)
-        return await Rest(http).add(counter, 1, TokenGenerator().next())
+        return await Rest(http).add(counter, 1, new_token())
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from counter.cli.app import app
-from counter.tokens import TokenGenerator
-from tests.support.rest import Rest, item
+from tests.support.rest import Rest, item, new_token
 from tests.support.server import Server, serving
 from tests.support.waiting import eventually
 
@@ -41,7 +40,6 @@ class Adding:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.tokens = TokenGenerator()
         self.sent = [0] * CLIENTS
         self.acknowledged = [0] * CLIENTS
         self.ended = asyncio.Event()
@@ -56,7 +54,7 @@ class Adding:
         async with self.server.client() as rest:
             while not self.ended.is_set():
                 self.sent[number] += BATCH
-                items = [item(f"c{number}", 1, self.tokens.next()) for _ in range(BATCH)]
+                items = [item(f"c{number}", 1, new_token()) for _ in range(BATCH)]
                 answer = await rest.batch_add(items)
                 assert all("status" not in each for each in answer.json()["results"])
                 self.acknowledged[number] += BATCH
@@ -126,6 +124,6 @@ async def test_a_backup_under_load_holds_what_was_acknowledged_before(tmp_path: 
         assert all(a <= b <= c for a, b, c in zip(before, found, adding.sent, strict=True))
         # A batch is a transaction of its own, or shares one: it is in the copy whole.
         assert {each % BATCH for each in found} == {0}
-        assert (await rest.add("c0", 1, adding.tokens.next())).status_code == 200
+        assert (await rest.add("c0", 1, new_token())).status_code == 200
         assert await counts(rest) == [found[0] + 1, *found[1:]]
         assert await server.stop() == 0

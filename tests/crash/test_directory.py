@@ -9,22 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from counter.tokens import TokenGenerator
 from tests.cli.shell import Shell
 from tests.support.disk import Disk, mounted
 from tests.support.problems import assert_problem
-from tests.support.rest import Rest
+from tests.support.rest import Rest, new_token
 from tests.support.server import Server, refused, serving
 from tests.support.waiting import eventually
-
-TOKENS = TokenGenerator
 
 
 @asynccontextmanager
 async def filled(data: Path, logs: Path) -> AsyncIterator[tuple[Server, Rest]]:
     """A service with 3 in the counter ``c``."""
     async with serving(data, logs) as server, server.client() as rest:
-        assert (await rest.add("c", 3, TOKENS().next())).status_code == 200
+        assert (await rest.add("c", 3, new_token())).status_code == 200
         yield server, rest
 
 
@@ -132,9 +129,8 @@ async def test_a_damaged_database_answers_with_a_problem_or_does_not_start(tmp_p
     """Pages in the middle are overwritten: no wrong count, and no acknowledged add on top of it."""
     async with serving(tmp_path / "data", tmp_path / "logs") as server:
         async with server.client() as rest:
-            tokens = TOKENS()
             for number in range(300):
-                await rest.add(f"counter number {number}", 3, tokens.next())
+                await rest.add(f"counter number {number}", 3, new_token())
         await server.stop()
         database = tmp_path / "data" / "counter.db"
         content = bytearray(database.read_bytes())
@@ -148,7 +144,7 @@ async def test_a_damaged_database_answers_with_a_problem_or_does_not_start(tmp_p
         async with server.client() as rest:
             for answer in (
                 await rest.get("counter number 7", "0s"),
-                await rest.add("c", 1, TOKENS().next()),
+                await rest.add("c", 1, new_token()),
             ):
                 if answer.status_code != 200:
                     assert_problem(
@@ -193,20 +189,19 @@ def test_a_directory_without_permission_is_refused_at_the_start(tmp_path: Path) 
 
 async def test_a_full_disk_loses_nothing_acknowledged_and_heals(tmp_path: Path, disk: Disk) -> None:
     data = disk.path / "data"
-    tokens = TOKENS()
     async with filled(data, tmp_path / "logs") as (server, rest):
         disk.fill()
-        added, refused_token = 0, tokens.next()
+        added, refused_token = 0, new_token()
         for _ in range(20_000):
             answer = await rest.add("full", 1, refused_token)
             if answer.status_code != 200:
                 break
-            added, refused_token = added + 1, tokens.next()
+            added, refused_token = added + 1, new_token()
         problem = assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
         assert "space" in problem["detail"]
         assert answer.headers["retry-after"]
         for _ in range(3):
-            assert (await rest.add("full", 1, tokens.next())).status_code == 503
+            assert (await rest.add("full", 1, new_token())).status_code == 503
 
         async def is_full() -> bool:
             return (await rest.http.get("/readyz")).status_code == 503
@@ -219,7 +214,7 @@ async def test_a_full_disk_loses_nothing_acknowledged_and_heals(tmp_path: Path, 
         disk.make_room()
 
         async def heals() -> bool:
-            return (await rest.add("full", 1, tokens.next())).status_code == 200
+            return (await rest.add("full", 1, new_token())).status_code == 200
 
         await eventually(heals, "adds are taken again once there is room")
         assert await rest.count("full") == added + 1
@@ -239,11 +234,10 @@ async def test_a_service_killed_on_a_full_disk_starts_again_with_room(
     tmp_path: Path, disk: Disk
 ) -> None:
     data = disk.path / "data"
-    tokens = TOKENS()
     async with filled(data, tmp_path / "logs") as (server, rest):
         disk.fill()
         added = 0
-        while (await rest.add("full", 1, tokens.next())).status_code == 200:
+        while (await rest.add("full", 1, new_token())).status_code == 200:
             added += 1
         server.kill()
         code, message = await asyncio.to_thread(refused, data)

@@ -17,11 +17,10 @@ from counter.storage.dynamodb.driver import Driver, DynamodbOptions
 from counter.storage.dynamodb.schema import apply_for as tables_for
 from counter.storage.postgresql.database import PostgresqlDatabase, postgresql_options
 from counter.storage.postgresql.schema import apply_for
-from counter.tokens import TokenGenerator
 from counter.types import Token
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.model import Model, Send
-from tests.support.rest import Rest, item
+from tests.support.rest import Rest, item, new_token
 from tests.support.server import SMALL_WINDOWS, Server, serving
 from tests.support.times import to_us
 from tests.support.waiting import eventually
@@ -85,7 +84,6 @@ class Load:
     def __init__(self, server: Server, seed: int) -> None:
         self.server = server
         self.random = random.Random(seed)
-        self.generator = TokenGenerator()
         self.model = Model()
         #: Sent, and no definite answer yet.
         self.unknown: list[Send] = []
@@ -134,7 +132,7 @@ class Load:
         ]
 
     def _token(self) -> Token:
-        return self.generator.next()
+        return new_token()
 
     async def _request(self, rest: Rest, sends: list[Send]) -> list[Any]:
         """An answer for each of *sends*: the body of an acknowledgement, or a problem."""
@@ -252,7 +250,7 @@ async def test_a_first_start_that_is_killed_can_be_done_again(tmp_path: Path, fi
         await server.kill_once(path.exists, f"{file} is there")
         await server.start()
         async with server.client() as rest:
-            answer = await rest.add("c", 1, TokenGenerator().next())
+            answer = await rest.add("c", 1, new_token())
             assert answer.status_code == 200, answer.text
     finally:
         server.clean_up()
@@ -264,6 +262,6 @@ async def test_an_idle_service_survives_kill_9_at_once_after_its_start(tmp_path:
             server.kill()
             await server.start()
         async with server.client() as rest:
-            answer = await rest.add("c", 1, TokenGenerator().next())
+            answer = await rest.add("c", 1, new_token())
             assert answer.status_code == 200
             assert await rest.count("c") == 1

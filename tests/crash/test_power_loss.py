@@ -19,10 +19,10 @@ from counter.config.settings import Settings
 from counter.core.service import CounterService
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
-from counter.tokens import TokenGenerator
 from counter.types import Token
 from counter_client.spool import Spool
 from tests.support.power import Disk, Recorder
+from tests.support.rest import new_token
 from tests.support.server import Server
 
 pytestmark = pytest.mark.usefixtures("child_processes")
@@ -49,12 +49,12 @@ class Acknowledged:
 async def added(
     server: Server, recorder: Recorder, draw: random.Random, many: int
 ) -> list[Acknowledged]:
-    made, tokens = [], TokenGenerator()
+    made = []
     async with server.client() as rest:
         for number in range(many):
             name, delta = f"c{draw.randrange(6)}", draw.randint(1, 9)
             key = f"order:{server.starts}-{number}" if number % 3 == 0 else None
-            token = None if key else tokens.next()
+            token = None if key else new_token()
             add = Acknowledged(name, delta, key or token or "", recorder.length())
             made.append(add)
             answer = await rest.add(name, delta, token, key=key)

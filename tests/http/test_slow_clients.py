@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from counter.tokens import TokenGenerator
 from tests.support.problems import check_problem
-from tests.support.rest import Rest, on_wire
+from tests.support.rest import Rest, new_token, on_wire
 from tests.support.server import Server, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -73,7 +72,7 @@ async def assert_nothing_was_written(server: Server) -> None:
 
 
 def whole_body() -> bytes:
-    return json.dumps({"delta": 1, "idempotency_token": on_wire(TokenGenerator().next())}).encode()
+    return json.dumps({"delta": 1, "idempotency_token": on_wire(new_token())}).encode()
 
 
 UNFINISHED = {

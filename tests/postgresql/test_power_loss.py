@@ -15,12 +15,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from counter.tokens import TokenGenerator
 from counter.types import Token
 from scripts.postgresql_server import PostgresqlServer, postgresql_missing
 from tests.postgresql.test_faults import fresh_schema, service
 from tests.support.needs import miss
 from tests.support.power import Change, Disk, Recorder
+from tests.support.rest import new_token
 
 pytestmark = pytest.mark.usefixtures("child_processes")
 
@@ -67,7 +67,6 @@ class Recorded:
             # Only a commit or a checkpoint syncs the log.
             server.start(wal_writer_delay="10s", autovacuum="off")
         made: list[Add] = []
-        tokens = TokenGenerator()
         control = await asyncpg.connect(server.dsn())
         async with service(server.dsn(), **PATIENT) as rest:
             if weakened:
@@ -76,7 +75,7 @@ class Recorded:
             for number in range(ADDS):
                 if number % 15 == 10 and not weakened:
                     await control.execute("CHECKPOINT")
-                name, delta, token = f"c{draw.randrange(4)}", draw.randint(1, 9), tokens.next()
+                name, delta, token = f"c{draw.randrange(4)}", draw.randint(1, 9), new_token()
                 sent_at = recorder.length()
                 answer = await rest.add(name, delta, token)
                 assert answer.status_code == 200, answer.text

@@ -4,7 +4,6 @@ import re
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
@@ -16,7 +15,7 @@ from counter.durations import format_duration, parse_duration
 from counter.errors import SliceMissingError
 from counter.folds import apply_fold, fingerprint, fold_events, fold_rows
 from counter.partitions import event_bucket_of, shard_of, slice_of, slice_start
-from counter.tokens import TokenGenerator, format_nonce, nonce_of_key, token_of_uuid7
+from counter.tokens import format_nonce, nonce_of_key, token_of_uuid7
 from counter.types import Event, Slice, Token, WindowRow
 from counter.windows import window_of
 from tests.support.rest import uuid7
@@ -92,25 +91,6 @@ def test_two_keys_share_a_nonce_only_in_one_scope(
     one: tuple[int, str, str, str], other: tuple[int, str, str, str]
 ) -> None:
     assert (nonce_of_key(*one) == nonce_of_key(*other)) == (one == other)
-
-
-def test_a_generator_never_repeats_or_goes_back() -> None:
-    generator = TokenGenerator()
-    made = [generator.next() for _ in range(10_000)]
-    made_times = [token.generation_time_us for token in made]
-    assert made_times == sorted(set(made_times))
-    assert len({token.nonce for token in made}) == len(made)
-
-
-def test_threads_that_share_a_generator_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = TokenGenerator()
-
-    def read() -> int:
-        assert generator._lock.locked()
-        return 1_000_000
-
-    monkeypatch.setattr("counter.tokens.time", SimpleNamespace(time_ns=read))
-    assert [generator.next().generation_time_us for _ in range(2)] == [1_000, 1_001]
 
 
 @given(st.integers(0, 10**15))

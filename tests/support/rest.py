@@ -1,5 +1,6 @@
 """The REST API as a test speaks it: one method a route, the answer as it came."""
 
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,11 @@ def on_wire(token: Token) -> Json:
 def fresh(time_us: int) -> Token:
     """A unique token of *time_us*."""
     return Token(uuid.uuid4().bytes, time_us)
+
+
+def new_token() -> Token:
+    """A unique token of now."""
+    return fresh(time.time_ns() // 1_000)
 
 
 def derive(parent: Token, label: str) -> Token:

@@ -23,6 +23,11 @@ class CounterError(Exception):
     applied: bool | None = None
     retry: Retry = "same_token"
 
+    def __init_subclass__(cls, *, code: str = "", retry: Retry | None = None) -> None:
+        """What is not given is as in the base class."""
+        super().__init_subclass__()
+        cls.code, cls.retry = code or cls.code, retry or cls.retry
+
     def __init__(self, detail: str, *, retry_after_us: int | None = None, **fields: Any) -> None:
         super().__init__(detail)
         self.detail = detail
@@ -38,174 +43,112 @@ def _as_it_was(kind: type[CounterError], args: tuple[Any, ...]) -> CounterError:
     return kind.__new__(kind, *args)
 
 
-class BadRequestError(CounterError):
+class BadRequestError(CounterError, code="bad_request", retry="never"):
     """The request is malformed, and wrote nothing.
 
     ``applied`` is null because an earlier, well-formed request may have used the same token.
     """
 
-    code = "bad_request"
-    retry: Retry = "never"
 
-
-class InvalidBodyError(BadRequestError):
+class InvalidBodyError(BadRequestError, code="invalid_body"):
     """A field of the body is missing, unknown, of the wrong type, or out of bounds."""
 
-    code = "invalid_body"
 
-
-class InvalidParameterError(BadRequestError):
+class InvalidParameterError(BadRequestError, code="invalid_parameter"):
     """A part of the path, the query or a header is malformed or out of bounds."""
 
-    code = "invalid_parameter"
 
-
-class TokenMissingError(BadRequestError):
+class TokenMissingError(BadRequestError, code="token_missing"):
     """A token is missing; without one a retry looks like a second add."""
 
-    code = "token_missing"
 
-
-class TokenAmbiguousError(BadRequestError):
+class TokenAmbiguousError(BadRequestError, code="token_ambiguous"):
     """The request has two tokens, and it is unclear which one is meant."""
 
-    code = "token_ambiguous"
 
-
-class NotSupportedError(BadRequestError):
+class NotSupportedError(BadRequestError, code="not_supported"):
     """BEST_EFFORT namespaces keep no events."""
 
-    code = "not_supported"
 
-
-class BodyTooLargeError(BadRequestError):
+class BodyTooLargeError(BadRequestError, code="body_too_large"):
     """The body is too large: send several smaller batches."""
 
-    code = "body_too_large"
 
-
-class HeadTooLargeError(BadRequestError):
+class HeadTooLargeError(BadRequestError, code="head_too_large"):
     """The request line and headers together are too large."""
 
-    code = "head_too_large"
 
-
-class UriTooLongError(BadRequestError):
+class UriTooLongError(BadRequestError, code="uri_too_long"):
     """The path and query together are too long."""
 
-    code = "uri_too_long"
 
-
-class TransferCodingError(BadRequestError):
+class TransferCodingError(BadRequestError, code="transfer_coding_unsupported"):
     """The transfer coding is not chunked (RFC 9112, 6.1)."""
 
-    code = "transfer_coding_unsupported"
 
-
-class UnsupportedMediaTypeError(BadRequestError):
+class UnsupportedMediaTypeError(BadRequestError, code="unsupported_media_type"):
     """The route does not accept the media type of the body."""
 
-    code = "unsupported_media_type"
 
-
-class RequestTimeoutError(CounterError):
+class RequestTimeoutError(CounterError, code="request_timeout"):
     """The body did not arrive in time. Another request with the token may have been applied."""
 
-    code = "request_timeout"
 
-
-class KeyMissingError(CounterError):
+class KeyMissingError(CounterError, code="key_missing", retry="never"):
     """The API key is missing: send ``Authorization: Bearer ck_...``. Nothing was done."""
 
-    code = "key_missing"
-    retry: Retry = "never"
 
-
-class KeyInvalidError(CounterError):
+class KeyInvalidError(CounterError, code="key_invalid", retry="never"):
     """The API key is mistyped, expired or revoked. Nothing was done."""
 
-    code = "key_invalid"
-    retry: Retry = "never"
 
-
-class ScopeInsufficientError(CounterError):
+class ScopeInsufficientError(CounterError, code="scope_insufficient", retry="never"):
     """The key's scope is too narrow: use a key of a wider scope. Nothing was done."""
 
-    code = "scope_insufficient"
-    retry: Retry = "never"
 
-
-class OriginRefusedError(CounterError):
+class OriginRefusedError(CounterError, code="origin_refused", retry="never"):
     """A page of another origin may not use a visitor's browser when there are no API keys."""
 
-    code = "origin_refused"
-    retry: Retry = "never"
 
-
-class QuotaExceededError(CounterError):
+class QuotaExceededError(CounterError, code="quota_exceeded", retry="never"):
     """The quota is reached: delete a namespace, or have the operator raise it. Nothing was done."""
 
-    code = "quota_exceeded"
-    retry: Retry = "never"
 
-
-class NotFoundError(CounterError):
+class NotFoundError(CounterError, code="not_found", retry="never"):
     """No route has this path."""
 
-    code = "not_found"
-    retry: Retry = "never"
 
-
-class NamespaceUnknownError(NotFoundError):
+class NamespaceUnknownError(NotFoundError, code="namespace_unknown"):
     """The namespace does not exist: create it first, or check its spelling."""
 
-    code = "namespace_unknown"
 
-
-class MethodNotAllowedError(BadRequestError):
+class MethodNotAllowedError(BadRequestError, code="method_not_allowed"):
     """The method is not supported; the Allow header lists the methods that are."""
 
-    code = "method_not_allowed"
 
-
-class NamespaceConflictError(CounterError):
+class NamespaceConflictError(CounterError, code="namespace_immutable", retry="never"):
     """The request changes a setting that is fixed for the namespace's lifetime."""
 
-    code = "namespace_immutable"
-    retry: Retry = "never"
 
-
-class PreconditionFailedError(CounterError):
+class PreconditionFailedError(CounterError, code="precondition_failed", retry="never"):
     """If-Match or If-None-Match did not match: read the resource again."""
 
-    code = "precondition_failed"
-    retry: Retry = "never"
 
-
-class TokenInFutureError(CounterError):
+class TokenInFutureError(CounterError, code="token_in_future"):
     """The token's time is too far in the future: its event would win over every later write."""
 
-    code = "token_in_future"
 
-
-class TokenConflictError(CounterError):
+class TokenConflictError(CounterError, code="token_conflict", retry="never"):
     """The token was used with another payload. The first payload remains in effect."""
 
-    code = "token_conflict"
-    retry: Retry = "never"
 
-
-class TokenPendingError(CounterError):
+class TokenPendingError(CounterError, code="token_pending"):
     """The token is late and its window still open: an earlier write may be in flight."""
 
-    code = "token_pending"
 
-
-class TokenTooOldError(CounterError):
+class TokenTooOldError(CounterError, code="token_too_old"):
     """The token is late. It was voided (``applied: false``), or it is too old to look up
     (``applied: null``)."""
-
-    code = "token_too_old"
 
     def __init__(self, detail: str, *, applied: bool | None, **fields: Any) -> None:
         super().__init__(detail, **fields)
@@ -213,55 +156,37 @@ class TokenTooOldError(CounterError):
         self.retry = "new_token" if applied is False else "never"
 
 
-class UnavailableError(CounterError):
+class UnavailableError(CounterError, code="unavailable"):
     """The service cannot do it now; the token may or may not have been applied."""
 
-    code = "unavailable"
 
-
-class OverloadedError(UnavailableError):
+class OverloadedError(UnavailableError, code="overloaded"):
     """Too many requests wait already. Nothing was done; wait, and send the same request again."""
 
-    code = "overloaded"
 
-
-class StreamEndedError(UnavailableError):
+class StreamEndedError(UnavailableError, code="stream_ended"):
     """A stream of adds ends before its client ended it. Lines without an answer were not added."""
 
-    code = "stream_ended"
 
-
-class RateLimitedError(UnavailableError):
+class RateLimitedError(UnavailableError, code="rate_limited"):
     """The rate limit is exceeded. Nothing was done; wait, and send the same request again."""
 
-    code = "rate_limited"
 
-
-class StoreUnavailableError(UnavailableError):
+class StoreUnavailableError(UnavailableError, code="store_unavailable"):
     """The store failed or cannot be reached: the detail names the cause and the fix."""
 
-    code = "store_unavailable"
 
-
-class CacheUnavailableError(UnavailableError):
+class CacheUnavailableError(UnavailableError, code="cache_unavailable"):
     """The cache failed or cannot be reached: best-effort counters exist only in it."""
 
-    code = "cache_unavailable"
 
-
-class ClockSkewError(UnavailableError):
+class ClockSkewError(UnavailableError, code="clock_skew"):
     """This process's clock is too far from the store's: a rollup could miss its writes."""
 
-    code = "clock_skew"
 
-
-class WriteTimeoutError(UnavailableError):
+class WriteTimeoutError(UnavailableError, code="write_timeout"):
     """The write may have been applied, or may still be: send the same token again to find out."""
 
-    code = "write_timeout"
 
-
-class SliceMissingError(UnavailableError):
+class SliceMissingError(UnavailableError, code="slice_missing"):
     """The table for the token's time does not exist yet, or was dropped."""
-
-    code = "slice_missing"

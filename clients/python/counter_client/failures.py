@@ -58,10 +58,8 @@ class BufferFullError(OverloadedError):
     """The buffer holds ``max_items`` counters; this add was not accepted."""
 
 
-class ClosedError(CounterError):
+class ClosedError(CounterError, retry="never"):
     """The client or the buffer was closed, or belongs to this process's parent."""
-
-    retry: Retry = "never"
 
 
 class SpoolBusyError(ClosedError):
@@ -186,10 +184,8 @@ class Rejected:
     error: CounterError
 
 
-class RejectedError(CounterError):
+class RejectedError(CounterError, retry="never"):
     """The service rejected some of a buffer's items permanently; ``items`` has all of them."""
-
-    retry: Retry = "never"
 
     def __init__(self, items: tuple[Rejected, ...]) -> None:
         first = items[0]
