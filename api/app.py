@@ -32,12 +32,11 @@ from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
 from api.telemetry.metrics import Metrics, RequestMetrics
 from api.telemetry.request_log import RequestLog
+from counter.config.event_rules import check_rules
 from counter.config.namespace_rules import check_settings, fitted
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, guard_of
-from counter.core.event_rules import check_rules
 from counter.core.service import CounterService
-from counter.core.upkeep import keep_comparing, keep_reading
 from counter.durations import format_duration
 from counter.errors import InvalidBodyError, PreconditionFailedError
 from counter.limits import SECOND
@@ -54,6 +53,7 @@ from counter.telemetry.tracing import Tracing
 from counter.types import Dataset
 from rollup.metrics import RollupMetrics
 from rollup.process import leases_of, worker_of
+from rollup.upkeep import keep_comparing, keep_reading
 from rollup.worker import RollupWorker
 
 #: Least time for background work to end, even if draining requests took all of the drain time.

@@ -244,7 +244,7 @@ def limit_at(eras: tuple[Era, ...], event_time_us: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EventRule:
-    """What CloudEvents of a type add: *delta* to *counter*, which :mod:`counter.core.event_rules`
+    """What CloudEvents of a type add: *delta* to *counter*, which :mod:`counter.config.event_rules`
     reads from the event."""
 
     type: str

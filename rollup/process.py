@@ -28,7 +28,6 @@ from counter.background import loop_factory, tune_interpreter
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard, guard_of
 from counter.core.namespaces import Namespaces
-from counter.core.upkeep import keep_comparing, keep_reading
 from counter.durations import format_duration
 from counter.errors import OriginRefusedError, StartupError, UnavailableError
 from counter.limits import SECOND
@@ -44,6 +43,7 @@ from counter.telemetry.tracing import Tracing
 from rollup.audits import audits_of
 from rollup.leases import Leases, worker_id
 from rollup.metrics import RollupMetrics
+from rollup.upkeep import keep_comparing, keep_reading
 from rollup.worker import RollupWorker
 
 _HEAD_BYTES_MAX: Final = 8 * 1024

@@ -25,7 +25,7 @@ from api.http.models import CloudEventBody
 from api.http.problems import shown
 from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
 from api.telemetry.request_log import LoggedWrite
-from counter.core.event_rules import EVENT_TEXT, CloudEvent, adds_of, need_extensions, rules_of
+from counter.config.event_rules import EVENT_TEXT, CloudEvent, adds_of, need_extensions, rules_of
 from counter.core.results import Added, Keyed
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, TokenConflictError

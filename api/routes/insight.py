@@ -18,9 +18,9 @@ from api.http.answer_models import (
 )
 from api.http.models import BusiestQuery, NoQuery
 from api.http.routing import NAMESPACE, CallOf, InNamespace, route
+from api.routes.hot_counters import Busiest, busiest
 from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
-from counter.core.hot_counters import Busiest, busiest
 from counter.core.service import CounterService
 from counter.limits import BUSIEST_MAX, SECOND
 from counter.ports import Clock, Store

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Final
 
 from counter import limits
-from counter.core.event_rules import check_rules
+from counter.config.event_rules import check_rules
 from counter.core.namespaces import FIXED
 from counter.durations import format_duration, spell_duration
 from counter.errors import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from counter.core.hot_counters import busiest
+from api.routes.hot_counters import busiest
 from counter.limits import INT64_MAX, MINUTE, SECOND, SHARDS_MAX
 from counter.partitions import shard_of
 from counter.ports import Store
@@ -132,8 +132,8 @@ class MarkCases(StoreCases):
     ) -> None:
         """And it is told since when, or that not all counters were looked at."""
         for name in ("EVENTS_MAX", "_FEW", "_MANY"):
-            monkeypatch.setattr(f"counter.core.hot_counters.{name}", 4)
-        monkeypatch.setattr("counter.core.hot_counters.LOOKED_AT_MAX", 1)
+            monkeypatch.setattr(f"api.routes.hot_counters.{name}", 4)
+        monkeypatch.setattr("api.routes.hot_counters.LOOKED_AT_MAX", 1)
         now = namespace.created_at_us + MINUTE
         ages = range(1, 7)
         for name in ("a", "b"):

@@ -24,12 +24,12 @@ _STORAGE: Final = "counter/storage"
 AREAS: Final[Mapping[str, tuple[str, ...]]] = {
     "core": (
         *(f"counter/core/{name}.py" for name in (
-            "clock_guard", "event_rules", "namespaces", "read", "resolve", "service", "write",
+            "clock_guard", "namespaces", "read", "resolve", "service", "write",
         )),
         *(f"counter/{name}.py" for name in (
             "clock", "folds", "partitions", "tokens", "types", "windows",
         )),
-        "counter/config/namespace_rules.py",
+        "counter/config/event_rules.py", "counter/config/namespace_rules.py",
     ),
     "sqlite": tuple(f"{_STORAGE}/sqlite/{name}.py" for name in (
         "control", "database", "decisions", "events", "live", "page_sums", "rollups", "schema",

@@ -12,7 +12,6 @@ from counter.clock import StoreClock
 from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
-from counter.core.upkeep import keep_comparing, keep_reading
 from counter.limits import MILLISECOND, MINUTE, SECOND, TIME_MAX_US
 from counter.storage.memory import MemoryCache
 from counter.storage.postgresql import store
@@ -20,6 +19,7 @@ from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Dataset
 from rollup.leases import Leases
+from rollup.upkeep import keep_comparing, keep_reading
 from rollup.worker import RollupWorker
 from tests.postgresql.backends import Server
 from tests.postgresql.observed import Observed

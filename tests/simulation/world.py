@@ -17,7 +17,6 @@ from api.telemetry.request_log import RequestLog
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
-from counter.core.upkeep import keep_comparing, keep_reading
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Cache, Clock
 from counter.storage.cassandra import event_reads
@@ -25,6 +24,7 @@ from counter.storage.memory import MemoryCache
 from counter.types import Dataset, Placement
 from rollup.leases import MAINTENANCE, Leases
 from rollup.partitions import EVENT_BYTES
+from rollup.upkeep import keep_comparing, keep_reading
 from rollup.worker import RollupWorker
 from tests.simulation.caches import CacheServer, cache_over
 from tests.simulation.connection import CENTERS, UNMET, Met
@@ -406,9 +406,9 @@ def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[s
             patch("counter.storage.cassandra.events.random", Random(f"strict {seed}")),
             # The work of every process in every second would be most of the run.
             patch("counter.storage.cassandra.rollups._LEFT_BEHIND", 3),
-            patch("counter.core.upkeep._READ_EVERY_S", 3.0),
+            patch("rollup.upkeep._READ_EVERY_S", 3.0),
             patch("counter.security.keys._READ_EVERY_S", 10.0),
-            patch("counter.core.upkeep._COMPARE_EVERY_S", 4.0),
+            patch("rollup.upkeep._COMPARE_EVERY_S", 4.0),
             patch("counter.core.clock_guard._READINGS", 1),
             patch("rollup.worker._MAINTENANCE_EVERY_US", 3 * SECOND),
             patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),

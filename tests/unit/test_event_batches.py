@@ -15,7 +15,7 @@ from api.http.call import Call, Message
 from api.http.connections import ReadQueue
 from api.routes.events import EventRoutes
 from counter import limits
-from counter.core.event_rules import CloudEvent, adds_of
+from counter.config.event_rules import CloudEvent, adds_of
 from counter.core.results import Keyed
 from counter.errors import InvalidBodyError, OverloadedError
 from counter.types import EventRule, Namespace

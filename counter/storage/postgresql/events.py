@@ -326,7 +326,7 @@ class PostgresqlEvents:
     async def busiest(
         self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """See :class:`counter.core.hot_counters.BusyStore`."""
+        """See :class:`api.routes.hot_counters.BusyStore`."""
         dataset = namespace.dataset.id
         cut = await self._database.value(_BUSIEST_FROM, dataset, from_us, to_us, events_max)
         from_us = from_us if cut is None else min(to_us, cut)
