@@ -123,7 +123,7 @@ def make_server(application: Application, settings: Settings) -> Server:
     if certificates is not None:
         shared.certificate_ends_at_s = lambda: certificates.ends_at_s
     return Server(
-        *(protocol, shared, settings, certificates),
+        *(app, protocol, shared, settings, certificates),
         leaving=application.leave,
         draining=application.drain,
     )

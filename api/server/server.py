@@ -1,4 +1,4 @@
-"""Serve HTTP on listening sockets until a signal, then shut down gracefully."""
+"""uvicorn's server, with connections of our own protocol, TLS and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
+import uvicorn
+
 from api.http.connections import Connections
+from api.http.middleware import App
 from api.server.protocol import cut_slow_clients
 from api.server.tls import Certificates, TlsListener
 from counter.background import pause
@@ -25,7 +28,7 @@ _DRAIN_S_MIN: Final = 1.0
 _log = logging.getLogger("counter.api")
 
 
-class Server:
+class Server(uvicorn.Server):
     """Serve until :meth:`stop`, then shut down gracefully.
 
     Shutdown calls *leaving* and keeps serving for ``shutdown_delay``, so that a load balancer
@@ -35,6 +38,7 @@ class Server:
 
     def __init__(
         self,
+        app: App,
         protocol: Callable[[], asyncio.Protocol],
         shared: Connections,
         settings: Settings,
@@ -43,6 +47,16 @@ class Server:
         leaving: Callable[[], None] = lambda: None,
         draining: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+            )
+        )
         #: Makes the protocol of one connection.
         self.protocol = protocol
         self.shared = shared
@@ -64,6 +78,10 @@ class Server:
                 self._abandons.set()
         self._stopping.set()
 
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Do nothing: :meth:`stopped_by_signals` begins earlier."""
+        return nullcontext()
+
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
         """Handle SIGTERM and SIGINT meanwhile."""
@@ -76,19 +94,26 @@ class Server:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    async def serve(self, listeners: Sequence[socket.socket]) -> None:
-        """Serve on *listeners*, with tasks for slow clients and certificates."""
-        servers = [await self._listen(each) for each in listeners]
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on *sockets*, with tasks for slow clients and certificates."""
         stop = asyncio.Event()
         keepers = [asyncio.create_task(cut_slow_clients(self.shared, stop))]
         if self._certificates is not None:
             keepers.append(asyncio.create_task(self._certificates.watch(stop)))
         try:
-            await self._stopping.wait()
-            await self._shut_down(servers, listeners)
+            await super().serve(sockets)
         finally:
             stop.set()
             await asyncio.gather(*keepers)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections from *sockets*."""
+        self.servers = [await self._listen(each) for each in sockets or ()]
+        self.started = True
+
+    async def main_loop(self) -> None:
+        """Wait for :meth:`stop`."""
+        await self._stopping.wait()
 
     async def _listen(self, listener: socket.socket) -> Any:
         if self._certificates is not None:
@@ -97,34 +122,35 @@ class Server:
         loop = asyncio.get_running_loop()
         return await loop.create_server(self.protocol, sock=listener)
 
-    async def _shut_down(self, servers: Sequence[Any], listeners: Sequence[socket.socket]) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down gracefully."""
         self._leaving()
         if delay_us := self._settings.shutdown_delay:
             await pause(self._at_once, delay_us / SECOND)
-        for server in servers:
+        for server in self.servers:
             server.close()
         self._draining()
         self.shared.is_draining = True
         for _ in range(_LAST_ANSWER_CHECKS):
             if await pause(self._abandons, _CHECK_EVERY_S) or not self.shared.open:
                 break
-        for listener in listeners:
+        for listener in sockets or ():
             listener.close()
         for connection in list(self.shared.open):
             connection.shut_down()
         drain_s = max(_DRAIN_S_MIN, self._settings.drain_timeout / SECOND)
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                await self._drained(servers)
+                await self._drained()
         if self.shared.tasks and not self._abandons.is_set():
             _log.error("%d requests were not answered in time: cancelled", len(self.shared.tasks))
             for task in self.shared.tasks:
                 task.cancel()
 
-    async def _drained(self, servers: Sequence[Any]) -> None:
+    async def _drained(self) -> None:
         """Wait until all requests are answered and all connections closed."""
         while self.shared.open or self.shared.tasks:
             if await pause(self._abandons, _CHECK_EVERY_S):
                 return
-        for server in servers:
+        for server in self.servers:
             await server.wait_closed()

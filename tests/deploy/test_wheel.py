@@ -31,7 +31,7 @@ CLIENT, SERVER = "distributed_counter_client", "distributed_counter_server"
 NOT_THE_CLIENTS = (
     *("api", "counter", "rollup", "cassandra", "cyclopts", "fastapi", "opentelemetry"),
     *("prometheus_client", "pydantic", "hiredis", "pymemcache", "redis", "rich", "starlette"),
-    "xxhash",
+    *("uvicorn", "xxhash"),
 )
 COUNT = """
 import sys
