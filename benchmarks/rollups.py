@@ -31,7 +31,7 @@ from counter.storage.sqlite import SqliteStore
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
-from scripts.demo_names import read_names
+from scripts.library_names import read_names
 
 _EVENTS_PER_S_TARGET: Final = 200_000
 _EVENTS_PER_S_TARGET_POSTGRESQL: Final = 100_000

@@ -18,8 +18,8 @@ from cyclopts import App, Parameter
 
 from scripts import cluster_jars, cluster_servers
 from scripts.cluster_process import ClusterError
-from scripts.demo_process import ServiceError
 from scripts.postgresql_server import postgresql_missing
+from scripts.service_process import ServiceError
 from tests.chaos.deployments import CassandraNodes, PostgresqlAlone
 from tests.chaos.run import Verdict, play
 from tests.simulation.reported import COVERED, COVERED_MIN

@@ -10,7 +10,7 @@ from typing import Final
 from scripts.cluster_jars import fetch, java
 from scripts.cluster_process import ClusterError, ServerProcess
 from scripts.cluster_servers import MODULE_FLAGS, QUICK_FLAGS
-from scripts.demo_process import HOST, free_ports
+from scripts.service_process import HOST, free_ports
 
 _TIMEOUT_S: Final = 300.0
 

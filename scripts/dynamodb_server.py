@@ -13,7 +13,7 @@ from typing import Final
 
 from scripts.cluster_jars import DYNAMODB, java
 from scripts.cluster_process import ServerProcess, accepts
-from scripts.demo_process import HOST, free_ports
+from scripts.service_process import HOST, free_ports
 
 START_TIMEOUT_S: Final = 60.0
 _PROGRAM: Final = Path(__file__).with_name("DynamodbOnLoopback.java")

@@ -14,7 +14,7 @@ from cyclopts import App
 
 from scripts.cluster_jars import ROOT, Jars, java
 from scripts.cluster_process import ServerProcess, accepts, run_command
-from scripts.demo_process import HOST
+from scripts.service_process import HOST
 
 KAFKA: Final = "4.1.1"
 JARS: Final = Jars(

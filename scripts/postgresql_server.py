@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from scripts.cluster_process import ClusterError, ServerProcess
-from scripts.demo_process import HOST, free_ports
+from scripts.service_process import HOST, free_ports
 
 START_TIMEOUT_S: Final = 60.0
 _PROGRAMS: Final = Path("/usr/lib/postgresql")

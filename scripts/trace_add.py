@@ -24,7 +24,7 @@ import httpx
 from api.serve import serve
 from counter.clock import to_rfc3339
 from counter.config.settings import Settings
-from scripts.demo_process import free_ports
+from scripts.service_process import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / package}{os.sep}" for package in ("counter", "rollup", "api"))

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 
 from counter.storage.sqlite import SqliteKeys
 from counter.types import Scope
-from scripts.demo_process import free_ports
+from scripts.service_process import free_ports
 from tests.browser.visits import Visit, Visits
 from tests.support.keys import made
 from tests.support.needs import miss

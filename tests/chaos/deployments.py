@@ -15,8 +15,8 @@ from counter.limits import MILLISECOND, MINUTE
 from scripts.cluster_nodes import Shape, dies_with_us, make_temporary
 from scripts.cluster_nodetool import nodetool
 from scripts.cluster_process import ServerProcess
-from scripts.demo_process import HOST
 from scripts.postgresql_server import PostgresqlServer
+from scripts.service_process import HOST
 from tests.simulation.plan import Config
 from tests.support.relay import Relay
 

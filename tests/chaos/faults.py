@@ -11,7 +11,7 @@ from typing import Final
 
 from counter.limits import SECOND
 from scripts.cluster_process import ServerProcess
-from scripts.demo_process import CounterProcess
+from scripts.service_process import CounterProcess
 from tests.chaos.site import CLOCK_OFF_MAX_US, Site
 from tests.support.relay import Relay
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 
 from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
-from scripts.demo_process import HOST, CounterProcess, ServiceError, free_ports
+from scripts.service_process import HOST, CounterProcess, ServiceError, free_ports
 from tests.chaos.clocks import ShiftedClock
 from tests.chaos.deployments import Deployment
 from tests.simulation.plan import Config

@@ -33,7 +33,7 @@ from counter.types import Event, Mark, Namespace, Placement, Slice, Written
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_nodetool import nodetool
-from scripts.demo_process import free_ports
+from scripts.service_process import free_ports
 from tests.contracts.cases import SETTINGS, WINDOW, atomic, written_atomic
 from tests.rollup.processes import Worker, desk_over, flags_for, settings_over, worker
 from tests.support.cassandra import (

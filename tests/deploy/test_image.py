@@ -37,7 +37,7 @@ from packaging.markers import Marker
 from counter import __version__
 from counter.types import Token
 from scripts.cluster_servers import redis_missing, redis_server
-from scripts.demo_process import HOST, free_ports
+from scripts.service_process import HOST, free_ports
 from tests.support.needs import miss
 from tests.support.postgresql import postgresql_server
 from tests.support.rest import Rest, fresh

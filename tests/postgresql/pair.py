@@ -6,8 +6,8 @@ from typing import Any
 import asyncpg
 
 from counter.limits import SECOND
-from scripts.demo_process import HOST
 from scripts.postgresql_server import PostgresqlServer
+from scripts.service_process import HOST
 from tests.postgresql.test_faults import fresh_schema
 from tests.support.waiting import eventually
 

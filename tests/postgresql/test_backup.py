@@ -17,8 +17,8 @@ from counter.config.settings import Settings
 from counter.limits import SECOND
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.schema import begin_new_life
-from scripts.demo_process import free_ports
 from scripts.postgresql_server import PostgresqlServer, program
+from scripts.service_process import free_ports
 from tests.contracts.cases import DATASET, NOW, SETTINGS
 from tests.support.child import run_python
 from tests.support.clock import FakeClock

@@ -15,8 +15,8 @@ from counter.errors import UnavailableError
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.types import Event
 from scripts.cluster_process import ClusterError
-from scripts.demo_process import HOST
 from scripts.postgresql_server import PostgresqlServer, postgresql_missing
+from scripts.service_process import HOST
 from tests.contracts.cases import DATASET, NOW, make_namespace, make_slices
 from tests.postgresql.pair import Pair
 from tests.postgresql.test_faults import added, service

@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from counter.config.settings import Settings
 from counter.storage.postgresql.schema import apply_for
-from scripts.demo_process import free_ports
 from scripts.postgresql_server import PostgresqlServer
+from scripts.service_process import free_ports
 from tests.rollup.processes import LEASE_TIME, TIMES, desk_over, worker
 from tests.support.child import run_python
 from tests.support.postgresql import postgresql_server

@@ -10,7 +10,7 @@ import pytest
 
 from counter.config.settings import Settings
 from scripts.cluster_nodes import Cluster
-from scripts.demo_process import free_ports
+from scripts.service_process import free_ports
 from tests.rollup.processes import Desk, desk_over, flags_for, settings_over, worker
 from tests.support.collector import collecting
 from tests.support.waiting import eventually

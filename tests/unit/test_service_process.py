@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.demo_process import LOG_TAIL_CHARS, CounterProcess
+from scripts.service_process import LOG_TAIL_CHARS, CounterProcess
 
 pytestmark = pytest.mark.usefixtures("child_processes")
 
