@@ -19,6 +19,7 @@ from benchmarks.harness import Bench, check
 from counter.config.settings import Settings
 from counter.limits import DAY, SECOND
 from counter.storage.sqlite.schema import events_table
+from counter.storage.sqlite.settings import SqliteSettings
 from counter.types import CounterType, Namespace, Slice
 
 NAMESPACE: Final = "old"
@@ -99,7 +100,7 @@ def prepare(bench: Bench, shape: Shape) -> Path:
 
 def settings_for(data: Path) -> Settings:
     """As ``counter serve`` would have them without flags."""
-    return Settings(data=data)
+    return SqliteSettings(data=data)
 
 
 async def _make(data: Path, shape: Shape) -> None:

@@ -203,20 +203,6 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """How a dataset's data are replicated, and how many replicas a write or a read waits for.
-
-    ``replication`` is the number of replicas by data center; ("", n) for all of them alike. The
-    consistencies are Cassandra's, by name. All processes run in ``datacenter`` unless it is empty.
-    """
-
-    replication: tuple[tuple[str, int], ...] = (("", 1),)
-    write_consistency: str = "LOCAL_QUORUM"
-    read_consistency: str = "LOCAL_QUORUM"
-    datacenter: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Slice:
     """The events of one span of time: one table. Its partitioning never changes."""
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from counter.cli.app import app
-from counter.config.settings import Settings
+from counter.config.settings import settings_model
 
-_SETTINGS: Final = frozenset(f"--{name.replace('_', '-')}" for name in Settings.model_fields)
+_SETTINGS: Final = frozenset(
+    f"--{name.replace('_', '-')}" for name in settings_model().model_fields
+)
 _FLAG: Final = re.compile(r"^\* `(--[a-z0-9-]+)")
 #: The flags of every command that asks a running service.
 _GROUP: Final = re.compile(r"^\*\*Service\*\*:\n((?:\n|\* .*\n)+)", re.MULTILINE)

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import TypeAdapter
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from api.app import create_app
 from api.document.openapi import document_of
 from api.http.models import DurationOut
 from api.http.problems import problem_types
 from counter.clock import SystemClock
+from counter.config.settings import Settings
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.storage.memory import MemoryStore
-from scripts.docs_settings import Defaults
 
 Schema = Mapping[str, Any]
 
@@ -39,6 +40,21 @@ _BOUNDS: Final = (
 )
 #: Levels of nested objects that are listed; examples show deeper ones.
 _DEPTH_MAX: Final = 4
+
+
+class Defaults(Settings):
+    """Settings that ignore files and variables of the machine that builds this."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
 
 def openapi() -> Mapping[str, Any]:

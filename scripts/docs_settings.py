@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
-
-from counter.config.report import is_duration, toml_value
-from counter.config.settings import DatasetSettings, Settings
+from counter.config.report import is_duration, is_secret, toml_value
+from counter.config.settings import dataset_model, settings_model
+from counter.config.store_kinds import store_kind, store_names
 
 _DOCUMENT: Final = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
-#: Secrets are never flags, because process lists show flags.
-_NO_FLAG: Final = frozenset({"cassandra_password", "dsn", "extra_datasets"})
+_SETTINGS: Final = settings_model().model_fields
 _ROW: Final = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \|[^|]*\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 #: A link to another page of docs/, which lies a folder above this one.
 _LINK: Final = re.compile(r"\]\((\w[\w/-]*\.md)")
@@ -23,7 +22,7 @@ _HEAD: Final = """# Every setting
 
 Each with its flag, its environment variable and its key in the TOML file, of which the first that
 is there holds. [Configuration](../configuration.md) has the same with more to each, in groups.
-Where a default depends on the store, both stand here: SQLite's, then Cassandra's.
+If a default depends on the store, SQLite's comes first.
 """
 _DATASETS: Final = """
 ## Datasets in the file { #further-datasets }
@@ -33,29 +32,13 @@ the bounds that they have above; one that it leaves out is as for the dataset `d
 """
 
 
-class Defaults(Settings):
-    """Settings that ignore files and variables of the machine that builds this."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
-
 def settings_page() -> str:
     """The page, in Markdown."""
-    sqlite, cassandra = Defaults(), Defaults(store="cassandra", contact_points=("one",))
     parts = [_HEAD]
     for title, rows in _parts():
         parts.append(f"\n## {title}")
-        parts += [_section(name, *rows[name], (sqlite, cassandra)) for name in rows]
-    keys = ", ".join(f"[`{name}`](#{name})" for name in DatasetSettings.model_fields)
+        parts += [_section(name, *rows[name]) for name in rows if name in _SETTINGS]
+    keys = ", ".join(f"[`{name}`](#{name})" for name in dataset_model().model_fields)
     return "\n".join([*parts, _DATASETS, f"{keys}.", ""])
 
 
@@ -73,9 +56,9 @@ def _parts() -> Iterator[tuple[str, Mapping[str, tuple[str, str]]]]:
             yield title, rows
 
 
-def _section(name: str, bounds: str, more: str, by_store: Sequence[Settings]) -> str:
-    field = Settings.model_fields[name]
-    flag = "none: process lists show those" if name in _NO_FLAG else f"`{_flag(name)}`"
+def _section(name: str, bounds: str, more: str) -> str:
+    field = _SETTINGS[name]
+    flag = "none: process lists show those" if is_secret(name) else f"`{_flag(name)}`"
     key = "none: it names the file" if name == "config" else f"`{name}`"
     return f"""
 ### `{name}` {{ #{name} }}
@@ -87,7 +70,7 @@ def _section(name: str, bounds: str, more: str, by_store: Sequence[Settings]) ->
 | flag | {flag} |
 | environment | `COUNTER_{name.upper()}` |
 | TOML key | {key} |
-| default | {_default(name, *by_store)} |
+| default | {_default(name)} |
 | allowed | {_allowed(name, bounds)} |
 {f"| more | {more} |" if more else ""}
 """
@@ -95,24 +78,41 @@ def _section(name: str, bounds: str, more: str, by_store: Sequence[Settings]) ->
 
 def _flag(name: str) -> str:
     dashed = name.replace("_", "-")
-    if Settings.model_fields[name].annotation is bool:
+    if _SETTINGS[name].annotation is bool:
         return f"--{dashed}`, `--no-{dashed}"
     return f"--{dashed}"
 
 
-def _default(name: str, *settings: Settings) -> str:
-    values: list[Any] = [getattr(each, name) for each in settings]
-    if name == "contact_points" or values[0] in (None, ()):
-        return "none"
-    texts = [toml_value(name, each).strip('"') for each in values]
-    if name == "store" or texts[0] == texts[1]:
-        return f"`{texts[0]}`"
+def _default(name: str) -> str:
+    field = _SETTINGS[name]
     if name == "time_bucket":
-        return f"the slice; `{texts[1]}`"
-    return f"`{texts[0]}`; `{texts[1]}`"
+        value = "the slice"
+    elif field.default_factory is None:
+        value = _shown(name, field.default)
+    else:
+        value = _shown(name, getattr(store_kind("sqlite").defaults, name, None))
+    return "; ".join([value, *_others(name, value)])
+
+
+def _others(name: str, usual: str) -> Iterator[str]:
+    """Return the defaults of stores for which *name* has another default than the *usual* one."""
+    stores: defaultdict[str, list[str]] = defaultdict(list)
+    for store in store_names():
+        value = getattr(store_kind(store).defaults, name, None)
+        is_slice = name == "time_bucket" and value == 0
+        if value is not None and not is_slice and (shown := _shown(name, value)) != usual:
+            stores[shown].append(store)
+    yield from (f"{shown} with {', '.join(names)}" for shown, names in stores.items())
+
+
+def _shown(name: str, value: Any) -> str:
+    if value in (None, ()):
+        return "none"
+    text = toml_value(name, value).strip('"')
+    return f"`{text}`"
 
 
 def _allowed(name: str, bounds: str) -> str:
-    if Settings.model_fields[name].annotation is bool:
+    if _SETTINGS[name].annotation is bool:
         return "`true`, `false`"
     return bounds or ("a duration" if is_duration(name) else "text")

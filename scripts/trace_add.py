@@ -23,7 +23,7 @@ import httpx
 
 from api.serve import serve
 from counter.clock import to_rfc3339
-from counter.config.settings import Settings
+from counter.storage.sqlite.settings import SqliteSettings
 from scripts.service_process import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,7 +99,7 @@ def main() -> None:
     sys.setprofile(trace)
     with TemporaryDirectory() as folder:
         asking.start()
-        serve(Settings(port=port, data=Path(folder)), lambda *_: None)
+        serve(SqliteSettings(port=port, data=Path(folder)), lambda *_: None)
         asking.join()
 
 

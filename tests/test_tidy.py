@@ -70,7 +70,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "counter/ops": (
         *("counter", "counter_client", "counter/core", "counter/config", "counter/storage"),
-        *("counter/storage/shared", "counter/storage/sqlite"),
+        "counter/storage/shared",
     ),
     "counter/cli": ("counter", "counter_client", "counter/config", "counter/telemetry"),
     "rollup": (

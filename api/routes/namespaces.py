@@ -162,12 +162,14 @@ class NamespaceRoutes:
 
     def _warnings(self, namespace: Namespace, clients: ClientsBody | None) -> tuple[str, ...]:
         """Where its settings contradict each other, or what its clients do; logged too."""
-        found = creation_warnings(
-            namespace.settings,
-            namespace.dataset,
-            _clients(clients),
-            lease_time_us=self.settings.lease_time,
-            compares_slowly=self.settings.kind.compares_slowly,
+        found = (
+            *creation_warnings(
+                namespace.settings,
+                namespace.dataset,
+                _clients(clients),
+                lease_time_us=self.settings.lease_time,
+            ),
+            *self.settings.kind.advice(namespace.settings),
         )
         for each in found:
             _log.warning("namespace %r: %s", namespace.name, each)

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -25,9 +25,10 @@ from counter.cli.commands.backup import ending_in_order
 from counter.cli.flags import STORE, StoreFlags, given
 from counter.cli.terminal import EXIT_INTERRUPTED, exit_on_error, print_out, remark
 from counter.clock import SystemClock, to_rfc3339
-from counter.config.report import load, toml_value
+from counter.config.report import is_secret, load, toml_value
 from counter.config.settings import Settings
 from counter.errors import StartupError
+from counter.storage.sqlite.settings import SqliteSettings
 
 EXIT_WRONG: Final = 1
 _SECONDS_MAX: Final = 3_600
@@ -108,7 +109,8 @@ def _check(flags: BenchFlags) -> None:
 
 def _folder(settings: Settings) -> Path:
     """A directory of our own beside the data, because a disk is part of the measurement."""
-    beside = settings.data.absolute().parent if settings.store == "sqlite" else None
+    is_sqlite = settings.store == "sqlite"
+    beside = cast(SqliteSettings, settings).data.absolute().parent if is_sqlite else None
     try:
         return Path(tempfile.mkdtemp(prefix="counter-bench-", dir=beside))
     except OSError as error:
@@ -131,8 +133,8 @@ def _process(settings: Settings, folder: Path) -> tuple[dict[str, str], tuple[st
             lines.append(f"{name} = {toml_value(name, value)}\n")
     config = folder / "bench.toml"
     config.write_text("".join(lines), encoding="utf-8")
-    if settings.cassandra_password is not None and settings.cassandra_password_file is None:
-        env[f"{_PREFIX}CASSANDRA_PASSWORD"] = settings.cassandra_password.get_secret_value()
+    for name in filter(is_secret, settings.model_fields_set):
+        env[f"{_PREFIX}{name.upper()}"] = getattr(settings, name).get_secret_value()
     return env, (f"--config={config}",)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import httpx
 
@@ -256,10 +256,11 @@ class _Idle:
 def _node_figure(run: Run, adds: Figure) -> Figure:
     """The least bytes of a node of Cassandra: copies written, shared among the nodes."""
     from counter.storage.cassandra.connection import count_nodes
-    from counter.storage.cassandra.options import options_of
+    from counter.storage.cassandra.settings import CassandraSettings
 
-    nodes = asyncio.run(count_nodes(options_of(run.settings)))
-    copies = sum(number for _, number in run.settings.placements()["default"].replication)
+    settings = cast(CassandraSettings, run.settings)
+    nodes = asyncio.run(count_nodes(settings.options()))
+    copies = sum(number for _, number in settings.placements()["default"].replication)
     return Figure(
         "node_adds" if copies == 1 else "node_copies",
         adds.value * copies / nodes,

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import field, make_dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from cyclopts import Group, Parameter
 
-from counter.config.report import Loaded, is_duration, load, toml_value
-from counter.config.settings import DatasetSettings, Settings
+from counter.config.report import Loaded, is_duration, is_secret, load, toml_value
+from counter.config.settings import dataset_model, own_settings, settings_model
+from counter.config.store_kinds import store_kind, store_names
+from counter.config.values import Word
 from counter.telemetry.logs import log_to_stderr
 
+_SETTINGS: Final = settings_model().model_fields
+_OF_DATASETS: Final = dataset_model().model_fields
+_OF_STORES: Final = tuple(own_settings(store_kind(each)) for each in store_names())
 #: The settings that say where the store is.
-STORE: Final = (
-    *("config", "log_level", "log_format", "audit_log", "store", "data", "wal_bytes_max"),
-    *(
-        "postgresql_connections",
-        "contact_points",
-        "local_datacenter",
-        "single_datacenter",
-        "keyspace",
-    ),
-    *("dynamodb_region", "dynamodb_endpoint", "dynamodb_connections"),
-    *("dynamodb_read_units", "dynamodb_write_units", "dynamodb_recovery"),
-    *("cassandra_username", "cassandra_password_file"),
-    *("tls_ca", "tls_cert", "tls_key", "tls_check_host", "start_timeout"),
-    # A dataset is the same for each process that creates it, writes it or rolls it up.
-    *DatasetSettings.model_fields,
+STORE: Final = tuple(
+    dict.fromkeys(
+        each
+        for each in (
+            *("config", "log_level", "log_format", "audit_log", "store"),
+            *chain.from_iterable(_OF_STORES),
+            *("keyspace", "start_timeout"),
+            # A dataset is the same for each process that creates it, writes it or rolls it up.
+            *_OF_DATASETS,
+        )
+        if not is_secret(each)
+    )
 )
 _ROLLUP: Final = (
     *("cache", "cache_timeout", "cache_entries_max", "host", "metrics_port", "hosts", "insecure"),
@@ -42,36 +45,18 @@ _Panels = Sequence[tuple[Group, Collection[str]]]
 _OF_PLACE: Final[_Panels] = (
     (
         Group("Store", sort_key=1),
-        ("config", "store", "data", "contact_points", "keyspace"),
+        ("config", "store", *(names[0] for names in _OF_STORES if names), "keyspace"),
     ),
-    (Group("Other settings", sort_key=2), Settings.model_fields),
+    (Group("Other settings", sort_key=2), _SETTINGS),
 )
 #: And of a command that sets up or serves what is there.
 _OF_ALL: Final[_Panels] = (
     (Group("Log", sort_key=2), ("log_level", "log_format", "log_requests", "audit_log", "traces")),
-    (Group("Dataset", sort_key=3), DatasetSettings.model_fields),
+    (Group("Dataset", sort_key=3), _OF_DATASETS),
     (Group("Store", sort_key=1), STORE),
     (Group("Rollup", sort_key=4), _ROLLUP),
-    (Group("Serve", sort_key=5), Settings.model_fields),
+    (Group("Serve", sort_key=5), _SETTINGS),
 )
-#: Words for values that are neither durations, numbers, files, names nor a short choice.
-_WORDS: Final[Mapping[str, str]] = {
-    "cache": "URL",
-    "contact_points": "HOSTS",
-    "cors_origins": "ORIGINS",
-    "data": "DIRECTORY",
-    "dynamodb_endpoint": "URL",
-    "dynamodb_region": "REGION",
-    "host": "ADDRESS",
-    "hosts": "HOSTS",
-    "log_level": "LEVEL",
-    "read_consistency": "LEVEL",
-    "replication": "COPIES",
-    "store": "STORE",
-    "write_consistency": "LEVEL",
-}
-#: A secret does not belong on a command line, and tables do not fit there.
-_NO_FLAGS: Final = ("cassandra_password", "dsn", "extra_datasets")
 
 
 def _flags(settings: Iterable[str], panels: _Panels = _OF_ALL) -> Callable[[type], Any]:
@@ -93,7 +78,7 @@ def _flags(settings: Iterable[str], panels: _Panels = _OF_ALL) -> Callable[[type
 
 def _flag(name: str, panels: _Panels) -> Any:
     """Return the type of the flag of *name*, with its description and default as help."""
-    setting = Settings.model_fields[name]
+    setting = _SETTINGS[name]
     value = None if setting.default_factory else setting.default
     default = "" if value in (None, ()) else toml_value(name, value).strip('"')
     text = (setting.description or "") + (f" [{default}]." if default else ".")
@@ -104,11 +89,12 @@ def _flag(name: str, panels: _Panels) -> Any:
 
 def _word(name: str) -> str:
     """Return the word for the value of *name* in the help."""
-    kind = Settings.model_fields[name].annotation
+    kind = _SETTINGS[name].annotation
+    for each in _SETTINGS[name].metadata:
+        if isinstance(each, Word):
+            return each.text
     if is_duration(name):
         return "DURATION"
-    if name in _WORDS:
-        return _WORDS[name]
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -133,7 +119,11 @@ class RollupFlags(SchemaFlags):
     """Further flags of every process that counts."""
 
 
-@_flags(each for each in Settings.model_fields if each not in (*STORE, *_ROLLUP, *_NO_FLAGS))
+@_flags(
+    each
+    for each in _SETTINGS
+    if each not in (*STORE, *_ROLLUP, "extra_datasets") and not is_secret(each)
+)
 class ServeFlags(RollupFlags):
     """Further flags of a process that serves: all other settings."""
 

@@ -24,7 +24,7 @@ from counter.errors import (
 from counter.limits import PARTITION_BYTES_MAX
 from counter.names import is_namespace_name
 from counter.quantities import format_bytes, format_number
-from counter.types import CounterType, Dataset, Namespace, NamespaceSettings, PayloadCheck
+from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 from counter.windows import closing_lag, deciding_time
 
 EVENT_BUCKETS_MAX: Final = 256
@@ -159,13 +159,12 @@ def creation_warnings(
     clients: Clients | None = None,
     *,
     lease_time_us: int = limits.LEASE_TIME_US,
-    compares_slowly: bool = True,
 ) -> tuple[str, ...]:
     """Return the contradictions, each with its values, its bound and a fix; refused ones come
     first.
 
-    Unknown *clients* are assumed to behave as the SDK does. *compares_slowly* is as
-    :class:`counter.config.store_kinds.StoreKind` has it.
+    Unknown *clients* are assumed to behave as the SDK does. The kind of the store may have more
+    advice.
     """
     is_sdk = clients is None and settings.counter_type is not CounterType.BEST_EFFORT
     known = clients or (SDK_CLIENTS if is_sdk else Clients())
@@ -176,7 +175,6 @@ def creation_warnings(
         *_staleness_problems(settings, dataset, known, lease_time_us),
         *_partition_problems(dataset, known),
         *_own_problems(settings),
-        *(_cost_problems(settings) if compares_slowly else ()),
     )
 
 
@@ -290,24 +288,4 @@ def _own_problems(settings: NamespaceSettings) -> Iterator[str]:
             f" {accept} after its end, and until then reads sum its events; shorten accept_limit,"
             f" or make rollup_window at least {spell_duration(accept_us // _TIMES_MAX)},"
             " which costs fewer rollups"
-        )
-
-
-def _cost_problems(settings: NamespaceSettings) -> Iterator[str]:
-    """Return the settings that cost more over Cassandra than necessary."""
-    if settings.counter_type is CounterType.BEST_EFFORT:
-        return
-    if settings.payload_check is PayloadCheck.STRICT:
-        yield (
-            "payload_check is strict: over Cassandra each add is a compare-and-set, several times"
-            " dearer than what rates are measured with; use guard where that is too much"
-        )
-    cache_us, window_us = settings.cache_ttl_us, settings.rollup_window_us
-    # 0 turns the cache off on purpose.
-    if 0 < cache_us * _TIMES_MAX < window_us:
-        window = spell_duration(window_us)
-        yield (
-            f"cache_ttl is {spell_duration(cache_us)} and rollup_window is {window}: Cassandra is"
-            f" asked for the same count up to {window_us // cache_us} times before the next one is"
-            f" rolled up; make cache_ttl {window}"
         )

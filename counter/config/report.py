@@ -8,13 +8,19 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from pydantic import SecretStr, ValidationError
+from pydantic import PlainSerializer, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from counter.config.settings import DatasetSettings, Settings, config_file, read_toml, warnings_of
-from counter.config.values import replication_text, without_password
+from counter.config.settings import (
+    Settings,
+    config_file,
+    dataset_model,
+    read_toml,
+    settings_model,
+)
+from counter.config.values import without_password
 from counter.durations import format_duration
 from counter.errors import StartupError
 
@@ -49,10 +55,10 @@ def load(flags: Mapping[str, Any]) -> Loaded:
             " lists show: set COUNTER_CACHE, or cache in the file"
         )
     try:
-        settings = Settings(**flags)
+        settings = settings_model()(**flags)
     except ValidationError as error:
         raise StartupError("\n".join(_problems(error, origins))) from None
-    warnings = (*_unknown_in_environment(), *warnings_of(settings))
+    warnings = (*_unknown_in_environment(), *settings.warnings())
     return Loaded(settings, origins, warnings)
 
 
@@ -60,7 +66,7 @@ def effective(loaded: Loaded) -> str:
     """Return all settings in TOML with the source of each; secrets are masked."""
     settings = loaded.settings
     lines = []
-    for name in Settings.model_fields:
+    for name in settings_model().model_fields:
         if name in ("config", "extra_datasets"):
             continue
         value = getattr(settings, name)
@@ -68,7 +74,7 @@ def effective(loaded: Loaded) -> str:
         lines.append(f"{said:<48}# {loaded.origins.get(name, 'default')}")
     for name, own in sorted(settings.extra_datasets.items()):
         lines += ["", f"[datasets.{name}]"]
-        for field in DatasetSettings.model_fields:
+        for field in dataset_model().model_fields:
             value = getattr(own, field)
             if value is not None:
                 lines.append(f"{field} = {toml_value(field, value)}")
@@ -83,7 +89,7 @@ def document_of(loaded: Loaded) -> dict[str, Any]:
     return {
         "settings": {
             name: {"value": read.get(name), "from": loaded.origins.get(name, "default")}
-            for name in Settings.model_fields
+            for name in settings_model().model_fields
             if name not in ("config", "extra_datasets")
         },
         "datasets": datasets,
@@ -97,13 +103,12 @@ def toml_value(name: str, value: Any) -> str:
         return json.dumps(_MASK)
     if name == "cache":
         value = without_password(value)
-    if name == "replication":
-        value = replication_text(value)
-        return str(value) if value.isdigit() else json.dumps(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return json.dumps(format_duration(value)) if is_duration(name) else str(value)
+    for each in settings_model().model_fields[name].metadata:
+        if isinstance(each, PlainSerializer):
+            text: str = each.func(value)  # type: ignore[call-arg]
+            return text if text.isdigit() else json.dumps(text)
+    if isinstance(value, bool | int):
+        return json.dumps(value)
     if isinstance(value, tuple):
         return json.dumps(list(value))
     # JSON does not escape DEL, and TOML does not allow it.
@@ -112,8 +117,13 @@ def toml_value(name: str, value: Any) -> str:
 
 def is_duration(name: str) -> bool:
     """Return whether the setting *name* is a duration; durations have their own text form."""
-    metadata = Settings.model_fields[name].metadata
+    metadata = settings_model().model_fields[name].metadata
     return any(getattr(each, "func", None) is format_duration for each in metadata)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the setting *name* is a secret as a whole; ``cache`` only contains one."""
+    return SecretStr in get_args(settings_model().model_fields[name].annotation)
 
 
 def _origins(flags: Mapping[str, Any]) -> Mapping[str, str]:
@@ -121,13 +131,15 @@ def _origins(flags: Mapping[str, Any]) -> Mapping[str, str]:
     path = config_file(flags.get("config"))
     found = {} if path is None else dict.fromkeys(read_toml(path), f"file {path}")
     given = {name.upper() for name, value in os.environ.items() if value}
-    for name in Settings.model_fields:
+    for name in settings_model().model_fields:
         if f"{_PREFIX}{name.upper()}" in given:
             found[name] = f"environment {_PREFIX}{name.upper()}"
     for name in flags:
         found[name] = f"flag --{name.replace('_', '-')}"
-    if "cassandra_password_file" in found:
-        found.setdefault("cassandra_password", found["cassandra_password_file"])
+    for name in filter(is_secret, settings_model().model_fields):
+        # The file NAME_file holds the secret NAME.
+        if f"{name}_file" in found:
+            found.setdefault(name, found[f"{name}_file"])
     return found
 
 
@@ -148,17 +160,17 @@ def _problems(error: ValidationError, origins: Mapping[str, str]) -> Iterator[st
 def _what(each: ErrorDetails, message: str, name: str, rest: list[str]) -> str:
     """Describe what is wrong with one value, which is shown unless it is secret."""
     if each["type"] == "extra_forbidden":
-        known = DatasetSettings.model_fields if rest else Settings.model_fields
+        known = (dataset_model() if rest else settings_model()).model_fields
         close = difflib.get_close_matches((rest or [name])[-1], known, 1)
         return f"there is no such setting{f'; is it {close[0]}?' if close else ''}"
-    if name in ("cassandra_password", "dsn", "cache"):
+    if name == "cache" or is_secret(name):
         return message
     value = str(each["input"])[:_SHOWN_CHARS_MAX]
     return message if value in message else f"{message} (it is {value!r})"
 
 
 def _unknown_in_environment() -> Iterator[str]:
-    known = {f"{_PREFIX}{name}".upper() for name in (*Settings.model_fields, *_CLIENTS)}
+    known = {f"{_PREFIX}{name}".upper() for name in (*settings_model().model_fields, *_CLIENTS)}
     for name in sorted(os.environ):
         if name.upper().startswith(_PREFIX) and name.upper() not in known:
             close = difflib.get_close_matches(name.upper(), known, 1)

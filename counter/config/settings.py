@@ -1,7 +1,9 @@
 """Define the settings: from flags, then the environment (``COUNTER_...``), a TOML file, or
 defaults.
 
-docs/configuration.md describes each setting; counter/config/report.py reports their sources.
+:class:`Settings` are those of any store. Each kind of store adds its own in a subclass, and
+:func:`settings_model` returns all together. docs/configuration.md describes each setting;
+counter/config/report.py reports their sources.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -25,27 +29,21 @@ from pydantic_settings import (
 from counter import limits
 from counter.config.store_kinds import StoreKind, store_kind, store_names
 from counter.config.values import (
-    CASSANDRA_PORT,
     CacheAddress,
-    ContactPoints,
     Duration,
     Hosts,
     Origins,
     ReadableFile,
-    ReadConsistency,
-    Replication,
     StoreName,
-    WriteConsistency,
+    Word,
     between,
     by_store,
-    endpoint,
     memcached_servers,
-    read_secret,
     redis_server,
 )
 from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
-from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck, Placement
+from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 
 CONFIG_VARIABLE: Final = "COUNTER_CONFIG"
 #: Read from the working directory if it exists and no other file is named.
@@ -59,6 +57,8 @@ _Skew = Annotated[Duration, between(0, limits.MINUTE)]
 _TimeBucket = Annotated[Duration, between(limits.SECOND, limits.RETENTION_MAX_US)]
 _EventBuckets = Annotated[int, Field(ge=1, le=256)]
 _Rate = Annotated[int, Field(ge=0, le=limits.RATE_PER_S_MAX)]
+_Model = TypeVar("_Model", bound=BaseModel)
+_DATASET: Final = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
 
 
 def _time_bucket(store: str, slice_us: int) -> int:
@@ -66,14 +66,6 @@ def _time_bucket(store: str, slice_us: int) -> int:
     slice."""
     bucket_us = store_kind(store).defaults.time_bucket
     return slice_us if bucket_us == 0 or slice_us % bucket_us else bucket_us
-
-
-def _password(data: dict[str, Any]) -> SecretStr | None:
-    path: Path | None = data["cassandra_password_file"]
-    try:
-        return None if path is None else SecretStr(read_secret(path))
-    except ValueError as error:
-        raise StartupError(f"cassandra_password_file: {error}") from None
 
 
 class DatasetSettings(BaseModel):
@@ -88,13 +80,16 @@ class DatasetSettings(BaseModel):
     time_bucket: _TimeBucket | None = None
     event_buckets: _EventBuckets | None = None
     event_buckets_max: _EventBuckets | None = None
-    replication: Replication | None = None
-    write_consistency: WriteConsistency | None = None
-    read_consistency: ReadConsistency | None = None
+
+
+_EXTRA_DATASETS: Final[Any] = Field(
+    default={}, description="Further datasets: tables [datasets.NAME] of the file"
+)
 
 
 class Settings(BaseSettings):
-    """The settings of one process. Durations are text with a unit: 5s, 250ms, 7d."""
+    """The settings of one process, whatever its store. Durations are text with a unit: 5s, 250ms,
+    7d."""
 
     model_config = SettingsConfigDict(
         env_prefix="COUNTER_",
@@ -102,11 +97,15 @@ class Settings(BaseSettings):
         extra="forbid",
         frozen=True,
         validate_default=False,
+        # Of the classes that only settings_model() puts together, none is built.
+        defer_build=True,
         # Errors would show the input, and it may contain a password.
         hide_input_in_errors=True,
     )
 
-    host: str = Field("127.0.0.1", description="The address to listen on")
+    host: Annotated[str, Word("ADDRESS")] = Field(
+        "127.0.0.1", description="The address to listen on"
+    )
     port: int = Field(8080, ge=0, le=65_535, description="The port; 0 for a free one")
     workers: int = Field(1, ge=1, le=64, description="API processes that share the port")
     metrics_port: int | None = Field(
@@ -216,76 +215,18 @@ class Settings(BaseSettings):
         }
 
     config: Path | None = Field(None, description="A TOML file with settings")
-    log_level: str = Field(
+    log_level: Annotated[str, Word("LEVEL")] = Field(
         "warning",
         pattern="^(debug|info|warning|error)$",
         description="The lowest level that is logged",
     )
 
-    store: StoreName = Field(
-        "sqlite", description="Where counts are kept: sqlite, postgresql, cassandra or dynamodb"
-    )
-    data: Path = Field(Path("data"), description="The data directory of SQLite")
-    wal_bytes_max: int = Field(
-        limits.WAL_BYTES_MAX,
-        ge=4 * limits.WAL_BYTES_KEPT,
-        le=limits.INT64_MAX,
-        description="The size of SQLite's write-ahead log, in bytes, at which writes are rejected",
-    )
-    dsn: SecretStr | None = Field(
-        None, description="Where PostgreSQL is: postgresql://user:password@host:port/database"
-    )
-    postgresql_connections: Annotated[int, Field(ge=2, le=1_000)] = Field(
-        8, description="Connections that each process keeps to PostgreSQL, at most"
-    )
-    contact_points: ContactPoints = Field(
-        (), description="Cassandra nodes to connect to: host[:port],host[:port]"
-    )
-    local_datacenter: str | None = Field(None, description="Cassandra's data center to connect to")
-    single_datacenter: bool = Field(
-        False, description="All API processes and workers run in local_datacenter"
-    )
-    dynamodb_region: str | None = Field(
-        None,
-        pattern="^[a-z0-9-]{1,32}$",
-        description="DynamoDB's region; by default that of the AWS SDKs",
-    )
-    dynamodb_endpoint: str | None = Field(
-        None,
-        pattern=r"^https?://[a-z0-9.:\[\]-]{1,253}/?$",
-        description="Where DynamoDB is, if not at the usual address of the region",
-    )
-    dynamodb_connections: Annotated[int, Field(ge=2, le=1_000)] = Field(
-        64, description="Connections that each process keeps to DynamoDB, at most"
-    )
-    dynamodb_read_units: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="Read units a second of each new table; 0: on demand"
-    )
-    dynamodb_write_units: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="Write units a second of each new table; 0: on demand"
-    )
-    dynamodb_recovery: bool = Field(False, description="Point-in-time recovery of new tables")
+    store: StoreName = Field("sqlite", description="Where counts are kept")
     keyspace: str = Field(
         "counter",
         pattern="^[a-z][a-z0-9_]{0,30}$",
-        description="PostgreSQL's schema, Cassandra's keyspace, or the prefix of DynamoDB's tables",
+        description="The schema, the keyspace or the prefix of the tables in a shared store",
     )
-    cassandra_username: str | None = Field(None, description="The user that logs in to Cassandra")
-    cassandra_password_file: ReadableFile | None = Field(
-        None, description="A file with the password"
-    )
-    cassandra_password: SecretStr | None = Field(
-        default_factory=_password, description="The password; never a flag"
-    )
-    tls_ca: ReadableFile | None = Field(
-        None, description="The certificate authority to trust; turns TLS on"
-    )
-    tls_cert: ReadableFile | None = Field(None, description="This process's own certificate")
-    tls_key: ReadableFile | None = Field(None, description="The key of the certificate")
-    tls_check_host: bool = Field(
-        True, description="Require that each node's certificate names the address of the node"
-    )
-
     cache: CacheAddress = Field(
         "memory",
         description="memory, memcached://host:port,host:port, or redis://host:port",
@@ -300,7 +241,7 @@ class Settings(BaseSettings):
 
     start_timeout: Annotated[Duration, between(0, 10 * limits.MINUTE)] = Field(
         limits.START_TIMEOUT_US,
-        description="How long startup retries while Cassandra is unavailable",
+        description="How long startup retries while the store is unavailable",
     )
 
     retention: _Retention = Field(
@@ -332,18 +273,7 @@ class Settings(BaseSettings):
         default_factory=by_store("event_buckets_max"),
         description="The limit up to which event_buckets is raised automatically",
     )
-    replication: Replication = Field(
-        (("", 3),), description="Copies of the data: 3, or dc1:3,dc2:3"
-    )
-    write_consistency: WriteConsistency = Field(
-        "LOCAL_QUORUM", description="The copies that acknowledge a write"
-    )
-    read_consistency: ReadConsistency = Field(
-        "LOCAL_QUORUM", description="The copies that answer a read"
-    )
-    extra_datasets: dict[str, DatasetSettings] = Field(
-        default={}, description="Further datasets: tables [datasets.NAME] of the file"
-    )
+    extra_datasets: Mapping[str, DatasetSettings] = _EXTRA_DATASETS
 
     rollup_window: Duration = Field(
         10 * limits.SECOND, description="The rollup window of new namespaces"
@@ -407,12 +337,12 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Settings:
-        if problems := list(problems_of(self)):
+        if problems := list(self.problems()):
             raise ValueError("\n".join(problems))
         return self
 
     @property
-    def kind(self) -> StoreKind[Settings]:
+    def kind(self) -> StoreKind[Any]:
         """The kind of the store."""
         return store_kind(self.store)
 
@@ -423,44 +353,32 @@ class Settings(BaseSettings):
     def datasets(self) -> list[Dataset]:
         """Return all datasets, ``default`` first. A store identifies them by name and assigns
         the ids."""
-        return [self._dataset(i, *each) for i, each in enumerate(self._own_settings())]
+        return [self._dataset(i, *each) for i, each in enumerate(self.settings_of_datasets())]
 
-    def _own_settings(self) -> list[tuple[str, DatasetSettings]]:
+    def settings_of_datasets(self) -> list[tuple[str, DatasetSettings]]:
         """Return the names of all datasets, with what is set for each of them only."""
-        return [("default", DatasetSettings()), *sorted(self.extra_datasets.items())]
+        return [("default", _datasets_of(type(self))()), *sorted(self.extra_datasets.items())]
 
-    def _of(self, own: DatasetSettings, name: str) -> Any:
+    def of_dataset(self, own: DatasetSettings, name: str) -> Any:
+        """Return the setting *name* of a dataset: its *own*, else that of all."""
         value = getattr(own, name)
         return getattr(self, name) if value is None else value
 
     def _dataset(self, number: int, name: str, own: DatasetSettings) -> Dataset:
-        slice_us, bucket_us = self._of(own, "slice"), self._of(own, "time_bucket")
+        slice_us, bucket_us = self.of_dataset(own, "slice"), self.of_dataset(own, "time_bucket")
         if own.time_bucket is None and own.slice is not None and slice_us % bucket_us:
             bucket_us = _time_bucket(self.store, slice_us)
         return Dataset(
             id=number,
             name=name,
-            retention_us=self._of(own, "retention"),
+            retention_us=self.of_dataset(own, "retention"),
             slice_us=slice_us,
             time_bucket_us=bucket_us,
-            event_buckets=self._of(own, "event_buckets"),
-            event_buckets_max=self._of(own, "event_buckets_max"),
-            write_timeout_us=self._of(own, "write_timeout"),
-            clock_skew_max_us=self._of(own, "clock_skew_max"),
+            event_buckets=self.of_dataset(own, "event_buckets"),
+            event_buckets_max=self.of_dataset(own, "event_buckets_max"),
+            write_timeout_us=self.of_dataset(own, "write_timeout"),
+            clock_skew_max_us=self.of_dataset(own, "clock_skew_max"),
         )
-
-    def placements(self) -> Mapping[str, Placement]:
-        """Return the replication and consistency of each dataset in Cassandra."""
-        home = (self.local_datacenter or "") if self.single_datacenter else ""
-        names = ("replication", "write_consistency", "read_consistency")
-        return {
-            dataset: Placement(**{name: self._of(own, name) for name in names}, datacenter=home)
-            for dataset, own in self._own_settings()
-        }
-
-    def contact_endpoints(self) -> list[tuple[str, int]]:
-        """Return (host, port) of each contact point."""
-        return [endpoint(each, CASSANDRA_PORT) for each in self.contact_points]
 
     def cache_servers(self) -> tuple[tuple[str, int], ...]:
         """Return (host, port) of each memcached; empty for other caches."""
@@ -485,108 +403,39 @@ class Settings(BaseSettings):
             cache_ttl_us=10 * limits.SECOND,
         )
 
+    def problems(self) -> Iterator[str]:
+        """Return what is wrong with the combination of settings that are each within their
+        bounds."""
+        yield from _serving_problems(self)
+        for name in self.extra_datasets:
+            if _DATASET.fullmatch(name) is None:
+                yield f"dataset {name[:60]!r} does not match [a-z][a-z0-9_]{{0,30}}"
+            elif name == "default":
+                yield "dataset 'default' is set by the settings outside of [datasets.NAME]"
+        for dataset in self.datasets():
+            yield from _dataset_problems(dataset)
+        # Imported late so that commands that read no settings start faster.
+        from counter.config.namespace_rules import check_settings
 
-_DATASET: Final = re.compile(r"[a-z][a-z0-9_]{0,30}", re.ASCII)
-#: Cassandra's limit.
-_KEYSPACE_CHARS_MAX: Final = 48
+        try:
+            check_settings(self.default_namespace(), self.dataset())
+        except CounterError as error:
+            yield error.detail
 
+    def warnings(self) -> Iterator[str]:
+        """Return warnings about settings that are allowed and often a mistake."""
+        yield from _serving_warnings(self)
+        # Imported late so that commands that read no settings start faster.
+        from counter.config.namespace_rules import creation_warnings
 
-def problems_of(settings: Settings) -> Iterator[str]:
-    """Return what is wrong with the combination of settings that are each within their bounds."""
-    yield from _store_problems(settings)
-    yield from serving_problems(settings)
-    yield from _login_problems(settings)
-    yield from _place_problems(settings)
-    for name in settings.extra_datasets:
-        yield from _name_problems(settings, name)
-    for dataset in settings.datasets():
-        yield from _dataset_problems(dataset)
-    # Imported late so that commands that read no settings start faster.
-    from counter.config.namespace_rules import check_settings
-
-    try:
-        check_settings(settings.default_namespace(), settings.dataset())
-    except CounterError as error:
-        yield error.detail
-
-
-def warnings_of(settings: Settings) -> Iterator[str]:
-    """Return warnings about settings that are allowed and often a mistake."""
-    yield from serving_warnings(settings)
-    # Imported late so that commands that read no settings start faster.
-    from counter.config.namespace_rules import creation_warnings
-
-    yield from creation_warnings(
-        settings.default_namespace(),
-        settings.dataset(),
-        lease_time_us=settings.lease_time,
-        compares_slowly=settings.kind.compares_slowly,
-    )
-    if settings.cache == "memory" and not settings.kind.serves_alone:
-        guard = ", and conflicts of tokens are detected only if payload_check is strict"
-        yield (
-            "cache is memory: each process has its own BEST_EFFORT counts"
-            f"{guard if settings.kind.compares_slowly else ''}; use memcached://host:port or"
-            " redis://host:port"
-        )
-    yield from settings.kind.warnings(settings)
-
-
-def _store_problems(settings: Settings) -> Iterator[str]:
-    yield from settings.kind.problems(settings)
-    for address in ("contact_points", "dsn"):
-        value = getattr(settings, address)
-        if value and settings.kind.address != address:
-            owner = " or ".join(n for n in store_names() if store_kind(n).address == address)
+        namespace = self.default_namespace()
+        yield from creation_warnings(namespace, self.dataset(), lease_time_us=self.lease_time)
+        yield from self.kind.advice(namespace)
+        if self.cache == "memory" and not self.kind.serves_alone:
             yield (
-                f"{address} is {','.join(value) if isinstance(value, tuple) else 'set'} and store"
-                f" is {settings.store}, which has none: add --store {owner}, or omit {address}"
+                "cache is memory: each process has its own BEST_EFFORT counts; use"
+                " memcached://host:port or redis://host:port"
             )
-    if (settings.dynamodb_read_units == 0) != (settings.dynamodb_write_units == 0):
-        yield "dynamodb_read_units and dynamodb_write_units belong together: give both or neither"
-
-
-def _login_problems(settings: Settings) -> Iterator[str]:
-    given = "cassandra_password" in settings.model_fields_set
-    if given and settings.cassandra_password_file is not None:
-        yield "cassandra_password and cassandra_password_file are both set: keep one of them"
-    if settings.cassandra_username is None and settings.cassandra_password is not None:
-        yield "there is a password and no cassandra_username: give both or neither"
-    if settings.cassandra_username is not None and settings.cassandra_password is None:
-        yield (
-            f"cassandra_username is {settings.cassandra_username!r} and there is no password:"
-            " give --cassandra-password-file, or COUNTER_CASSANDRA_PASSWORD in the environment"
-        )
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        yield "tls_cert and tls_key belong together: give both or neither"
-    if settings.tls_cert is not None and settings.tls_ca is None:
-        yield "tls_cert is set and tls_ca is not, without which TLS is off: give --tls-ca"
-
-
-def _place_problems(settings: Settings) -> Iterator[str]:
-    home = settings.local_datacenter
-    if settings.single_datacenter and home is None:
-        yield "single_datacenter is set and local_datacenter is not: give --local-datacenter"
-    for name, placement in settings.placements().items():
-        places = dict(placement.replication)
-        if home is not None and "" not in places and home not in places:
-            yield (
-                f"local_datacenter is {home!r} and dataset {name!r} has no copies there:"
-                f" replication names {', '.join(places)}"
-            )
-
-
-def _name_problems(settings: Settings, name: str) -> Iterator[str]:
-    if _DATASET.fullmatch(name) is None:
-        yield f"dataset {name[:60]!r} does not match [a-z][a-z0-9_]{{0,30}}"
-    elif name == "default":
-        yield "dataset 'default' is set by the settings outside of [datasets.NAME]"
-    keyspace = f"{settings.keyspace}_{name}"
-    if len(keyspace) > _KEYSPACE_CHARS_MAX:
-        yield (
-            f"keyspace {keyspace!r} has {len(keyspace)} characters;"
-            f" Cassandra allows {_KEYSPACE_CHARS_MAX}: choose a shorter name"
-        )
 
 
 def _dataset_problems(dataset: Dataset) -> Iterator[str]:
@@ -609,7 +458,7 @@ def _dataset_problems(dataset: Dataset) -> Iterator[str]:
         )
 
 
-def serving_problems(settings: Settings) -> Iterator[str]:
+def _serving_problems(settings: Settings) -> Iterator[str]:
     """Return what is wrong with the settings of serving."""
     if settings.https_cert is None:
         for name in ("https_key", "https_client_ca"):
@@ -621,7 +470,7 @@ def serving_problems(settings: Settings) -> Iterator[str]:
         yield "https_key_password_file is set and https_key is not: give both or neither"
 
 
-def serving_warnings(settings: Settings) -> Iterator[str]:
+def _serving_warnings(settings: Settings) -> Iterator[str]:
     """Return warnings about settings of serving that are allowed and often a mistake."""
     for name in ("https_key", "https_key_password_file"):
         path = getattr(settings, name)
@@ -633,6 +482,57 @@ def serving_warnings(settings: Settings) -> Iterator[str]:
             f"cors_origins has {plain[0]}: anyone on the network path can change such a page"
             " and its requests; use https://"
         )
+
+
+@cache
+def settings_model() -> type[Settings]:
+    """Return the settings of this program: :class:`Settings`, and those of each kind of store that
+    is installed."""
+    kinds = [store_kind(each) for each in store_names()]
+    for one, other in combinations(kinds, 2):
+        if both := {*own_settings(one)}.intersection(own_settings(other)):
+            raise StartupError(
+                f"the stores {one.name!r} and {other.name!r} both have a setting"
+                f" {', '.join(sorted(both))}: uninstall the package of one of them"
+            )
+    models = _with_last(Settings, [each.settings for each in kinds])
+    datasets = _with_last(DatasetSettings, map(_datasets_of, models))
+    dataset = create_model("InstalledDataset", __base__=datasets, __module__=__name__)
+    return create_model(
+        "InstalledSettings",
+        __base__=models,
+        __module__=__name__,
+        extra_datasets=(Mapping[str, dataset], _EXTRA_DATASETS),
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class of the settings of this program by its name, for ``pickle``."""
+    for each in (settings_model, dataset_model):
+        if name.startswith("Installed") and each().__name__ == name:
+            return each()
+    raise AttributeError(name)
+
+
+def _with_last(base: type[_Model], others: Iterable[type[_Model]]) -> tuple[type[_Model], ...]:
+    """Return different classes, of which *base* is the last one: the others are derived from it."""
+    return (*dict.fromkeys(each for each in others if each is not base), base)
+
+
+def own_settings(kind: StoreKind[Any]) -> Sequence[str]:
+    """Return the names of the settings that *kind* adds to those of any store."""
+    return [each for each in kind.settings.model_fields if each not in Settings.model_fields]
+
+
+def dataset_model() -> type[DatasetSettings]:
+    """Return the settings that a table ``[datasets.NAME]`` may have in this program."""
+    return _datasets_of(settings_model())
+
+
+def _datasets_of(model: type[Settings]) -> type[DatasetSettings]:
+    _, dataset = get_args(model.model_fields["extra_datasets"].annotation)
+    found: type[DatasetSettings] = dataset
+    return found
 
 
 def config_file(named: str | Path | None) -> Path | None:

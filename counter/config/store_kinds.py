@@ -6,11 +6,12 @@ when the settings name it, and imports its driver only to open the store.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from counter import limits
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from counter.config.findings import Finding
     from counter.core.clock_guard import ClockGuard
     from counter.ports import Clock, KeyStore, Store
+    from counter.types import NamespaceSettings
 
 GROUP: Final = "counter.stores"
 _S_contra = TypeVar("_S_contra", contravariant=True)
@@ -41,27 +43,46 @@ class StoreDefaults:
     rollup: bool = True
 
 
+#: Called with the bytes of a file that are done, and its size.
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUpFile:
+    """One file of a backup."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """The content of a backup. It includes every add that was acknowledged before *begun_at*."""
+
+    begun_at: str
+    version: str
+    files: Mapping[str, BackedUpFile]
+
+    @property
+    def size(self) -> int:
+        """Return the total size of the files in bytes."""
+        return sum(each.bytes for each in self.files.values())
+
+
 class StoreKind(Protocol[_S_contra]):
     """What the program needs to know about one kind of store. A kind may inherit from it, and then
     changes what differs."""
 
     name: str
+    #: A subclass of :class:`counter.config.settings.Settings`. The first setting that it adds says
+    #: where the store is. Its ``problems`` and ``warnings`` check what it adds.
+    settings: type[Any]
+    defaults: StoreDefaults = StoreDefaults()
     #: One process opens the store, so it serves, rolls up and audits alone.
     serves_alone: bool = False
-    #: A comparison costs several round trips, and guards of tokens are in the cache alone.
-    compares_slowly: bool = False
-    #: The setting that names the server, which only this kind has; "" if there is none.
-    address: str = ""
-    #: What backs it up; "" if it is ``counter backup``.
-    backed_up_by: str = ""
-    defaults: StoreDefaults = StoreDefaults()
 
-    def problems(self, settings: _S_contra) -> Iterator[str]:
-        """Return what is wrong with the settings that only this kind uses."""
-        yield from ()
-
-    def warnings(self, settings: _S_contra) -> Iterator[str]:
-        """Return warnings about such settings that are allowed and often a mistake."""
+    def advice(self, namespace: NamespaceSettings) -> Iterator[str]:
+        """Return warnings about settings of a namespace that this store makes expensive."""
         yield from ()
 
     def clock(self) -> Clock:
@@ -86,6 +107,32 @@ class StoreKind(Protocol[_S_contra]):
 
     async def apply_schema(self, settings: _S_contra) -> Sequence[str]:
         """Create or update the schema; return what was done."""
+        ...
+
+    def back_up(
+        self,
+        settings: _S_contra,
+        target: Path,
+        *,
+        now_us: int,
+        bytes_per_s: float,
+        progress: Progress,
+    ) -> Backup:
+        """Copy the data to the new directory *target* while another process may use them.
+
+        Raises StartupError, with what backs the store up instead if this cannot."""
+        ...
+
+    def restore(
+        self,
+        settings: _S_contra,
+        source: Path,
+        *,
+        now_us: int,
+        progress: Progress,
+        without_keys: bool,
+    ) -> Backup:
+        """Restore the backup *source*. Raises StartupError likewise."""
         ...
 
     async def begin_new_life(

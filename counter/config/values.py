@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer
@@ -14,10 +15,8 @@ from pydantic_settings import NoDecode
 from counter.config.store_kinds import check_store, store_kind
 from counter.durations import format_duration, parse_duration
 
-CASSANDRA_PORT: Final = 9042
 MEMCACHED_PORT: Final = 11211
 REDIS_PORT: Final = 6379
-REPLICAS_MAX: Final = 16
 PORT_MAX: Final = 65_535
 _MEMCACHED: Final = "memcached://"
 #: The schemes of Redis and Valkey, which speak one protocol, with those that the driver knows.
@@ -38,13 +37,19 @@ _ORIGIN: Final = re.compile(
     r"(?!http://.*:80$|https://.*:443$)https?://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:\d{1,5})?"
 )
 _BEFORE_AT: Final = re.compile(r"^([a-z]*:?/{0,2}).*@", re.DOTALL)
-_DATACENTER: Final = re.compile(r"[\w.-]{1,48}", re.ASCII)
 
 _Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The word for the value of a setting in the help of its flag."""
+
+    text: str
+
+
 #: The name of a kind of store that is installed.
-StoreName = Annotated[str, AfterValidator(check_store)]
-WriteConsistency = Literal["LOCAL_QUORUM", "QUORUM", "EACH_QUORUM", "ALL"]
-ReadConsistency = Literal["LOCAL_QUORUM", "QUORUM", "ALL"]
+StoreName = Annotated[str, AfterValidator(check_store), Word("STORE")]
 
 
 def _to_us(value: Any) -> Any:
@@ -90,57 +95,7 @@ def _split(value: Any) -> Any:
 
 
 #: A list, or text with commas between the items.
-_List = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_split)]
-
-
-def _check_contact_point(text: str) -> str:
-    endpoint(text, CASSANDRA_PORT)
-    return text
-
-
-#: A list of ``host[:port]``.
-ContactPoints = _List[Annotated[str, AfterValidator(_check_contact_point)]]
-
-
-def _to_replication(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return value
-    if isinstance(value, str) and not value.isdigit():
-        pairs = [each.partition(":") for each in value.replace("=", ":").split(",")]
-        value = {name.strip(): copies.strip() for name, _, copies in pairs}
-    if not isinstance(value, Mapping):
-        return (("", _copies(value)),)
-    if not value:
-        raise ValueError("it names no data center; write 3, or dc1:3,dc2:3")
-    for name in value:
-        if _DATACENTER.fullmatch(name) is None:
-            raise ValueError(f"{name[:60]!r} is not the name of a data center")
-    return tuple((name, _copies(copies)) for name, copies in value.items())
-
-
-def _copies(value: Any) -> int:
-    text = "" if isinstance(value, bool | float) else str(value)
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= REPLICAS_MAX):
-        raise ValueError(
-            f"{str(value)[:60]!r} is not a number of copies from 1 to {REPLICAS_MAX};"
-            " write 3, or dc1:3,dc2:3"
-        )
-    return int(text)
-
-
-def replication_text(value: Sequence[tuple[str, int]]) -> str:
-    """Return the text of a :data:`Replication`; the inverse of parsing it."""
-    return ",".join(f"{name}:{copies}" if name else str(copies) for name, copies in value)
-
-
-#: Replicas by data center, as in :class:`counter.types.Placement`; written ``3``, for every data
-#: center, or ``dc1:3,dc2:3``.
-Replication = Annotated[
-    tuple[tuple[str, int], ...],
-    NoDecode,
-    BeforeValidator(_to_replication),
-    PlainSerializer(replication_text),
-]
+List = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_split)]
 
 
 def _check_cache(text: str) -> str:
@@ -199,7 +154,7 @@ def memcached_servers(text: str) -> tuple[tuple[str, int], ...]:
 
 
 #: ``memory``, ``memcached://host:port,host:port``, or ``redis://host:port``.
-CacheAddress = Annotated[str, AfterValidator(_check_cache)]
+CacheAddress = Annotated[str, AfterValidator(_check_cache), Word("URL")]
 
 
 def _check_file(path: Path) -> Path:
@@ -244,10 +199,10 @@ def _check_host(text: str) -> str:
 
 
 #: A list of host names.
-Hosts = _List[Annotated[str, AfterValidator(_check_host)]]
+Hosts = Annotated[List[Annotated[str, AfterValidator(_check_host)]], Word("HOSTS")]
 
 #: A list of web origins.
-Origins = _List[Annotated[str, AfterValidator(_check_origin)]]
+Origins = Annotated[List[Annotated[str, AfterValidator(_check_origin)]], Word("ORIGINS")]
 
 #: Computes a default from the values of the fields before it.
 FromOthers = Callable[[dict[str, Any]], Any]

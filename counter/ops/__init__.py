@@ -1,1 +1,1 @@
-"""Audits, backups, moving counts, planning, and the doctor, for operators."""
+"""Audits, moving counts, planning, and the doctor, for operators."""

@@ -43,8 +43,6 @@ async def _cache(settings: Settings, clock: Clock) -> Finding:
         if settings.kind.serves_alone:
             return ok("cache", "kept in the process itself")
         detail = "each process has its own: fewer reads hit it"
-        if settings.kind.compares_slowly:
-            detail += ", and guards miss what others recorded"
         return Finding("cache", "warning", detail, "give all of them one cache: memcached or Redis")
     try:
         cache = open_cache(settings, clock)

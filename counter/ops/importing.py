@@ -30,8 +30,8 @@ from counter.durations import format_duration
 from counter.errors import StartupError
 from counter.names import check_counter_name
 from counter.ops.export_file import FORMAT, VERSION, count_line
-from counter.ops.regular_file import open_regular
 from counter.quantities import plural
+from counter.regular_file import open_regular
 from counter_client import CounterClient, Token
 from counter_client.errors import TokenTooOldError
 

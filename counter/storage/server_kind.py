@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from counter.clock import StoreClock, SystemClock
 from counter.config.findings import Finding, ok, wrong
+from counter.config.settings import Settings
 from counter.config.store_kinds import StoreKind
 from counter.core.clock_guard import ClockGuard, checked_now_us, guard_of
 from counter.durations import format_duration
@@ -17,11 +18,12 @@ from counter.quantities import plural
 from counter.storage.shared.startup_retry import StartupRetry
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
     from counter.ports import Clock, KeyStore, Store
 
+_S_contra = TypeVar("_S_contra", bound=Settings, contravariant=True)
 
-class ServerKind(StoreKind["Settings"]):
+
+class ServerKind(StoreKind[_S_contra]):
     """The base of such a kind."""
 
     #: What people call the server, and the module of its driver, which has an extra of *name*.
@@ -30,6 +32,8 @@ class ServerKind(StoreKind["Settings"]):
     #: What to do if it cannot be opened, and where to look if it fails.
     start: str
     look: str
+    #: What backs it up.
+    backed_up_by: str
     #: Processes follow the server's clock, and do not compare theirs with it.
     leads_clocks: bool = False
 
@@ -48,7 +52,7 @@ class ServerKind(StoreKind["Settings"]):
 
     @asynccontextmanager
     async def opened_keys(
-        self, settings: Settings, clock: Clock
+        self, settings: _S_contra, clock: Clock
     ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
         store = self.open(settings, clock)
         await StartupRetry(settings.start_timeout).run(store.open)
@@ -57,8 +61,16 @@ class ServerKind(StoreKind["Settings"]):
         finally:
             await store.close()
 
+    def back_up(self, settings: _S_contra, *_: Any, **__: Any) -> NoReturn:
+        raise StartupError(
+            f"store is {self.name}, which is backed up by `{self.backed_up_by}`: see"
+            " docs/how-to/back-up-and-restore.md"
+        )
+
+    restore = back_up
+
     async def begin_new_life(
-        self, settings: Settings, act: AbstractAsyncContextManager[Any]
+        self, settings: _S_contra, act: AbstractAsyncContextManager[Any]
     ) -> str:
         clock = self.clock()
         store: Any = self.open(settings, clock)
@@ -73,7 +85,7 @@ class ServerKind(StoreKind["Settings"]):
             await store.close()
         return "start a worker, and run counter audit --all --repair"
 
-    async def check(self, settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
+    async def check(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Finding]:
         try:
             store = self.open(settings, clock)
             await StartupRetry(settings.start_timeout).run(store.open)
@@ -90,7 +102,7 @@ class ServerKind(StoreKind["Settings"]):
             await store.close()
 
     async def _check_open(
-        self, store: Store, settings: Settings, clock: Clock
+        self, store: Store, settings: _S_contra, clock: Clock
     ) -> AsyncIterator[Finding]:
         datasets = [each.name for each in await store.control.datasets()]
         namespaces = await store.control.namespaces()

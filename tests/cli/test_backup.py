@@ -18,8 +18,8 @@ from counter.cli.app import app
 from counter.clock import SystemClock
 from counter.core.service import CounterService
 from counter.errors import StartupError
-from counter.ops import backup as backups
 from counter.storage.memory import MemoryCache
+from counter.storage.sqlite import backup as backups
 from tests.support.filled import COUNTERS, SETTINGS, fill, opened
 from tests.support.waiting import eventually
 
@@ -370,7 +370,7 @@ def test_a_restore_that_was_broken_off_is_not_served(
     def pulled(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("counter.ops.backup.begin_new_life", pulled)
+    monkeypatch.setattr("counter.storage.sqlite.backup.begin_new_life", pulled)
     assert run(["restore", "copy", "--data=half"]) == 130
     monkeypatch.undo()
     monkeypatch.chdir(place)

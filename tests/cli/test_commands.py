@@ -10,7 +10,7 @@ import pytest
 
 from counter.cli.app import app
 from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags
-from counter.config.settings import DatasetSettings, Settings
+from counter.config.settings import Settings, dataset_model, settings_model
 from counter.durations import format_duration
 
 #: Settings that are no flags: a process list shows those, and tables do not fit on a line.
@@ -37,12 +37,12 @@ def names(flags: type) -> set[str]:
 
 
 def test_every_setting_is_a_flag() -> None:
-    assert names(ServeFlags) == set(Settings.model_fields) - NO_FLAGS
+    assert names(ServeFlags) == set(settings_model().model_fields) - NO_FLAGS
 
 
 def test_dataset_settings_are_flags_of_every_command() -> None:
     """Every process must use the same settings of a dataset."""
-    assert set(DatasetSettings.model_fields) <= names(StoreFlags)
+    assert set(dataset_model().model_fields) <= names(StoreFlags)
     assert names(StoreFlags) < names(RollupFlags) < names(ServeFlags)
 
 

@@ -10,6 +10,9 @@ import pytest
 from cyclopts import App
 
 from counter.cli.app import app
+from counter.config.report import is_secret
+from counter.config.settings import own_settings
+from counter.config.store_kinds import store_kind, store_names
 from counter.security.keys import id_in
 from scripts.docs_commands import commands_page
 
@@ -79,8 +82,11 @@ def test_a_command_beside_the_store_has_the_flags_that_it_needs_first(
         assert panels[-2:] == ["Store", "Other settings"], name
         assert set(panels[:-2]) <= {"Arguments", "Parameters"}
         store = text.partition("╭─ Store")[2].partition("╰")[0]
-        assert re.findall(r"^│ (--[a-z-]+)", store, re.MULTILINE) == [
-            *("--config", "--store", "--data", "--contact-points", "--keyspace")
+        places = [own_settings(store_kind(each))[0] for each in store_names()]
+        assert re.findall(r"^│ --([a-z-]+)", store, re.MULTILINE) == [
+            *("config", "store"),
+            *(each.replace("_", "-") for each in places if not is_secret(each)),
+            "keyspace",
         ]
 
 

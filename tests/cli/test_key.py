@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from counter.clock import SystemClock
-from counter.config.settings import Settings
 from counter.security.keys import KeyRing
+from counter.storage.sqlite.settings import SqliteSettings
 from tests.cli.shell import Shell
 
 
@@ -71,7 +71,8 @@ def test_a_key_is_printed_alone_and_never_again(shell: KeyShell) -> None:
 
 async def test_a_process_that_serves_from_the_directory_learns_of_it(shell: KeyShell) -> None:
     """Which it holds alone, so far as counts go."""
-    store = Settings().kind.open(Settings(), SystemClock())
+    settings = SqliteSettings()
+    store = settings.kind.open(settings, SystemClock())
     await store.open()
     ring = KeyRing(store.keys, SystemClock())
     await ring.refresh()

@@ -53,8 +53,6 @@ def test_the_shared_port_is_not_a_port_of_one_process() -> None:
 
 def test_every_process_needs_a_valid_port() -> None:
     """Regression: the processes past the last port failed with a trace, again and again."""
-    settings = Settings(
-        store="cassandra", contact_points=("127.0.0.1",), port=0, workers=3, metrics_port=65_534
-    )
+    settings = Settings(port=0, workers=3, metrics_port=65_534)
     with pytest.raises(StartupError, match="up to 65536; choose 65533 or a lower one"):
         serve(settings, Mock())

@@ -221,7 +221,7 @@ def test_a_failed_start_of_all_workers_is_reported_once() -> None:
 def test_a_start_without_a_temporary_folder_names_the_fix() -> None:
     """It holds the metrics of each worker."""
     full = OSError(errno.ENOSPC, "No space left on device")
-    settings = Settings(store="cassandra", contact_points=("127.0.0.1",), workers=2)
+    settings = Settings(workers=2)
     with (
         patch("api.workers.TemporaryDirectory", side_effect=full),
         pytest.raises(StartupError, match=r"No space left.*TMPDIR"),

@@ -10,9 +10,10 @@ from counter.clock import SystemClock
 from counter.core.service import CounterService
 from counter.errors import WriteTimeoutError
 from counter.limits import MILLISECOND, SECOND
+from counter.storage.cassandra.options import Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory.cache import MemoryCache
-from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck, Placement
+from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import SETTINGS
 from tests.support.cassandra import DATASET, at, have_schema, opened, options_for, slice_of_now

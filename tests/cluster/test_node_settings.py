@@ -13,7 +13,7 @@ from counter.clock import SystemClock
 from counter.config.report import load
 from counter.ops.doctor import examine
 from counter.storage.cassandra.connection import CassandraConnection
-from counter.storage.cassandra.node_settings import node_warnings
+from counter.storage.cassandra.store import node_warnings
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import connected, have_schema, opened, options_for

@@ -9,10 +9,10 @@ import pytest
 
 from counter.core.service import CounterService
 from counter.limits import MINUTE, SECOND
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory import MemoryCache
-from counter.types import Namespace, PartitionSize, PayloadCheck, Placement, Token
+from counter.types import Namespace, PartitionSize, PayloadCheck, Token
 from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from scripts.cluster_nodes import Cluster

@@ -11,11 +11,11 @@ from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import DAY, MINUTE, SECOND
 from counter.security.keys import digest_of, new_id
 from counter.storage.cassandra.connection import CassandraConnection
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore, KeysAlone
 from counter.storage.cassandra.tables import CONTROL_TABLES, SCHEMA_VERSION, create_table, events_of
 from counter.storage.shared.startup_retry import StartupRetry
-from counter.types import ApiKey, Placement, Scope, Slice
+from counter.types import ApiKey, Scope, Slice
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import (
     DATASET,

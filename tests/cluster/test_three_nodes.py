@@ -20,7 +20,7 @@ from counter.clock import SystemClock
 from counter.durations import format_duration
 from counter.errors import UnavailableError
 from counter.limits import SECOND
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.cassandra.tables import (
     CONTROL_TABLES,
@@ -29,7 +29,7 @@ from counter.storage.cassandra.tables import (
     table_id,
 )
 from counter.storage.shared.startup_retry import StartupRetry
-from counter.types import Event, Mark, Namespace, Placement, Slice, Written
+from counter.types import Event, Mark, Namespace, Slice, Written
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_nodetool import nodetool

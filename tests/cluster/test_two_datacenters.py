@@ -16,10 +16,10 @@ from counter.clock import SystemClock
 from counter.core.service import CounterService
 from counter.errors import CounterError, StartupError, UnavailableError
 from counter.limits import MINUTE, SECOND
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory import MemoryCache
-from counter.types import Namespace, PayloadCheck, Placement, Token
+from counter.types import Namespace, PayloadCheck, Token
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster, Shape
 from scripts.cluster_servers import STORAGE_PORT

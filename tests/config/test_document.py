@@ -1,88 +1,40 @@
-"""docs/configuration.md and the settings say the same."""
+"""docs/configuration.md and the settings of any store agree; tests of each store compare its own
+section."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from counter.config.report import is_duration, load, toml_value
 from counter.config.settings import DatasetSettings, Settings
-from counter.errors import StartupError
-from tests.support.server import ROOT
+from tests.support.settings import documented, settings_text, wrong_rows
 
-DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 #: The text of its section describes these.
 WITHOUT_ROW = {"extra_datasets"}
 
 
-def rows() -> dict[str, tuple[str, str]]:
-    """Default and allowed values, by setting."""
-    found: dict[str, tuple[str, str]] = {}
-    pattern = r"^\| (`\w+`(?:, `\w+`)*) \|([^|]*)\|([^|]*)\|"
-    for names, default, allowed in re.findall(pattern, DOCUMENT, re.MULTILINE):
-        for name in re.findall(r"`(\w+)`", names):
-            assert name not in found, f"{name} is there twice"
-            found[name] = (default.strip(), allowed.strip())
-    return found
-
-
-def written(name: str, settings: Settings) -> str:
-    return toml_value(name, getattr(settings, name)).strip('"')
-
-
-def test_every_setting_is_in_a_table() -> None:
-    assert set(rows()) == set(Settings.model_fields) - WITHOUT_ROW
+def test_every_setting_has_a_row_with_its_default_and_bounds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = {k: v for k, v in Settings.model_fields.items() if k not in WITHOUT_ROW}
+    assert list(wrong_rows(documented(settings_text()), fields, Settings())) == []
 
 
 def test_the_settings_of_datasets_are_in_their_section() -> None:
-    section = DOCUMENT.partition("## Datasets")[2].partition("## New namespaces")[0]
+    section = settings_text().partition("## Datasets")[2].partition("## New namespaces")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(
         DatasetSettings.model_fields
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(Settings.model_fields) - WITHOUT_ROW))
-def test_the_default_in_the_table_is_the_default(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    monkeypatch.chdir(tmp_path_factory.getbasetemp())
-    default, _ = rows()[name]
-    sqlite, cassandra = Settings(), Settings(store="cassandra", contact_points=("one",))
-    if getattr(sqlite, name) in (None, ()):
-        assert "`" not in default
-        return
-    both = [written(name, sqlite), written(name, cassandra)]
-    if name == "time_bucket":
-        assert default == f"the slice; `{both[1]}`"
-    elif name in ("store", "contact_points") or both[0] == both[1]:
-        assert default == f"`{both[0]}`"
-    else:
-        assert default == f"`{both[0]}`; `{both[1]}`"
-
-
-def bounds() -> dict[str, str]:
-    """The bounds of numbers, and those that the refusal of a duration names."""
-    found = {}
-    for name, field in Settings.model_fields.items():
-        low = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
-        high = next((m.le for m in field.metadata if hasattr(m, "le")), None)
-        if low is not None and high is not None:
-            found[name] = f"{low} to {high}"
-        elif is_duration(name):
-            with pytest.raises(StartupError) as caught:
-                load({name: "40000d"})
-            said = re.search(r"it must be from (\w+ to \w+)", str(caught.value))
-            assert said is not None, str(caught.value)
-            found[name] = said[1]
-    return found
-
-
-def test_the_bounds_in_the_tables_are_the_bounds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    monkeypatch.chdir(tmp_path_factory.getbasetemp())
-    wrong = {
-        name: (said, rows()[name][1])
-        for name, said in bounds().items()
-        if not rows()[name][1].startswith(said)
-    }
-    assert wrong == {}
+def test_a_wrong_row_is_found() -> None:
+    fields = {name: Settings.model_fields[name] for name in ("port", "store", "retention")}
+    rows = {"port": ("`80`", "0 to 9"), "store": ("`sqlite`", ""), "retention": ("`7d`", "1d")}
+    assert sorted(wrong_rows(rows, fields, Settings())) == [
+        "port can be 0 to 65535, not 0 to 9",
+        "retention can be 10m to 365d, not 1d",
+        "the default of port is `8080`, not `80`",
+    ]
+    del fields["port"]
+    assert "rows or settings are missing: {'port'}" in set(wrong_rows(rows, fields, Settings()))

@@ -1,22 +1,18 @@
 """Settings: precedence, notation, and refusals."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from counter.config.report import document_of, effective, load
-from counter.config.settings import Settings, warnings_of
+from counter.config.settings import Settings
 from counter.config.values import endpoint, memcached_servers, redis_server, without_password
-from counter.errors import StartupError
-from counter.types import Dataset, PayloadCheck, Placement
-from tests.support.times import DAY, HOUR, MILLISECOND, SECOND
-
-CASSANDRA: dict[str, Any] = {"store": "cassandra", "contact_points": "127.0.0.1"}
+from counter.types import Dataset, PayloadCheck
+from tests.support.settings import refusal
+from tests.support.times import DAY, HOUR, SECOND
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +21,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def made(**values: Any) -> Settings:
-    """Settings of a cluster, as text gives them."""
-    return Settings(**CASSANDRA, **values)
-
-
-def refusal(**values: Any) -> str:
-    """The error of invalid settings."""
-    with pytest.raises(StartupError) as caught:
-        load(values)
-    return str(caught.value)
+def texts(**values: Any) -> dict[str, Any]:
+    """Return settings as text gives them."""
+    return values
 
 
 class TestSources:
@@ -43,17 +32,17 @@ class TestSources:
     def test_a_flag_wins_over_the_environment_and_that_over_a_file(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        Path("counter.toml").write_text('port = 1\nhost = "file"\ndata = "file"')
+        Path("counter.toml").write_text('port = 1\nhost = "file"\nkeyspace = "file"')
         monkeypatch.setenv("COUNTER_PORT", "2")
         monkeypatch.setenv("COUNTER_HOST", "environment")
         loaded = load({"port": "3"})
         settings = loaded.settings
-        assert (settings.port, settings.host, str(settings.data)) == (3, "environment", "file")
+        assert (settings.port, settings.host, settings.keyspace) == (3, "environment", "file")
         assert settings.workers == 1
         assert loaded.origins == {
             "port": "flag --port",
             "host": "environment COUNTER_HOST",
-            "data": "file counter.toml",
+            "keyspace": "file counter.toml",
         }
 
     @pytest.mark.parametrize("by", ["flag", "environment"])
@@ -138,22 +127,10 @@ class TestDefaults:
             clock_skew_max_us=0,
         )
 
-    def test_cassandra_is_many_with_a_clock_each(self) -> None:
-        settings = Settings(**CASSANDRA)
-        assert not settings.rollup
-        assert settings.shards == 16
-        dataset = settings.dataset()
-        assert dataset.clock_skew_max_us == 500 * MILLISECOND
-        assert dataset.time_bucket_us == HOUR
-        assert dataset.write_timeout_us == 2 * SECOND
-        assert settings.placements() == {"default": Placement((("", 3),))}
-
-    def test_a_default_depends_on_other_settings(self) -> None:
-        settings = made(rollup=True, shards=4, clock_skew_max="1s")
-        assert (settings.rollup, settings.shards, settings.clock_skew_max) == (True, 4, SECOND)
-
     def test_new_namespaces_get_what_is_set(self) -> None:
-        settings = made(payload_check="strict", shards=2, clock_skew_max="5s", rollup_window="1m")
+        settings = Settings(
+            **texts(payload_check="strict", shards=2, clock_skew_max="5s", rollup_window="1m")
+        )
         namespace = settings.default_namespace()
         assert namespace.payload_check is PayloadCheck.STRICT
         assert namespace.shards == 2
@@ -179,36 +156,9 @@ class TestValues:
         assert endpoint(text, 9042) == expected
 
     @pytest.mark.parametrize("text", ["", ":9042", "host:", "host:0", "host:70000", "a b", "a:b"])
-    def test_an_invalid_contact_point_is_refused(self, text: str) -> None:
-        assert "is not host or host:port" in refusal(store="cassandra", contact_points=text)
-
-    def test_contact_points_are_a_list_or_text_with_commas(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        expected = [("one", 9042), ("two", 9043)]
-        assert Settings(**CASSANDRA | {"contact_points": ["one", "two:9043"]}).contact_endpoints()
-        monkeypatch.setenv("COUNTER_CONTACT_POINTS", "one, two:9043")
-        assert Settings(store="cassandra").contact_endpoints() == expected
-
-    @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            (3, (("", 3),)),
-            ("3", (("", 3),)),
-            ("dc1:3,dc2:2", (("dc1", 3), ("dc2", 2))),
-            ("dc1=3", (("dc1", 3),)),
-            ({"dc1": 3}, (("dc1", 3),)),
-        ],
-    )
-    def test_replication_is_a_number_or_one_for_each_data_center(
-        self, value: Any, expected: tuple[tuple[str, int], ...]
-    ) -> None:
-        settings = Settings(**CASSANDRA, replication=value, write_consistency="ALL")
-        assert settings.replication == expected
-
-    @pytest.mark.parametrize("value", [0, 17, "", "dc1:", "dc1:x", ":3", {}, True, 1.5, "-1"])
-    def test_any_other_replication_is_refused(self, value: Any) -> None:
-        assert "replication" in refusal(**CASSANDRA, replication=value)
+    def test_an_invalid_endpoint_is_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match="is not host or host:port"):
+            endpoint(text, 9042)
 
     @pytest.mark.parametrize(
         ("text", "expected"),
@@ -308,10 +258,6 @@ class TestValues:
     def test_a_duration_without_a_unit_is_refused(self, value: Any) -> None:
         assert "a duration needs a unit" in refusal(retention=value)
 
-    def test_a_consistency_that_may_miss_an_acknowledged_add_is_refused(self) -> None:
-        assert "write_consistency" in refusal(**CASSANDRA, write_consistency="ONE")
-        assert "read_consistency" in refusal(**CASSANDRA, read_consistency="LOCAL_ONE")
-
 
 class TestRelations:
     """Settings that must fit each other."""
@@ -319,26 +265,11 @@ class TestRelations:
     @pytest.mark.parametrize(
         ("values", "words"),
         [
-            ({"store": "cassandra"}, ["contact_points is empty", "--contact-points"]),
-            ({"contact_points": "one"}, ["store is sqlite", "--store cassandra"]),
             ({"workers": 2}, ["workers is 2", "one process", "--workers 1"]),
             ({"accept_limit": "2d"}, ["accept_limit is 2d", "1h"]),
             ({"slice": "10d"}, ["slice is 10d", "retention of 7d"]),
             ({"rollup_window": "7s"}, ["rollup_window 7s", "slice of 1d"]),
             ({"time_bucket": "7h"}, ["time_bucket is 7h", "slice of 1d"]),
-            ({"tls_cert": __file__}, ["tls_cert and tls_key belong together"]),
-            ({"tls_cert": __file__, "tls_key": __file__}, ["--tls-ca"]),
-            ({"cassandra_username": "me"}, ["'me'", "COUNTER_CASSANDRA_PASSWORD"]),
-            ({"cassandra_password": "hush"}, ["no cassandra_username"]),
-            (
-                {"replication": "dc1:3", "local_datacenter": "dc9"},
-                ["'dc9'", "replication names dc1"],
-            ),
-            (
-                {**CASSANDRA, "replication": "dc1:2,dc2:1", "write_consistency": "QUORUM"},
-                ["2 data centers (dc1, dc2)", "EACH_QUORUM", "--single-datacenter"],
-            ),
-            ({"single_datacenter": True}, ["single_datacenter is set", "--local-datacenter"]),
         ],
     )
     def test_contradictory_settings_are_refused_with_values_and_the_fix(
@@ -347,67 +278,15 @@ class TestRelations:
         message = refusal(**values)
         assert [word for word in words if word not in message] == [], message
 
-    def test_processes_of_one_data_center_may_read_and_write_at_its_quorum(self) -> None:
-        two = {**CASSANDRA, "replication": "dc1:3,dc2:3", "local_datacenter": "dc2"}
-        assert "--single-datacenter" in refusal(**two)
-        settings = Settings(**two, single_datacenter=True)
-        assert settings.placements()["default"].datacenter == "dc2"
-
-    @pytest.mark.parametrize("mark", ["", "\ufeff"])
-    def test_a_password_has_one_source(self, tmp_path: Path, mark: str) -> None:
-        path = tmp_path / "password"
-        path.write_text(f"{mark}from the file\n", encoding="utf-8")
-        login = {**CASSANDRA, "cassandra_username": "me", "cassandra_password_file": path}
-        settings = Settings(**login)
-        assert settings.cassandra_password is not None
-        assert settings.cassandra_password.get_secret_value() == "from the file"
-        assert "keep one of them" in refusal(**login, cassandra_password="hush")
-
-    def test_a_password_that_is_not_text_is_named_and_not_shown(self, tmp_path: Path) -> None:
-        path = tmp_path / "password"
-        path.write_bytes(b"hush\xff")
-        message = refusal(**CASSANDRA, cassandra_username="me", cassandra_password_file=path)
-        assert message == f"cassandra_password_file: {str(path)!r} is not text in UTF-8"
-
-    def test_a_password_may_come_through_a_pipe(self) -> None:
-        """As by a shell's <(...): it can be read only once."""
-        reader, writer = os.pipe()
-        try:
-            os.write(writer, b"hush\n")
-            os.close(writer)
-            settings = made(cassandra_username="me", cassandra_password_file=f"/dev/fd/{reader}")
-        finally:
-            os.close(reader)
-        assert settings.cassandra_password is not None
-        assert settings.cassandra_password.get_secret_value() == "hush"
-
-    def test_a_file_that_cannot_be_read_is_named(self) -> None:
-        message = refusal(**CASSANDRA, tls_ca="none.pem")
-        assert "tls_ca" in message
-        assert "'none.pem' cannot be read: No such file" in message
-
-    @pytest.mark.parametrize("shown", [repr, str, Settings.model_dump_json])
-    def test_a_password_is_never_shown(self, shown: Any) -> None:
-        settings = made(cassandra_username="me", cassandra_password="hush")
-        assert "hush" not in shown(settings)
-
-    def test_a_password_is_not_shown_by_a_refusal_either(self) -> None:
-        values = {**CASSANDRA, "cassandra_password": "hush"}
-        assert "hush" not in refusal(**values)
-        with pytest.raises(ValidationError) as caught:
-            Settings(**values)
-        assert "hush" not in str(caught.value)
-
 
 class TestDatasets:
     """Tables ``[datasets.NAME]`` of the file."""
 
     def test_a_dataset_inherits_the_defaults(self) -> None:
         Path("counter.toml").write_text(
-            'store = "cassandra"\ncontact_points = ["one"]\nclock_skew_max = "1s"\n'
-            '[datasets.videos]\nretention = "30d"\nreplication = {dc1 = 3, dc2 = 2}\n'
-            'write_consistency = "EACH_QUORUM"\n'
-            '[datasets.brief]\nretention = "1h"\nslice = "10m"\nwrite_consistency = "ALL"\n'
+            'clock_skew_max = "1s"\n'
+            '[datasets.videos]\nretention = "30d"\n'
+            '[datasets.brief]\nretention = "1h"\nslice = "10m"\n'
         )
         settings = Settings()
         default, brief, videos = settings.datasets()
@@ -415,11 +294,6 @@ class TestDatasets:
         assert (videos.retention_us, videos.slice_us) == (30 * DAY, DAY)
         assert (brief.slice_us, brief.time_bucket_us) == (HOUR // 6, HOUR // 6)
         assert {each.clock_skew_max_us for each in settings.datasets()} == {SECOND}
-        assert settings.placements() == {
-            "default": Placement((("", 3),)),
-            "brief": Placement((("", 3),), "ALL"),
-            "videos": Placement((("dc1", 3), ("dc2", 2)), "EACH_QUORUM"),
-        }
 
     @pytest.mark.parametrize(
         ("name", "own", "words"),
@@ -431,33 +305,19 @@ class TestDatasets:
             ("videos", {"retention": "1h"}, ["dataset 'videos': slice is 1d", "retention of 1h"]),
             ("videos", {"slice": "90m", "time_bucket": "1h"}, ["time_bucket is 1h"]),
             ("videos", {"slice": "1m", "clock_skew_max": "40s"}, ["clock_skew_max is 40s"]),
-            ("v" * 31, {}, ["48"]),
         ],
     )
     def test_an_error_in_a_dataset_is_reported_with_its_name(
         self, name: str, own: dict[str, Any], words: list[str]
     ) -> None:
-        message = refusal(**CASSANDRA, keyspace="k" * 20, datasets={name: own})
+        message = refusal(datasets={name: own})
         assert [word for word in words if word not in message] == [], message
 
 
-@pytest.mark.parametrize(
-    ("values", "word"),
-    [
-        ({}, "BEST_EFFORT"),
-        ({"replication": 1}, "one copy"),
-        ({"payload_check": "strict"}, "each add is a compare-and-set"),
-        ({"accept_limit": "5m"}, "make rollup_window at least 30s"),
-    ],
-)
-def test_likely_mistakes_are_warned_of(values: dict[str, Any], word: str) -> None:
-    text = "\n".join(warnings_of(Settings(**CASSANDRA, **values)))
-    assert word in text
+def test_likely_mistakes_are_warned_of() -> None:
+    text = "\n".join(Settings(**texts(accept_limit="5m")).warnings())
+    assert "make rollup_window at least 30s" in text
 
 
-def test_good_settings_of_a_cluster_have_no_warnings() -> None:
-    settings = made(
-        cache="memcached://one", replication="dc1:3,dc2:3", write_consistency="EACH_QUORUM"
-    )
-    assert list(warnings_of(settings)) == []
-    assert list(warnings_of(Settings())) == []
+def test_good_settings_have_no_warnings() -> None:
+    assert list(Settings().warnings()) == []

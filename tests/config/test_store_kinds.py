@@ -1,36 +1,36 @@
 """Kinds of stores are found by name, through the entry points that packages install."""
 
 import json
+import pickle
+import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from unittest.mock import AsyncMock
 
 import pytest
+from pydantic import Field
 
 from counter.cli.commands.backup import _begin_new_life
 from counter.clock import SystemClock
 from counter.config import store_kinds
-from counter.config.report import load
-from counter.config.settings import Settings
+from counter.config.report import effective, load
+from counter.config.settings import DatasetSettings, Settings, settings_model
 from counter.config.store_kinds import GROUP, StoreKind, store_kind, store_names
 from counter.errors import StartupError
-from counter.storage.cassandra import CassandraKind
-from counter.storage.dynamodb import DynamodbKind
 from counter.storage.memory import MemoryStore
 from counter.storage.memory.control import MemoryControl
-from counter.storage.postgresql import PostgresqlKind
 from counter.storage.server_kind import ServerKind
-from counter.storage.sqlite import SqliteKind
+from counter.storage.sqlite.settings import SqliteSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The type checker compares each with the protocol.
-KINDS: tuple[StoreKind[Settings], ...] = (
-    *(CassandraKind(), DynamodbKind(), PostgresqlKind()),
-    SqliteKind(),
-)
+SERVERS = [kind for kind in map(store_kind, store_names()) if isinstance(kind, ServerKind)]
+#: PostgreSQL's is tested on a server.
+WITHOUT_TRANSACTIONS = [
+    kind for kind in SERVERS if type(kind).begin_new_life is ServerKind.begin_new_life
+]
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """The entry points that are found; the test adds some."""
     found: list[EntryPoint] = []
     monkeypatch.setattr(store_kinds, "entry_points", lambda group: found)
-    for each in (store_kinds._installed, store_kind):
+    for each in (store_kinds._installed, store_kind, settings_model):
         each.cache_clear()
     yield found
-    for each in (store_kinds._installed, store_kind):
+    for each in (store_kinds._installed, store_kind, settings_model):
         each.cache_clear()
 
 
@@ -49,17 +49,16 @@ def test_the_installed_kinds_are_those_of_the_project() -> None:
     """If not, install it again: scripts/test does."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert set(store_names()) >= set(project["entry-points"][GROUP])
-    for each in KINDS:
-        assert type(store_kind(each.name)) is type(each)
+    assert [store_kind(each).name for each in store_names()] == [*store_names()]
 
 
 def test_an_unknown_store_is_refused_with_those_that_are_installed() -> None:
     with pytest.raises(StartupError) as refused:
         load({"store": "mysql"})
-    assert str(refused.value) == (
-        "store (flag --store): Input should be 'cassandra', 'dynamodb', 'postgresql' or 'sqlite'"
-        " (it is 'mysql')"
-    )
+    first, *_, last = map(repr, sorted(store_names()))
+    said = str(refused.value)
+    assert said.startswith(f"store (flag --store): Input should be {first}")
+    assert said.endswith(f" or {last} (it is 'mysql')")
 
 
 @pytest.mark.usefixtures("installed")
@@ -71,30 +70,101 @@ def test_a_program_whose_stores_are_not_installed_says_what_to_do() -> None:
         load({"store": "postgresql"})
 
 
-class StrangersKind(SqliteKind):
+class StrangersDataset(DatasetSettings):
+    """What a dataset of the file may set of a stranger's store."""
+
+    depth: int | None = None
+
+
+class StrangersSettings(Settings):
+    """The settings that another package brings."""
+
+    depth: int = Field(1, description="The depth")
+    extra_datasets: Mapping[str, StrangersDataset] = {}
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.depth > 9:
+            yield f"depth is {self.depth}, and nine is the most"
+
+    def warnings(self) -> Iterator[str]:
+        yield from super().warnings()
+        yield from (
+            f"{name} has depth {self.of_dataset(own, 'depth')}"
+            for name, own in self.settings_of_datasets()
+        )
+
+
+class StrangersKind(StoreKind[StrangersSettings]):
     """A kind that another package brings."""
 
-    name = "strangers"
-
-    def problems(self, settings: Settings) -> Iterator[str]:
-        yield "the stranger objects"
+    name, settings = "strangers", StrangersSettings
 
 
-def test_another_package_adds_a_store(installed: list[EntryPoint]) -> None:
-    here = f"{__name__}:StrangersKind"
-    installed.append(EntryPoint("strangers", here, GROUP))
+@pytest.fixture
+def strangers(installed: list[EntryPoint]) -> None:
+    installed.append(EntryPoint("sqlite", "counter.storage.sqlite:SqliteKind", GROUP))
+    installed.append(EntryPoint("strangers", f"{__name__}:StrangersKind", GROUP))
+
+
+@pytest.mark.usefixtures("strangers")
+def test_another_package_adds_a_store_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from a flag, the environment or the file, beside those of the other stores."""
+    monkeypatch.setenv("COUNTER_DEPTH", "7")
+    loaded = load({"store": "strangers", "datasets": {"other": {"depth": 2}}})
+    shown = effective(loaded)
+    assert re.search(r"^depth = 7 +# environment COUNTER_DEPTH$", shown, re.MULTILINE)
+    assert re.search(r'^data = "data" +# default$', shown, re.MULTILINE)
+    assert [each for each in loaded.warnings if "depth" in each] == [
+        "default has depth 7",
+        "other has depth 2",
+    ]
+    assert settings_model().model_fields["depth"].description == "The depth"
+
+
+@pytest.mark.usefixtures("strangers")
+def test_the_settings_of_another_package_are_checked() -> None:
     with pytest.raises(StartupError) as refused:
-        load({"store": "strangers"})
-    assert str(refused.value) == "the stranger objects"
+        load({"store": "strangers", "depth": "10", "workers": "2"})
+    assert str(refused.value) == "depth is 10, and nine is the most"
+    with pytest.raises(StartupError, match=r"datasets.other.deep.*is it depth\?"):
+        load({"store": "strangers", "datasets": {"other": {"deep": 2}}})
 
 
-@pytest.mark.parametrize("kind", [each for each in KINDS if each.name != "sqlite"])
+def test_settings_are_handed_to_a_process_that_is_started() -> None:
+    """Their class exists only once the stores are known."""
+    given = {"extra_datasets": {"other": {"retention": "9d"}}, "port": "1"}
+    settings = load(given).settings
+    assert isinstance(settings, SqliteSettings)
+    handed = pickle.loads(pickle.dumps(settings))
+    assert (type(handed), handed) == (type(settings), settings)
+
+
+class RivalSettings(Settings):
+    """A setting of a name that another store's has."""
+
+    data: int = 1
+
+
+class RivalKind(StoreKind[RivalSettings]):
+    """Its kind."""
+
+    name, settings = "rival", RivalSettings
+
+
+def test_two_stores_cannot_have_a_setting_of_one_name(installed: list[EntryPoint]) -> None:
+    installed.append(EntryPoint("sqlite", "counter.storage.sqlite:SqliteKind", GROUP))
+    installed.append(EntryPoint("rival", f"{__name__}:RivalKind", GROUP))
+    with pytest.raises(StartupError, match="the stores 'rival' and 'sqlite' both have a setting"):
+        load({})
+
+
+@pytest.mark.parametrize("kind", SERVERS, ids=[each.name for each in SERVERS])
 def test_a_kind_is_found_without_its_driver(
-    kind: StoreKind[Settings], monkeypatch: pytest.MonkeyPatch
+    kind: ServerKind[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Opening the store names the extra to install."""
-    for driver in ("aiobotocore", "asyncpg", "cassandra", "cassandra.cluster"):
-        monkeypatch.setitem(sys.modules, driver, None)
+    monkeypatch.setitem(sys.modules, kind.driver, None)
     with pytest.raises(StartupError, match=rf"pip install '\.\[{kind.name}\]' in its checkout"):
         kind.open(Settings(), SystemClock())
 
@@ -108,36 +178,33 @@ class RestoredControl(MemoryControl):
         self.began_us = now_us
 
 
-@pytest.mark.parametrize("kind", [CassandraKind, DynamodbKind])
+@pytest.mark.parametrize("kind", WITHOUT_TRANSACTIONS)
 async def test_restoring_a_store_is_one_audited_act(
-    kind: type[ServerKind], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: ServerKind[Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In a store without transactions, which needs a repair afterwards."""
     store = MemoryStore(SystemClock())
     store.control = control = RestoredControl(store.tables)
-    monkeypatch.setattr(kind, "open", lambda *_: store)
+    monkeypatch.setattr(type(kind), "open", lambda *_: store)
     log = tmp_path / "audit.jsonl"
     before_us = SystemClock().now_us()
-    assert "counter audit --all --repair" in await _begin_new_life(_restored(kind, log))
+    assert "counter audit --all --repair" in await _begin_new_life(
+        Settings(store=kind.name, audit_log=log)
+    )
     assert before_us <= control.began_us <= SystemClock().now_us()
     act = json.loads(log.read_text(encoding="utf-8"))
     assert (act["act"], act["end"]) == ("schema.restored", "done")
 
 
-@pytest.mark.parametrize("kind", [CassandraKind, DynamodbKind])
+@pytest.mark.parametrize("kind", WITHOUT_TRANSACTIONS)
 async def test_a_restored_store_that_cannot_be_opened_was_not_changed(
-    kind: type[ServerKind], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: ServerKind[Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """So there is no act to record."""
     store = MemoryStore(SystemClock())
     monkeypatch.setattr(store, "open", AsyncMock(side_effect=StartupError("no schema")))
-    monkeypatch.setattr(kind, "open", lambda *_: store)
+    monkeypatch.setattr(type(kind), "open", lambda *_: store)
     log = tmp_path / "audit.jsonl"
     with pytest.raises(StartupError, match="no schema"):
-        await _begin_new_life(_restored(kind, log))
+        await _begin_new_life(Settings(store=kind.name, audit_log=log))
     assert log.read_bytes() == b""
-
-
-def _restored(kind: type[ServerKind], log: Path) -> Settings:
-    points = ("one",) if kind.address else ()
-    return Settings(store=kind.name, contact_points=points, audit_log=log)

@@ -12,10 +12,10 @@ import pytest
 
 from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
 from counter.ports import Store
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.rollups import WINDOW as WINDOW_KIND
 from counter.storage.cassandra.store import CassandraStore
-from counter.types import Decision, Fold, Namespace, Outcome, Placement, Written
+from counter.types import Decision, Fold, Namespace, Outcome, Written
 from scripts.cluster_nodes import Cluster
 from tests.contracts import suites
 from tests.contracts.cases import (

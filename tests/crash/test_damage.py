@@ -21,9 +21,9 @@ from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
 from counter.errors import DamagedError, StartupError
 from counter.ops.audit import Auditor, State, all_names
-from counter.ops.backup import back_up, restore
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import ALL_PAGES, SqliteStore, page_sums
+from counter.storage.sqlite.backup import back_up, restore
 from counter.storage.sqlite.page_sums import PageSums
 from counter.types import Token
 from rollup.maintenance import Maintenance

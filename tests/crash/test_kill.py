@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from counter.config.settings import Settings
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions
 from counter.storage.dynamodb.schema import apply_for as tables_for
+from counter.storage.dynamodb.settings import DynamodbSettings
 from counter.storage.postgresql.database import PostgresqlDatabase, postgresql_options
 from counter.storage.postgresql.schema import apply_for
+from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.types import Token
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.model import Model, Send
@@ -64,12 +65,12 @@ async def flags(
         for table in await driver.tables():
             await driver.drop_table(table)
         await driver.close()
-        await tables_for(Settings(**{**SMALL_WINDOWS, **given}))
+        await tables_for(DynamodbSettings(**{**SMALL_WINDOWS, **given}))
         return given
     server: PostgresqlServer = request.getfixturevalue("postgresql")
     monkeypatch.setenv("COUNTER_DSN", server.dsn())
     given = {**SMALL_WINDOWS, **OVER_POSTGRESQL}
-    settings = Settings(**given)
+    settings = PostgresqlSettings(**given)
     database = PostgresqlDatabase(postgresql_options(settings))
     await database.open()
     await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")

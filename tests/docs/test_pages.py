@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from counter.config.settings import Settings
+from counter.config.settings import settings_model
 from counter_client import Token
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.child import run_python
@@ -87,7 +87,7 @@ async def test_counts_move_from_embedded_to_a_cluster(service: Server, tmp_path:
     """The servers of the cluster are tried by tests/test_grow.py; here another process is both."""
     text = page("tutorials/three-nodes.md")
     [file] = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert set(tomllib.loads(file)) <= set(Settings.model_fields)
+    assert set(tomllib.loads(file)) <= set(settings_model().model_fields)
     async with serving(tmp_path / "data", tmp_path / "logs", **defaults()) as new:
         both = dict.fromkeys(["http://127.0.0.1:8081", "http://127.0.0.1:8082"], new.url)
         places = {WRITTEN_URL: service.url, **both}

@@ -10,12 +10,12 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from aiobotocore.session import get_session
 
-from counter.config.settings import Settings
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Item, Refused, Write, put
 from counter.storage.dynamodb.layout import ATOMIC, MARKS, partition
 from counter.storage.dynamodb.schema import apply_for, apply_schema
+from counter.storage.dynamodb.settings import DynamodbSettings
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.storage.shared.directory import DatasetState
 from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Written
@@ -337,7 +337,7 @@ async def test_the_schema_is_applied_once_dynamodb_answers(dynamodb: DynamodbOpt
         "dynamodb_endpoint": dynamodb.endpoint,
         "start_timeout": "1m",
     }
-    settings = Settings(**given)
+    settings = DynamodbSettings(**given)
     tables, failures = Driver.tables, [StoreUnavailableError("away")]
 
     async def fail_once(driver: Driver) -> list[str]:

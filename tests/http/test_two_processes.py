@@ -24,7 +24,7 @@ async def app(tmp_path: Path) -> AsyncIterator[App]:
 @pytest.fixture
 async def other(app: App, tmp_path: Path) -> AsyncIterator[Rest]:
     """The second process."""
-    wired = create_app(Settings(data=tmp_path), store=app.store, clock=app.clock, rollup=False)
+    wired = create_app(Settings(), store=app.store, clock=app.clock, rollup=False)
     lifespan = Lifespan(wired)
     await lifespan.start()
     transport = httpx.ASGITransport(wired)

@@ -310,7 +310,6 @@ class OrderWorld(Requests):
         self.settings = Settings.model_validate(
             {
                 "store": "postgresql",
-                "dsn": "postgresql://unused",
                 "accept_limit": "2s",
                 "start_timeout": "0s",
             }

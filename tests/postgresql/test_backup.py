@@ -13,10 +13,10 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from counter.config.settings import Settings
 from counter.limits import SECOND
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.schema import begin_new_life
+from counter.storage.postgresql.settings import PostgresqlSettings
 from scripts.postgresql_server import PostgresqlServer, program
 from scripts.service_process import free_ports
 from tests.contracts.cases import DATASET, NOW, SETTINGS
@@ -135,7 +135,7 @@ async def test_a_restored_schema_issues_nothing_again(postgresql: PostgresqlServ
     before = await store.control.create_namespace("before", SETTINGS, NOW)
     assert before is not None
     given = await store.control.lease_tokens(5, NOW + SECOND)
-    await begin_new_life(Settings(store="postgresql", dsn=SecretStr(postgresql.dsn())))
+    await begin_new_life(PostgresqlSettings(store="postgresql", dsn=SecretStr(postgresql.dsn())))
     block = await store.control.lease_tokens(1, NOW)
     assert block.issuer != given.issuer
     assert block.time_us == NOW + SECOND

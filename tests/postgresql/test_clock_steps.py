@@ -54,7 +54,7 @@ class Service(App):
         super().__init__("postgresql", directory, small=True)
         self.server_clock = ServerClock(START_US)
         self._options = PostgresqlOptions(server.dsn(), schema="kept")
-        dataset = replace(Settings(data=directory, **SMALL).dataset(), id=1)
+        dataset = replace(Settings(**SMALL).dataset(), id=1)
         self._datasets = [dataset]
 
     async def start(self) -> None:

@@ -15,12 +15,12 @@ import pytest
 
 from api.app import create_app
 from counter.clock import parse_rfc3339
-from counter.config.settings import Settings
 from counter.errors import StoreUnavailableError
 from counter.limits import HOUR, SECOND
 from counter.storage.postgresql.control import PostgresqlControl
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_for
+from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.types import ClockReading
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.clock import FakeClock
@@ -36,10 +36,10 @@ WRITE_TIMEOUT = "200ms"
 BOUND_S = 5.0
 
 
-def settings(dsn: str, **more: Any) -> Settings:
+def settings(dsn: str, **more: Any) -> PostgresqlSettings:
     given: dict[str, Any] = {"dsn": dsn, "write_timeout": WRITE_TIMEOUT, "drain_timeout": "1s"}
     given |= more
-    return Settings(store="postgresql", hosts=("test",), **given)
+    return PostgresqlSettings(store="postgresql", hosts=("test",), **given)
 
 
 @asynccontextmanager

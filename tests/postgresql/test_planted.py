@@ -7,10 +7,10 @@ from typing import Final
 import asyncpg
 import pytest
 
-from counter.config.settings import Settings
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_schema, begin_new_life
 from counter.storage.postgresql.server import check_server
+from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.postgresql.store import PostgresqlStore
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW
@@ -68,7 +68,8 @@ async def test_no_call_uses_planted_objects(postgresql: PostgresqlServer, is_poo
         await apply_schema(database, [DATASET])
         warnings = (await check_server(database)).warnings
         await database.close()
-        await begin_new_life(Settings.model_validate({"store": "postgresql", "dsn": dsn}))
+        settings = PostgresqlSettings.model_validate({"store": "postgresql", "dsn": dsn})
+        await begin_new_life(settings)
         store = PostgresqlStore(PostgresqlOptions(dsn), FakeClock(NOW))
         await store.open()
         # The real clock is past all of the test's times.

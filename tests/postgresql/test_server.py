@@ -10,10 +10,10 @@ from pydantic import SecretStr
 
 from counter.cli.commands.backup import _begin_new_life
 from counter.cli.commands.serve import _applied, check
-from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.server import ServerReport, check_server
+from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW
@@ -151,7 +151,7 @@ async def test_a_role_without_rights_calls_no_function(
     await store.close()
     audit_log = tmp_path / "audit.jsonl"
     dsn = SecretStr(postgresql.dsn(user="stranger"))
-    settings = Settings(store="postgresql", dsn=dsn, audit_log=audit_log)
+    settings = PostgresqlSettings(store="postgresql", dsn=dsn, audit_log=audit_log)
     for work in (_applied, _begin_new_life):
         with pytest.raises(StartupError, match=r"permission denied.*connect as the role that owns"):
             await work(settings)

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from counter.config.settings import Settings
 from counter.storage.postgresql.schema import apply_for
+from counter.storage.postgresql.settings import PostgresqlSettings
 from scripts.postgresql_server import PostgresqlServer
 from scripts.service_process import free_ports
 from tests.rollup.processes import LEASE_TIME, TIMES, desk_over, worker
@@ -77,7 +77,7 @@ async def test_two_workers_share_and_take_over_from_a_killed_one(
 ) -> None:
     """No API process, which would roll up too."""
     dsn = SecretStr(database.dsn())
-    settings = Settings(store="postgresql", dsn=dsn, shards=16, **TIMES)
+    settings = PostgresqlSettings(store="postgresql", dsn=dsn, shards=16, **TIMES)
     await apply_for(settings)
     flags = ["--store=postgresql", f"--lease-time={LEASE_TIME}"]
     ports = free_ports(2)

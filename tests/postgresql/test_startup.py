@@ -13,11 +13,11 @@ import asyncpg
 import pytest
 
 from counter.clock import SystemClock
-from counter.config.settings import Settings
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_for, apply_schema
+from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
@@ -286,7 +286,7 @@ async def test_too_many_connections_are_a_503_with_retry_after(
 ) -> None:
     """And the same token counts once when there is room again."""
     monkeypatch.setenv("COUNTER_DSN", server.dsn())
-    await apply_for(Settings(store="postgresql", keyspace="wire", **TIMES))
+    await apply_for(PostgresqlSettings(store="postgresql", keyspace="wire", **TIMES))
     async with (
         serving(
             tmp_path, tmp_path / "logs", store="postgresql", keyspace="wire", accept_limit="1m"

@@ -21,6 +21,7 @@ from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
 from counter.ports import Store
 from counter.storage.cassandra.schema import apply_schema
+from counter.storage.cassandra.settings import CassandraSettings
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace, Token
 from scripts.cluster_nodes import Cluster
@@ -39,7 +40,7 @@ TIMES: Final[Mapping[str, Any]] = {
 }
 
 
-def settings_over(cluster: Cluster, copies: int) -> Settings:
+def settings_over(cluster: Cluster, copies: int) -> CassandraSettings:
     """A keyspace of its own, with the schema applied."""
     port = cluster.shape.cassandra_port
     given: dict[str, Any] = {
@@ -51,12 +52,12 @@ def settings_over(cluster: Cluster, copies: int) -> Settings:
         "shards": 16,
         **TIMES,
     }
-    settings = Settings(**given)
+    settings = CassandraSettings(**given)
     asyncio.run(apply_schema(settings))
     return settings
 
 
-def flags_for(settings: Settings, **more: str) -> list[str]:
+def flags_for(settings: CassandraSettings, **more: str) -> list[str]:
     """The command line of a worker."""
     flags: Mapping[str, str] = {
         "store": "cassandra",

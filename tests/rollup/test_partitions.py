@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.config.settings import Settings
 from counter.errors import StoreUnavailableError
 from counter.partitions import shard_of, slice_start
+from counter.storage.sqlite.settings import SqliteSettings
 from counter.types import Namespace, PartitionSize, Slice
 from rollup.leases import MAINTENANCE, slot_of
 from rollup.partitions import (
@@ -342,7 +342,7 @@ async def test_without_growth_no_node_is_asked() -> None:
 async def test_sqlite_has_no_partitions(fast_dir: Path) -> None:
     """A slice is one tree in order of time, however many event buckets it is said to have."""
     clock = FakeClock(START_US)
-    settings = Settings(data=fast_dir, event_buckets_max=64)
+    settings = SqliteSettings(data=fast_dir, event_buckets_max=64)
     store = settings.kind.open(settings, clock)
     await store.open()
     (dataset,) = await store.control.datasets()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from counter.config.settings import Settings
+from counter.storage.cassandra.settings import CassandraSettings
 from scripts.cluster_nodes import Cluster
 from scripts.service_process import free_ports
 from tests.rollup.processes import Desk, desk_over, flags_for, settings_over, worker
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("child_processes")
 
 
 @pytest.fixture(scope="module")
-def settings(cassandra: Cluster) -> Settings:
+def settings(cassandra: Cluster) -> CassandraSettings:
     return settings_over(cassandra, copies=1)
 
 
 @pytest.fixture
-async def desk(settings: Settings) -> AsyncIterator[Desk]:
+async def desk(settings: CassandraSettings) -> AsyncIterator[Desk]:
     async with desk_over(settings) as desk:
         yield desk
 
@@ -37,7 +37,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 async def test_a_worker_asked_to_end_finishes_and_gives_its_leases_back(
-    settings: Settings, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: CassandraSettings, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 0, nobody holds a slot, nothing is lost that it was at, and its traces are sent."""
     with collecting() as collector:
@@ -52,7 +52,7 @@ async def test_a_worker_asked_to_end_finishes_and_gives_its_leases_back(
         await desk.rolled_up(200, 2)
 
 
-async def _finishes(settings: Settings, desk: Desk, log: Path) -> None:
+async def _finishes(settings: CassandraSettings, desk: Desk, log: Path) -> None:
     with worker(flags_for(settings, traces="otlp"), log) as first:
         await first.runs()
         await desk.shared_by(1)
@@ -67,7 +67,7 @@ async def _finishes(settings: Settings, desk: Desk, log: Path) -> None:
 
 
 async def test_two_workers_share_and_take_over_from_a_killed_one(
-    settings: Settings, desk: Desk, stack: ExitStack, tmp_path: Path
+    settings: CassandraSettings, desk: Desk, stack: ExitStack, tmp_path: Path
 ) -> None:
     """By lease, within its time: nobody has to notice."""
     ports = free_ports(2)
@@ -93,7 +93,7 @@ async def test_two_workers_share_and_take_over_from_a_killed_one(
 
 
 async def test_health_reports_the_work_of_a_worker(
-    settings: Settings, desk: Desk, tmp_path: Path
+    settings: CassandraSettings, desk: Desk, tmp_path: Path
 ) -> None:
     """Ready as soon as it works."""
     (port,) = free_ports(1)
@@ -109,7 +109,7 @@ async def test_health_reports_the_work_of_a_worker(
         assert abs(await one.metric("counter_clock_offset_seconds")) < 5
 
 
-async def test_a_second_signal_ends_at_once(settings: Settings, tmp_path: Path) -> None:
+async def test_a_second_signal_ends_at_once(settings: CassandraSettings, tmp_path: Path) -> None:
     """Exit code 1: what was under way is left to others."""
     with worker(flags_for(settings), tmp_path / "log") as one:
         await one.runs()
@@ -122,7 +122,9 @@ async def test_a_second_signal_ends_at_once(settings: Settings, tmp_path: Path) 
         assert "a second time" in one.output()
 
 
-async def test_a_drain_that_takes_too_long_is_cut_off(settings: Settings, tmp_path: Path) -> None:
+async def test_a_drain_that_takes_too_long_is_cut_off(
+    settings: CassandraSettings, tmp_path: Path
+) -> None:
     """Exit code 1, and the log says why."""
     with worker(flags_for(settings, drain_timeout="0s"), tmp_path / "log") as one:
         await one.runs()
@@ -156,14 +158,18 @@ async def test_a_cluster_that_cannot_be_reached_is_reported(tmp_path: Path) -> N
         assert point in ended
 
 
-async def test_a_cluster_without_the_schema_is_reported(settings: Settings, tmp_path: Path) -> None:
+async def test_a_cluster_without_the_schema_is_reported(
+    settings: CassandraSettings, tmp_path: Path
+) -> None:
     """With what to do."""
     flags = flags_for(settings, keyspace="nothing_here")
     said = await cannot_start(flags, tmp_path / "log")
     assert "counter schema apply" in said
 
 
-async def test_a_port_that_is_taken_is_reported(settings: Settings, tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_reported(
+    settings: CassandraSettings, tmp_path: Path
+) -> None:
     """Before any work is begun."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from counter.types import Namespace, PayloadCheck, Placement
+from counter.storage.cassandra.options import Placement
+from counter.types import Namespace, PayloadCheck
 from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, SETTINGS, SLICE, SLICES_END, slice_at
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import CENTERS

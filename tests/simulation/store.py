@@ -4,10 +4,10 @@ from unittest.mock import patch
 
 from counter.limits import MILLISECOND
 from counter.ports import Clock
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.schema import apply
 from counter.storage.cassandra.store import CassandraStore
-from counter.types import ClockReading, Dataset, Placement
+from counter.types import ClockReading, Dataset
 from tests.simulation.cluster import Cluster
 from tests.simulation.connection import SimulatedConnection
 

@@ -14,6 +14,7 @@ from counter.core.resolve import Resolver
 from counter.errors import InvalidBodyError, UnavailableError, WriteTimeoutError
 from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
 from counter.storage.cassandra import connection
+from counter.storage.cassandra.options import Placement
 from counter.types import (
     AtomicMark,
     Checkpoint,
@@ -26,7 +27,6 @@ from counter.types import (
     PartitionSize,
     PayloadCheck,
     Pending,
-    Placement,
     Written,
 )
 from counter.windows import window_of

@@ -23,7 +23,7 @@ from tests.support.times import START_US
 
 COUNTERS = [f"c{n}" for n in range(100)]
 #: The defaults of a cluster: slices of a day, partitions of an hour, 500 ms of skew.
-CONFIGURED = Settings.model_validate({"store": "cassandra", "contact_points": "simulated:9042"})
+CONFIGURED = Settings(store="cassandra")
 USUAL = CONFIGURED.default_namespace()
 OPTIONS = options_for(*CONFIGURED.datasets())
 SLICE_US = CONFIGURED.slice

@@ -20,8 +20,9 @@ from counter.core.namespaces import Namespaces
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Cache, Clock
 from counter.storage.cassandra import event_reads
+from counter.storage.cassandra.options import Placement
 from counter.storage.memory import MemoryCache
-from counter.types import Dataset, Placement
+from counter.types import Dataset
 from rollup.leases import MAINTENANCE, Leases
 from rollup.partitions import EVENT_BYTES
 from rollup.upkeep import keep_comparing, keep_reading
@@ -337,7 +338,6 @@ def _settings(store: str, skew_ms: int) -> Settings:
     return Settings.model_validate(
         {
             "store": store,
-            **({"contact_points": "simulated:9042"} if store == "cassandra" else {}),
             "clock_skew_max": f"{skew_ms}ms",
             # A tenth of the shortest retention of a run.
             "accept_limit": "2s",

@@ -65,7 +65,7 @@ class App:
     ) -> None:
         """*over_socket* allows the fast lane; *beside* another one, both share a store."""
         self._api = need("api.app")
-        self._settings = need("counter.config.settings").Settings(
+        self._settings = need("counter.storage.sqlite.settings").SqliteSettings(
             data=directory,
             **{
                 "hosts": ("test",),

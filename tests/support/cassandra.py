@@ -12,13 +12,13 @@ from counter.partitions import slice_start
 from counter.ports import Clock
 from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.control_keyspace import slice_text
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.schema import apply
 from counter.storage.cassandra.session import FOR_EVER
 from counter.storage.cassandra.slices import FORGET, CassandraSlices
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.shared.startup_retry import StartupRetry
-from counter.types import Dataset, Placement, Slice
+from counter.types import Dataset, Slice
 from scripts.cluster_nodes import Cluster
 
 DATASET: Final = Dataset(

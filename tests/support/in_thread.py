@@ -17,7 +17,7 @@ from pathlib import Path
 from api.app import create_app
 from api.serve import make_server
 from api.server.server import Server
-from counter.config.settings import Settings
+from counter.storage.sqlite.settings import SqliteSettings
 from tests.support.server import SMALL_WINDOWS
 
 
@@ -37,7 +37,7 @@ class Service:
 @contextmanager
 def in_thread(data: Path, **flags: str) -> Iterator[Service]:
     """Serve *data*, with small windows unless *flags* say otherwise; stop at the end."""
-    settings = Settings(data=data, **{**SMALL_WINDOWS, **flags})  # type: ignore[arg-type]
+    settings = SqliteSettings(data=data, **{**SMALL_WINDOWS, **flags})  # type: ignore[arg-type]
     started: Future[tuple[asyncio.AbstractEventLoop, Server, int]] = Future()
 
     async def serve() -> None:

@@ -44,8 +44,6 @@ def work(settings: Settings, listener: socket, number: int, pipe: Connection, fo
 def main(workers: int, port: int) -> int:
     """Run them until a signal comes; each has a port of its own too, from *port* + 1 on."""
     settings = Settings(
-        store="cassandra",
-        contact_points=("127.0.0.1",),
         port=port,
         workers=workers,
         metrics_port=port + 1 if port else None,

@@ -38,7 +38,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 async def test_an_act_is_in_the_file_and_in_the_log(
     log: AdminLog, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings(data=path.parent).default_namespace()
+    settings = Settings().default_namespace()
     with caplog.at_level(logging.INFO, "counter.audit"):
         async with log.act("namespace.change", WHO, namespace="videos") as act:
             act.changed(settings, replace(settings, accept_limit_us=7_000_000))

@@ -37,7 +37,7 @@ def stderr_of(settings: Settings, stream: io.StringIO, **lines: int) -> list[str
 
 
 def settings(tmp_path: Path, **given: Any) -> Settings:
-    return Settings(data=tmp_path, **given)
+    return Settings(**given)
 
 
 @pytest.mark.parametrize(("log_format", "stream", "is_json"), [

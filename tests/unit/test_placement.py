@@ -7,13 +7,12 @@ from typing import get_args
 
 import pytest
 
-from counter.config.values import ReadConsistency, WriteConsistency
-from counter.consistency import gap_of, strict_gap_of
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
+from counter.storage.cassandra.options import Placement, gap_of, strict_gap_of
 from counter.storage.cassandra.schema import Replicas, check_overlap, replicas_in, replicas_of
+from counter.storage.cassandra.settings import ReadConsistency, WriteConsistency
 from counter.storage.shared.startup_retry import StartupRetry
-from counter.types import Placement
 from tests.support.virtual import virtually
 
 THREE = Placement((("", 3),))

@@ -12,7 +12,7 @@ from counter.telemetry.tracing import Tracing
 
 
 def test_traces_are_off_unless_asked_for(tmp_path: Path) -> None:
-    tracing = open_tracing(Settings(data=tmp_path))
+    tracing = open_tracing(Settings())
     assert type(tracing) is Tracing
 
 
@@ -23,4 +23,4 @@ def test_without_the_extra_a_start_names_it(
     # As where it is not installed: the API may be there without the SDK.
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(StartupError, match=r"opentelemetry.sdk.* is not installed: pip install"):
-        open_tracing(Settings(data=tmp_path, traces="otlp"))
+        open_tracing(Settings(traces="otlp"))

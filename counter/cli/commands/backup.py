@@ -15,9 +15,7 @@ from counter.cli.flags import StoreFlags, ready
 from counter.cli.progress import progress
 from counter.cli.terminal import Json, exit_on_error, flag, parsed, print_answer, remark
 from counter.clock import SystemClock
-from counter.config.settings import Settings
-from counter.errors import StartupError
-from counter.ops import backup as backups
+from counter.config.settings import Settings, own_settings
 from counter.quantities import format_bytes, parse_size, plural
 from counter.security.audit_log import Act, AdminLog, os_user
 
@@ -31,21 +29,17 @@ def backup(
 ) -> None:
     """Copy a data directory; see ``counter backup --help``."""
     with exit_on_error():
-        settings = _sqlite(flags)
+        settings = ready(flags).settings
+        data = _place(settings)
         now_us, speed = SystemClock().now_us(), _bytes_per_s(rate)
         with ending_in_order(), progress("copying", None) as bar:
-            made = backups.back_up(
-                settings.data,
-                destination,
-                now_us=now_us,
-                bytes_per_s=speed,
-                progress=bar.be_at,
-                wal_bytes_max=settings.wal_bytes_max,
+            made = settings.kind.back_up(
+                settings, destination, now_us=now_us, bytes_per_s=speed, progress=bar.be_at
             )
-        did = {"backup": str(destination), "data": str(settings.data), "as_of": made.begun_at}
+        did = {"backup": str(destination), "data": data, "as_of": made.begun_at}
         print_answer(
-            f"{destination} holds {settings.data} as of {made.begun_at}: {format_bytes(made.size)}"
-            f" in {plural(len(made.files), 'file')} and {backups.MANIFEST}",
+            f"{destination} holds {data} as of {made.begun_at}: {format_bytes(made.size)}"
+            f" in {plural(len(made.files), 'file')} and its manifest",
             {**did, "bytes": made.size, "files": len(made.files)},
             json=json,
         )
@@ -60,18 +54,19 @@ def restore(
 ) -> None:
     """Restore a backup into a new data directory; see ``counter restore --help``."""
     with exit_on_error():
-        settings = _sqlite(flags)
+        settings = ready(flags).settings
+        data = _place(settings)
         clock = SystemClock()
         log, now_us = AdminLog(settings.audit_log, clock), clock.now_us()
         with progress("restoring", None) as bar:
-            made = backups.restore(
-                source, settings.data, now_us=now_us, progress=bar.be_at, without_keys=without_keys
+            made = settings.kind.restore(
+                settings, source, now_us=now_us, progress=bar.be_at, without_keys=without_keys
             )
-        did = {"data": str(settings.data), "backup": str(source), "as_of": made.begun_at}
+        did = {"data": data, "backup": str(source), "as_of": made.begun_at}
         log.record("backup.restore", os_user(), Act(did))
         print_answer(
-            f"{settings.data} holds the backup of {made.begun_at}, made by version {made.version}."
-            f"\nBefore it is served: counter audit --all --data {settings.data}",
+            f"{data} holds the backup of {made.begun_at}, made by version {made.version}."
+            f"\nBefore it is served: counter audit --all --data {data}",
             {**did, "version": made.version},
             json=json,
         )
@@ -100,14 +95,9 @@ async def _begin_new_life(settings: Settings) -> str:
     return await settings.kind.begin_new_life(settings, act)
 
 
-def _sqlite(flags: StoreFlags | None) -> Settings:
-    settings = ready(flags).settings
-    if by := settings.kind.backed_up_by:
-        raise StartupError(
-            f"store is {settings.store}, which is backed up by `{by}`: see"
-            " docs/how-to/back-up-and-restore.md"
-        )
-    return settings
+def _place(settings: Settings) -> str:
+    """Return where the store is, as its first setting says."""
+    return str(getattr(settings, own_settings(settings.kind)[0]))
 
 
 def _bytes_per_s(rate: str) -> float:

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from counter.config.store_kinds import StoreDefaults
-from counter.consistency import gap_of
 from counter.core.clock_guard import ClockGuard
+from counter.durations import spell_duration
 from counter.limits import HOUR, MILLISECOND, SECOND
+from counter.storage.cassandra.settings import CassandraSettings
 from counter.storage.server_kind import ServerKind
 from counter.storage.shared.startup_retry import StartupRetry
+from counter.types import CounterType, NamespaceSettings, PayloadCheck
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
     from counter.ports import Clock, KeyStore, Store
 
+#: Reads of one rolled-up count, above which the cache should keep it for longer.
+_TIMES_MAX: Final = 10
 
-class CassandraKind(ServerKind):
+
+class CassandraKind(ServerKind[CassandraSettings]):
     """The kind of store of Cassandra."""
 
     name, title, driver = "cassandra", "Cassandra", "cassandra.cluster"
     start = "set --contact-points right, start Cassandra"
     look = "look at Cassandra's nodes: nodetool status"
-    address, backed_up_by, compares_slowly = "contact_points", "nodetool snapshot", True
+    settings, backed_up_by = CassandraSettings, "nodetool snapshot"
     defaults = StoreDefaults(
         write_timeout=2 * SECOND,
         write_wait_max=2 * SECOND,
@@ -39,49 +43,45 @@ class CassandraKind(ServerKind):
         rollup=False,
     )
 
-    def problems(self, settings: Settings) -> Iterator[str]:
-        if not settings.contact_points:
+    def advice(self, namespace: NamespaceSettings) -> Iterator[str]:
+        if namespace.counter_type is CounterType.BEST_EFFORT:
+            return
+        if namespace.payload_check is PayloadCheck.STRICT:
             yield (
-                "store is cassandra and contact_points is empty:"
-                " give --contact-points host[:port],host[:port]"
+                "payload_check is strict: over Cassandra each add is a compare-and-set, several"
+                " times dearer than what rates are measured with; use guard where that is too much"
             )
-        for name, placement in settings.placements().items():
-            # The number of data centers of a plain number is known only after connecting.
-            gap = gap_of(name, placement, dict(placement.replication))
-            if gap is not None:
-                yield gap
+        cache_us, window_us = namespace.cache_ttl_us, namespace.rollup_window_us
+        # 0 turns the cache off on purpose.
+        if 0 < cache_us * _TIMES_MAX < window_us:
+            window = spell_duration(window_us)
+            yield (
+                f"cache_ttl is {spell_duration(cache_us)} and rollup_window is {window}: Cassandra"
+                f" is asked for the same count up to {window_us // cache_us} times before the next"
+                f" one is rolled up; make cache_ttl {window}"
+            )
 
-    def warnings(self, settings: Settings) -> Iterator[str]:
-        for name, placement in settings.placements().items():
-            if max(copies for _, copies in placement.replication) == 1:
-                yield (
-                    f"dataset {name!r} has one copy: if a node is lost, its data is lost;"
-                    " with three nodes, give --replication 3"
-                )
-
-    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
+    def open(self, settings: CassandraSettings, clock: Clock, *, to_audit: bool = False) -> Store:
         self.require_driver()
-        from counter.storage.cassandra.options import options_of
         from counter.storage.cassandra.store import CassandraStore
 
-        return CassandraStore(options_of(settings), clock)
+        return CassandraStore(settings.options(), clock)
 
     @asynccontextmanager
     async def opened_keys(
-        self, settings: Settings, clock: Clock
+        self, settings: CassandraSettings, clock: Clock
     ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
         self.require_driver()
-        from counter.storage.cassandra.options import options_of
         from counter.storage.cassandra.store import KeysAlone
 
-        alone = KeysAlone(options_of(settings), clock)
+        alone = KeysAlone(settings.options(), clock)
         await StartupRetry(settings.start_timeout).run(alone.open)
         try:
             yield alone.keys, ClockGuard(alone.session, clock)
         finally:
             await alone.close()
 
-    async def apply_schema(self, settings: Settings) -> Sequence[str]:
+    async def apply_schema(self, settings: CassandraSettings) -> Sequence[str]:
         self.require_driver()
         from counter.storage.cassandra.schema import apply_schema
 

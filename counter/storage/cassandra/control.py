@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from counter.consistency import strict_gap_of
 from counter.errors import InvalidBodyError
 from counter.limits import COUNTER_NAME_CHARS_MAX
 from counter.storage.cassandra.control_keyspace import (
@@ -30,6 +29,7 @@ from counter.storage.cassandra.control_keyspace import (
     namespace_of,
     namespace_text,
 )
+from counter.storage.cassandra.options import strict_gap_of
 from counter.storage.cassandra.session import CassandraSession, batch_of
 from counter.storage.cassandra.slices import CassandraPurge, CassandraSlices
 from counter.storage.shared.directory import Coalesced

@@ -15,15 +15,8 @@ from cassandra import ConsistencyLevel
 from counter.errors import OverloadedError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.storage.cassandra.connection import CassandraConnection
-from counter.types import (
-    Dataset,
-    Era,
-    Namespace,
-    NamespaceSettings,
-    Placement,
-    Slice,
-    TokenBlock,
-)
+from counter.storage.cassandra.options import Placement
+from counter.types import Dataset, Era, Namespace, NamespaceSettings, Slice, TokenBlock
 
 Row = tuple[Any, ...]
 

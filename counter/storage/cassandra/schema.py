@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from counter.consistency import gap_of, stray_of
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError, UnavailableError
 from counter.limits import START_TIMEOUT_US
 from counter.storage.cassandra.connection import CassandraConnection
@@ -24,7 +23,12 @@ from counter.storage.cassandra.control_keyspace import (
     dataset_of,
     dataset_text,
 )
-from counter.storage.cassandra.options import CassandraOptions, options_of
+from counter.storage.cassandra.options import (
+    CassandraOptions,
+    Placement,
+    gap_of,
+    stray_of,
+)
 from counter.storage.cassandra.tables import (
     CONTROL_TABLES,
     DATASET_TABLES,
@@ -37,10 +41,10 @@ from counter.storage.cassandra.tables import (
 )
 from counter.storage.shared.dataset_changes import change_of, changed_dataset
 from counter.storage.shared.startup_retry import StartupRetry
-from counter.types import Dataset, Placement
+from counter.types import Dataset
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
+    from counter.storage.cassandra.settings import CassandraSettings
 
 
 _VERSION: Final = "SELECT value, op FROM {control}.meta WHERE name = 'schema'"
@@ -66,9 +70,9 @@ _DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices
 #: Writers and workers must agree on these as long as the dataset's events are kept.
 
 
-async def apply_schema(settings: Settings) -> list[str]:
+async def apply_schema(settings: CassandraSettings) -> list[str]:
     """Apply the schema of *settings*; return a line for each change. Raises StartupError."""
-    options = options_of(settings)
+    options = settings.options()
     connection = CassandraConnection(options)
     retry = StartupRetry(settings.start_timeout)
     await retry.run(connection.open)

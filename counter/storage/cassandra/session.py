@@ -18,12 +18,12 @@ from counter.limits import MILLISECOND, PENDING_WRITES_MAX, TIME_MAX_US
 from counter.ports import Clock
 from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.control_keyspace import ControlKeyspace, dataset_of, slice_from
-from counter.storage.cassandra.options import CassandraOptions
+from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.schema import check_version
 from counter.storage.cassandra.tables import events_table, keyspace_of
 from counter.storage.shared.batching import Batch, Batcher
 from counter.storage.shared.directory import Coalesced, DatasetState, Directory
-from counter.types import ClockReading, Dataset, Placement
+from counter.types import ClockReading, Dataset
 
 #: The write timestamp of permanent deletions, which hide every later write: ids of namespaces are
 #: never reused.

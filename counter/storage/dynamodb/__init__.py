@@ -6,26 +6,25 @@ Cassandra is. Conditional writes tell what was stored before; docs/architecture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from counter.config.store_kinds import StoreDefaults
-from counter.durations import format_duration
 from counter.limits import MILLISECOND, SECOND
+from counter.storage.dynamodb.settings import DynamodbSettings
 from counter.storage.server_kind import ServerKind
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
     from counter.ports import Clock, Store
 
 
-class DynamodbKind(ServerKind):
+class DynamodbKind(ServerKind[DynamodbSettings]):
     """The kind of store of DynamoDB."""
 
     name, title, driver = "dynamodb", "DynamoDB", "aiobotocore"
     start = "set the region and the credentials right"
     look = "look at DynamoDB's metrics of throttled requests and of errors"
-    backed_up_by = "point-in-time recovery"
+    settings, backed_up_by = DynamodbSettings, "point-in-time recovery"
     defaults = StoreDefaults(
         write_timeout=2 * SECOND,
         write_wait_max=2 * SECOND,
@@ -35,23 +34,14 @@ class DynamodbKind(ServerKind):
         shards=16,
     )
 
-    def problems(self, settings: Settings) -> Iterator[str]:
-        for each in settings.datasets():
-            if each.clock_skew_max_us < SECOND:
-                yield (
-                    f"clock_skew_max of dataset {each.name!r} is"
-                    f" {format_duration(each.clock_skew_max_us)}, and DynamoDB reports its time in"
-                    " whole seconds: give 1s or more"
-                )
-
-    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
+    def open(self, settings: DynamodbSettings, clock: Clock, *, to_audit: bool = False) -> Store:
         self.require_driver()
         from counter.storage.dynamodb.schema import dynamodb_options
         from counter.storage.dynamodb.store import DynamodbStore
 
         return DynamodbStore(dynamodb_options(settings), clock)
 
-    async def apply_schema(self, settings: Settings) -> Sequence[str]:
+    async def apply_schema(self, settings: DynamodbSettings) -> Sequence[str]:
         self.require_driver()
         from counter.storage.dynamodb.schema import apply_for
 

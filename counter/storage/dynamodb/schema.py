@@ -17,10 +17,10 @@ from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
+    from counter.storage.dynamodb.settings import DynamodbSettings
 
 
-def dynamodb_options(settings: Settings) -> DynamodbOptions:
+def dynamodb_options(settings: DynamodbSettings) -> DynamodbOptions:
     """Return what *settings* say about DynamoDB."""
     units = settings.dynamodb_read_units, settings.dynamodb_write_units
     return DynamodbOptions(
@@ -33,7 +33,7 @@ def dynamodb_options(settings: Settings) -> DynamodbOptions:
     )
 
 
-async def apply_for(settings: Settings) -> Sequence[str]:
+async def apply_for(settings: DynamodbSettings) -> Sequence[str]:
     """Apply the schema of *settings*; return what was done. Raises StartupError and
     UnavailableError."""
     driver = Driver(dynamodb_options(settings))

@@ -6,46 +6,39 @@ decision, and inserts. docs/architecture.md explains the lock and the fence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
+from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.server_kind import ServerKind
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
     from counter.ports import Clock, Store
 
 
-class PostgresqlKind(ServerKind):
+class PostgresqlKind(ServerKind[PostgresqlSettings]):
     """The kind of store of PostgreSQL."""
 
     name, title, driver = "postgresql", "PostgreSQL", "asyncpg"
     start, look = "set dsn right, start PostgreSQL", "look at PostgreSQL's log"
-    address, backed_up_by, leads_clocks = "dsn", "pg_dump", True
+    settings, backed_up_by, leads_clocks = PostgresqlSettings, "pg_dump", True
 
-    def problems(self, settings: Settings) -> Iterator[str]:
-        if settings.dsn is None:
-            yield (
-                "store is postgresql and dsn is missing: set COUNTER_DSN to"
-                " postgresql://user:password@host:port/database"
-            )
-
-    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> Store:
+    def open(self, settings: PostgresqlSettings, clock: Clock, *, to_audit: bool = False) -> Store:
         self.require_driver()
         from counter.storage.postgresql.database import postgresql_options
         from counter.storage.postgresql.store import PostgresqlStore
 
         return PostgresqlStore(postgresql_options(settings), clock)
 
-    async def apply_schema(self, settings: Settings) -> Sequence[str]:
+    async def apply_schema(self, settings: PostgresqlSettings) -> Sequence[str]:
         self.require_driver()
         from counter.storage.postgresql.schema import apply_for
 
         return await apply_for(settings)
 
     async def begin_new_life(
-        self, settings: Settings, act: AbstractAsyncContextManager[Any]
+        self, settings: PostgresqlSettings, act: AbstractAsyncContextManager[Any]
     ) -> str:
         self.require_driver()
         from counter.storage.postgresql.schema import begin_new_life
@@ -55,7 +48,7 @@ class PostgresqlKind(ServerKind):
         # A restored database is of one moment, and needs no repair.
         return "and run counter audit --all"
 
-    async def describe(self, settings: Settings) -> tuple[str, Sequence[str]]:
+    async def describe(self, settings: PostgresqlSettings) -> tuple[str, Sequence[str]]:
         self.require_driver()
         from counter.storage.postgresql.server import ask
 

@@ -22,7 +22,7 @@ from counter.storage.postgresql.hosts import Hosts, refusal
 from counter.storage.postgresql.session import NotPrimaryError, PooledConnection
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
+    from counter.storage.postgresql.settings import PostgresqlSettings
 
 _log = logging.getLogger("counter.postgresql")
 _T = TypeVar("_T")
@@ -54,7 +54,7 @@ class PostgresqlOptions:
     timeout_us: int = 10 * SECOND
 
 
-def postgresql_options(settings: Settings) -> PostgresqlOptions:
+def postgresql_options(settings: PostgresqlSettings) -> PostgresqlOptions:
     """Return what *settings* say about PostgreSQL."""
     return PostgresqlOptions(
         dsn="" if settings.dsn is None else settings.dsn.get_secret_value(),

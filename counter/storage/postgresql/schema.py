@@ -18,7 +18,7 @@ from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
+    from counter.storage.postgresql.settings import PostgresqlSettings
 
 #: Raise it when tables or functions change; a change of tables needs a step in apply_schema.
 SCHEMA_VERSION: Final = 5
@@ -26,14 +26,14 @@ SCHEMA_VERSION: Final = 5
 _JUMP: Final = 1_000_000
 
 
-async def apply_for(settings: Settings) -> Sequence[str]:
+async def apply_for(settings: PostgresqlSettings) -> Sequence[str]:
     """Apply the schema of *settings*; return what was done. Raises StartupError and
     StoreUnavailableError."""
     async with _opened(settings) as database:
         return await apply_schema(database, settings.datasets())
 
 
-async def begin_new_life(settings: Settings) -> None:
+async def begin_new_life(settings: PostgresqlSettings) -> None:
     """Make sure that the restored schema of *settings* issues nothing that was issued before.
 
     Tokens get another issuer, and a time not before now. Raises StartupError and
@@ -56,7 +56,7 @@ async def begin_new_life(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[PostgresqlDatabase]:
+async def _opened(settings: PostgresqlSettings) -> AsyncIterator[PostgresqlDatabase]:
     """Connect as *settings* say, which must name the owner, to a server that keeps the promise.
 
     Each change is one transaction, so what the server, or the caller, refuses changed nothing.

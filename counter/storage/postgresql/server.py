@@ -11,7 +11,7 @@ from counter.errors import CounterError, StartupError
 from counter.storage.postgresql.database import PostgresqlDatabase, postgresql_options
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
+    from counter.storage.postgresql.settings import PostgresqlSettings
 
 VERSION_MIN: Final = 14
 _DURABLE: Final = ("fsync", "full_page_writes", "synchronous_commit")
@@ -65,7 +65,7 @@ async def check_server(database: PostgresqlDatabase) -> ServerReport:
     return ServerReport(shown, tuple(warnings))
 
 
-async def ask(settings: Settings) -> ServerReport:
+async def ask(settings: PostgresqlSettings) -> ServerReport:
     """Connect as *settings* say, once, and check the server; a warning if it does not answer.
 
     Raises StartupError as :func:`check_server` does.

@@ -6,12 +6,12 @@ store cannot happen here; the core and the roller are the same code.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counter.config.store_kinds import StoreKind
+from counter.config.store_kinds import Backup, Progress, StoreKind
 from counter.errors import StartupError
 from counter.limits import WAL_BYTES_MAX
 from counter.ports import Capabilities, Clock
@@ -24,11 +24,11 @@ from counter.storage.sqlite.events import SqliteEvents
 from counter.storage.sqlite.keys import SqliteKeys
 from counter.storage.sqlite.page_sums import ALL_PAGES
 from counter.storage.sqlite.rollups import SqliteRollups
+from counter.storage.sqlite.settings import SqliteSettings
 from counter.types import Dataset
 
 if TYPE_CHECKING:
     from counter.config.findings import Finding
-    from counter.config.settings import Settings
 
 __all__ = ["ALL_PAGES", "SqliteKeys", "SqliteKind", "SqliteStore"]
 
@@ -63,20 +63,15 @@ class SqliteStore:
         await self.database.open(self.control.load)
 
 
-class SqliteKind(StoreKind["Settings"]):
+class SqliteKind(StoreKind[SqliteSettings]):
     """The kind of store of SQLite."""
 
-    name = "sqlite"
+    name, settings = "sqlite", SqliteSettings
     serves_alone = True
 
-    def problems(self, settings: Settings) -> Iterator[str]:
-        if settings.workers > 1:
-            yield (
-                f"workers is {settings.workers} and store is sqlite, whose data directory only one"
-                " process can use: use --workers 1, or --store cassandra, postgresql or dynamodb"
-            )
-
-    def open(self, settings: Settings, clock: Clock, *, to_audit: bool = False) -> SqliteStore:
+    def open(
+        self, settings: SqliteSettings, clock: Clock, *, to_audit: bool = False
+    ) -> SqliteStore:
         if to_audit and not (settings.data / DATABASE).exists():
             raise StartupError(
                 f"{settings.data} holds no counters: give the data directory of `counter serve`"
@@ -91,19 +86,54 @@ class SqliteKind(StoreKind["Settings"]):
 
     @asynccontextmanager
     async def opened_keys(
-        self, settings: Settings, clock: Clock
+        self, settings: SqliteSettings, clock: Clock
     ) -> AsyncIterator[tuple[SqliteKeys, None]]:
         yield SqliteKeys(settings.data), None
 
-    async def apply_schema(self, settings: Settings) -> Sequence[str]:
+    async def apply_schema(self, settings: SqliteSettings) -> Sequence[str]:
         return [f"SQLite needs no schema to be applied: {settings.data} is made at the start"]
 
+    def back_up(
+        self,
+        settings: SqliteSettings,
+        target: Path,
+        *,
+        now_us: int,
+        bytes_per_s: float,
+        progress: Progress,
+    ) -> Backup:
+        from counter.storage.sqlite.backup import back_up
+
+        return back_up(
+            settings.data,
+            target,
+            now_us=now_us,
+            bytes_per_s=bytes_per_s,
+            progress=progress,
+            wal_bytes_max=settings.wal_bytes_max,
+        )
+
+    def restore(
+        self,
+        settings: SqliteSettings,
+        source: Path,
+        *,
+        now_us: int,
+        progress: Progress,
+        without_keys: bool,
+    ) -> Backup:
+        from counter.storage.sqlite.backup import restore
+
+        return restore(
+            source, settings.data, now_us=now_us, progress=progress, without_keys=without_keys
+        )
+
     async def begin_new_life(
-        self, settings: Settings, act: AbstractAsyncContextManager[Any]
+        self, settings: SqliteSettings, act: AbstractAsyncContextManager[Any]
     ) -> str:
         raise StartupError("store is sqlite: `counter restore` does all that is needed there")
 
-    async def check(self, settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
+    async def check(self, settings: SqliteSettings, clock: Clock) -> AsyncIterator[Finding]:
         from counter.storage.sqlite.check import check_directory, check_disk
 
         for each in (*check_directory(settings, clock), check_disk(settings.data)):

@@ -21,8 +21,8 @@ from counter.storage.sqlite.copying import DATABASE
 from counter.storage.sqlite.schema import SCHEMA_VERSION, unavailable
 
 if TYPE_CHECKING:
-    from counter.config.settings import Settings
     from counter.ports import Clock
+    from counter.storage.sqlite.settings import SqliteSettings
 
 #: Below the first size, or share of the disk, a warning is given; below the second size adds are
 #: about to be rejected.
@@ -31,7 +31,7 @@ _DISK_SHARE_MIN: Final = 0.05
 _DISK_FULL: Final = 64 * 1024**2
 
 
-def check_directory(settings: Settings, clock: Clock) -> Iterator[Finding]:
+def check_directory(settings: SqliteSettings, clock: Clock) -> Iterator[Finding]:
     """Check the data directory, and whether its times are consistent with the clock."""
     data = settings.data
     if not data.exists():

@@ -10,16 +10,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from counter import __version__
 from counter.clock import to_rfc3339
+from counter.config.store_kinds import BackedUpFile, Backup, Progress
 from counter.errors import StartupError
 from counter.limits import WAL_BYTES_MAX
-from counter.ops.regular_file import open_regular
+from counter.regular_file import open_regular
 from counter.storage.sqlite.copying import (
     DATABASE,
     FILES,
@@ -39,31 +40,6 @@ _PIECE: Final = 1 << 20
 #: Entries of an empty directory that are allowed: an unheld lock, and the file system's own.
 _NOTHING: Final = frozenset({"lock", "lost+found"})
 
-#: Called with the bytes of a file that are done, and its size.
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedFile:
-    """One file of a backup."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The content of a backup. It includes every add that was acknowledged before *begun_at*."""
-
-    begun_at: str
-    version: str
-    files: Mapping[str, CopiedFile]
-
-    @property
-    def size(self) -> int:
-        """Return the total size of the files in bytes."""
-        return sum(each.bytes for each in self.files.values())
-
 
 def back_up(
     data: Path,
@@ -73,7 +49,7 @@ def back_up(
     bytes_per_s: float,
     progress: Progress,
     wal_bytes_max: int = WAL_BYTES_MAX,
-) -> Manifest:
+) -> Backup:
     """Copy the data directory *data* to the new directory *target*.
 
     Another process may use *data* meanwhile; its write-ahead log may grow up to its limit. Raises
@@ -108,7 +84,7 @@ def back_up(
 
 def restore(
     source: Path, data: Path, *, now_us: int, progress: Progress, without_keys: bool = False
-) -> Manifest:
+) -> Backup:
     """Restore the backup *source* into *data*, which must be empty or not exist. A backup without
     API keys is restored only *without_keys*.
 
@@ -147,7 +123,7 @@ def restore(
     return manifest
 
 
-def read_manifest(source: Path) -> Manifest:
+def read_manifest(source: Path) -> Backup:
     """Read the manifest of the backup *source*. Raises StartupError."""
     path = source / MANIFEST
     try:
@@ -161,11 +137,11 @@ def read_manifest(source: Path) -> Manifest:
                 f"{path} is of format {found['format']!r}, and this program knows {_FORMAT}:"
                 " restore it with the program that made it, or a newer one"
             )
-        files = {name: CopiedFile(**each) for name, each in found["files"].items()}
+        files = {name: BackedUpFile(**each) for name, each in found["files"].items()}
         meta = (found["begun_at"], found["version"])
         if not all(isinstance(each, str) and each.isprintable() for each in meta):
             raise ValueError(f"begun_at and version are {meta!r}")
-        return Manifest(*meta, files)
+        return Backup(*meta, files)
     except OSError as error:
         raise StartupError(
             f"{source} is no whole backup: {MANIFEST} cannot be read: {error.strerror}"
@@ -174,7 +150,7 @@ def read_manifest(source: Path) -> Manifest:
         raise StartupError(f"{path} is damaged: {error!r}") from error
 
 
-def _check(source: Path, manifest: Manifest) -> None:
+def _check(source: Path, manifest: Backup) -> None:
     """Raise StartupError if a file differs from the one that was backed up."""
     if DATABASE not in manifest.files or not set(manifest.files) <= set(FILES):
         raise StartupError(f"{source / MANIFEST} names {sorted(manifest.files)}, not {FILES}")
@@ -211,25 +187,25 @@ def _must_fit(size: int, directory: Path) -> None:
         raise StartupError(f"{directory} has {free:,} bytes left, and {size:,} are needed")
 
 
-def _manifest_of(directory: Path, now_us: int) -> Manifest:
+def _manifest_of(directory: Path, now_us: int) -> Backup:
     files = {name: _copied(directory / name) for name in FILES if (directory / name).exists()}
-    return Manifest(to_rfc3339(now_us), __version__, files)
+    return Backup(to_rfc3339(now_us), __version__, files)
 
 
-def _write_manifest(directory: Path, manifest: Manifest) -> None:
+def _write_manifest(directory: Path, manifest: Backup) -> None:
     document: dict[str, Any] = {"format": _FORMAT, **asdict(manifest)}
     path = directory / MANIFEST
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     _sync_file(path)
 
 
-def _copied(path: Path) -> CopiedFile:
+def _copied(path: Path) -> BackedUpFile:
     digest, size = hashlib.sha256(), 0
     with open_regular(path) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
             size += len(piece)
-    return CopiedFile(size, digest.hexdigest())
+    return BackedUpFile(size, digest.hexdigest())
 
 
 def _copy(source: Path, target: Path, progress: Progress) -> None:
