@@ -11,6 +11,15 @@ import pytest
 from counter.cli.app import app
 
 
+def exit_code(*words: str) -> int:
+    """The exit code of ``counter`` with *words*."""
+    try:
+        app(list(words))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
 class Shell:
     """A person at a terminal that is none: output is captured."""
 
@@ -20,13 +29,9 @@ class Shell:
 
     def run(self, *words: str, stdin: bytes | None = None) -> tuple[int, str]:
         """The exit code and the standard output. *stdin* comes by a pipe."""
-        code = 0
         given = sys.stdin if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
-        try:
-            with patch("sys.stdin", given):
-                app(list(words))
-        except SystemExit as ended:
-            code = int(ended.code or 0)
+        with patch("sys.stdin", given):
+            code = exit_code(*words)
         out, self.err = self._capsys.readouterr()
         return code, out
 
@@ -35,6 +40,11 @@ class Shell:
         code, out = self.run(*words)
         assert code == 0, self.err
         return out.removesuffix("\n")
+
+    def fails(self, code: int, *words: str, stdin: bytes | None = None) -> str:
+        """The messages of a command that ends with *code* and prints nothing else."""
+        assert self.run(*words, stdin=stdin) == (code, ""), self.err
+        return self.err
 
     def documents(self, *words: str) -> list[dict[str, Any]]:
         """Its output with --json."""

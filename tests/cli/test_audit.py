@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from counter.cli.app import app
 from counter.clock import SystemClock
+from tests.cli.shell import exit_code
 from tests.support.filled import DATASET, fill, opened
 
 
@@ -39,23 +39,15 @@ def damage(data: Path, sql: str) -> None:
         assert connection.execute(sql).rowcount == 1
 
 
-def run(words: Sequence[str]) -> int:
-    try:
-        app(["audit", *words])
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
 def audited(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     """The exit code, and the one namespace of the JSON."""
-    code = run([*words, "--json"])
+    code = exit_code("audit", *words, "--json")
     (found,) = json.loads(capsys.readouterr().out)["namespaces"]
     return code, found
 
 
 def test_all_is_right(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([f"--data={data}"]) == 0
+    assert exit_code("audit", f"--data={data}") == 0
     text, remarks = capsys.readouterr()
     assert text == "videos: 3 counters audited, 0 wrong\n"
     assert remarks == ""
@@ -65,7 +57,7 @@ def test_a_wrong_count_is_reported_with_both_numbers(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
-    assert run([f"--data={data}"]) == 1
+    assert exit_code("audit", f"--data={data}") == 1
     text = capsys.readouterr().out
     assert "videos: 3 counters audited, 1 wrong" in text
     assert "'a/1': the count as of " in text
@@ -130,14 +122,14 @@ def test_only_the_selected_counters_are_audited(
 def test_impossible_requests_are_refused(
     words: list[str], hint: str, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([f"--data={data}", *words]) == 2
+    assert exit_code("audit", f"--data={data}", *words) == 2
     assert hint in capsys.readouterr().err
 
 
 def test_a_directory_without_counters_stays_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([f"--data={tmp_path / 'typo'}"]) == 2
+    assert exit_code("audit", f"--data={tmp_path / 'typo'}") == 2
     assert "holds no counters" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
 
@@ -147,7 +139,7 @@ def test_during_service_an_audit_is_refused_with_advice(
 ) -> None:
     async def beside() -> int:
         async with opened(data):
-            return await asyncio.to_thread(run, [f"--data={data}"])
+            return await asyncio.to_thread(exit_code, "audit", f"--data={data}")
 
     assert asyncio.run(beside()) == 2
     text = capsys.readouterr().err
@@ -177,12 +169,12 @@ def test_a_database_with_a_flipped_bit_is_not_audited(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An event with a flipped bit is another event: the counts would agree with it."""
-    assert run(["--all", f"--data={data}"]) == 0
+    assert exit_code("audit", "--all", f"--data={data}") == 0
     database, at = data / "counter.db", 5 * 4_096 - 10
     whole = database.read_bytes()
     database.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     capsys.readouterr()
-    assert run(["--all", f"--data={data}"]) == 2
+    assert exit_code("audit", "--all", f"--data={data}") == 2
     assert "counter.db is damaged: what is in page 5 is not what was" in capsys.readouterr().err
     database.write_bytes(whole)
-    assert run(["--all", f"--data={data}"]) == 0
+    assert exit_code("audit", "--all", f"--data={data}") == 0

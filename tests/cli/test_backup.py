@@ -7,29 +7,25 @@ import os
 import shutil
 import sqlite3
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from counter.cli.app import app
 from counter.clock import SystemClock
 from counter.core.service import CounterService
 from counter.errors import StartupError
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import backup as backups
+from tests.cli.shell import Shell, exit_code
 from tests.support.filled import COUNTERS, SETTINGS, fill, opened
 from tests.support.waiting import eventually
 
 
-def run(words: Sequence[str]) -> int:
-    try:
-        app(list(words))
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +34,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("backup")
     asyncio.run(fill(root / "data"))
     flags = [f"--data={root / 'data'}"]
-    assert run(["key", "create", "--namespace=videos", "--scope=read", *flags]) == 0
-    assert run(["backup", str(root / "copy"), *flags]) == 0
+    assert exit_code("key", "create", "--namespace=videos", "--scope=read", *flags) == 0
+    assert exit_code("backup", str(root / "copy"), *flags) == 0
     return root
 
 
@@ -62,33 +58,24 @@ def below(place: Path, folders: str) -> list[str]:
     return sorted(each.name for each in place.glob(f"{folders}/*"))
 
 
-def test_a_backup_is_made_during_service_and_restored(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_backup_is_made_during_service_and_restored(place: Path, shell: Shell) -> None:
     """With the keys; readable by its owner alone; and written to the audit log."""
 
-    async def beside() -> int:
+    async def beside() -> None:
         async with opened(place / "data"):
-            return await asyncio.to_thread(run, ["backup", "new", "--data=data", "--rate=1GiB/s"])
+            await asyncio.to_thread(shell.said, "backup", "new", "--data=data", "--rate=1GiB/s")
 
-    assert asyncio.run(beside()) == 0
-    assert sorted(each.name for each in (place / "new").iterdir()) == [
-        "counter.db",
-        "keys.sqlite3",
-        "manifest.json",
-    ]
-    assert {oct((place / "new" / each).stat().st_mode)[-3:] for each in ("counter.db", ".")} == {
-        "600",
-        "700",
-    }
-    assert run(["restore", "new", "--data=restored", "--audit-log=acts.jsonl"]) == 0
+    asyncio.run(beside())
+    assert below(place, "new") == ["counter.db", "keys.sqlite3", "manifest.json"]
+    modes = {oct((place / "new" / each).stat().st_mode)[-3:] for each in ("counter.db", ".")}
+    assert modes == {"600", "700"}
+    text = shell.said("restore", "new", "--data=restored", "--audit-log=acts.jsonl")
+    assert "are not in it; API keys that were revoked after it are valid again" in shell.err
+    assert "counter audit --all --data restored" in text
     act = json.loads((place / "acts.jsonl").read_text(encoding="utf-8"))
     assert (act["act"], act["data"], act["backup"]) == ("backup.restore", "restored", "new")
-    text, remarks = capsys.readouterr()
-    assert "counter audit --all --data restored" in text
-    assert "are not in it; API keys that were revoked after it are valid again" in remarks
-    assert run(["audit", "--all", "--data=restored"]) == 0
-    assert capsys.readouterr().out == "videos: 3 counters audited, 0 wrong\n"
+    text = shell.said("audit", "--all", "--data=restored")
+    assert text == "videos: 3 counters audited, 0 wrong"
     sql = "SELECT id FROM keys"
     old, new = (rows(place / each / "keys.sqlite3", sql) for each in ("data", "restored"))
     assert old == new
@@ -115,7 +102,7 @@ def test_a_backup_gives_up_before_the_write_ahead_log_stops_the_service(place: P
     assert not list(place.glob("new*"))
 
 
-def test_a_restored_store_issues_no_token_again(place: Path) -> None:
+def test_a_restored_store_issues_no_token_again(place: Path, shell: Shell) -> None:
     """Tokens, ids of namespaces and versions: the old life may have gone on after its backup."""
 
     async def live(data: Path, name: str) -> tuple[list[Any], int, int]:
@@ -131,7 +118,7 @@ def test_a_restored_store_issues_no_token_again(place: Path) -> None:
             return tokens, made.id, videos.version
 
     old_tokens, old_id, old_version = asyncio.run(live(place / "data", "lost"))
-    assert run(["restore", "copy", "--data=restored"]) == 0
+    shell.said("restore", "copy", "--data=restored")
     tokens, new_id, version = asyncio.run(live(place / "restored", "other"))
     assert {each.nonce[:8] for each in tokens}.isdisjoint(each.nonce[:8] for each in old_tokens)
     assert min(each.generation_time_us for each in tokens) > max(
@@ -139,22 +126,19 @@ def test_a_restored_store_issues_no_token_again(place: Path) -> None:
     )
     assert new_id > old_id + 1_000
     assert version > old_version + 1_000
-    assert run(["restore", "copy", "--data=again"]) == 0
+    shell.said("restore", "copy", "--data=again")
     again, _, _ = asyncio.run(live(place / "again", "other"))
     assert again[0].nonce[:8] != tokens[0].nonce[:8]
 
 
-def test_nothing_is_written_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_written_over(place: Path, shell: Shell) -> None:
     """Neither a backup nor a data directory; one that holds but a lock is empty."""
-    assert run(["backup", "copy", "--data=data"]) == 2
-    assert "copy is there already" in capsys.readouterr().err
-    assert run(["restore", "copy", "--data=data"]) == 2
-    assert (
-        "data is not empty: it holds counter.db, counter.db-sums, keys" in capsys.readouterr().err
-    )
+    assert "copy is there already" in shell.fails(2, "backup", "copy", "--data=data")
+    why = shell.fails(2, "restore", "copy", "--data=data")
+    assert "data is not empty: it holds counter.db, counter.db-sums, keys" in why
     (place / "empty").mkdir()
     (place / "empty" / "lock").touch()
-    assert run(["restore", "copy", "--data=empty"]) == 0
+    shell.said("restore", "copy", "--data=empty")
 
 
 @pytest.mark.usefixtures("child_processes")
@@ -172,39 +156,33 @@ async def test_a_backup_that_is_asked_to_end_leaves_nothing(place: Path) -> None
     assert below(place, ".") == ["copy", "data"]
 
 
-def test_a_backup_of_nothing_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backup_of_nothing_is_refused(place: Path, shell: Shell) -> None:
     """And a place that cannot be written is said."""
-    assert run(["backup", "new", "--data=typo"]) == 2
-    assert "typo holds no counters" in capsys.readouterr().err
+    assert "typo holds no counters" in shell.fails(2, "backup", "new", "--data=typo")
     (place / "file").touch()
-    assert run(["backup", "file/new", "--data=data"]) == 2
-    assert "cannot write file/new" in capsys.readouterr().err
-    assert run(["backup", "new", "--data=data", "--rate=fast"]) == 2
-    assert "'fast' is not a size" in capsys.readouterr().err
-    assert run(["backup", "new", "--store=cassandra", "--contact-points=127.0.0.1"]) == 2
-    assert "nodetool snapshot" in capsys.readouterr().err
+    assert "cannot write file/new" in shell.fails(2, "backup", "file/new", "--data=data")
+    assert "'fast' is not a size" in shell.fails(2, "backup", "new", "--data=data", "--rate=fast")
+    assert "nodetool snapshot" in shell.fails(
+        2, "backup", "new", "--store=cassandra", "--contact-points=127.0.0.1"
+    )
     assert not list(place.glob("new*"))
 
 
-def test_a_damaged_database_is_not_backed_up(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_database_is_not_backed_up(place: Path, shell: Shell) -> None:
     """It is said, and nothing is left that looks like a backup."""
     with (place / "data" / "counter.db").open("r+b") as file:
         file.seek(3 * 4_096)
         file.write(b"\xff" * 4_096)
-    assert run(["backup", "new", "--data=data"]) == 2
-    assert "damaged" in capsys.readouterr().err
+    assert "damaged" in shell.fails(2, "backup", "new", "--data=data")
     assert not list(place.glob("new*"))
 
 
 def test_a_disk_that_is_too_small_is_noticed_first(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
     for words in (["backup", "new", "--data=data"], ["restore", "copy", "--data=new"]):
-        assert run(words) == 2
-        assert "has 0 bytes left" in capsys.readouterr().err
+        assert "has 0 bytes left" in shell.fails(2, *words)
 
 
 #: Foreign parts of a database, and missing ones.
@@ -291,20 +269,17 @@ def spoil(copy: Path, kind: str) -> None:
         ("other files", "manifest.json names ['../passwd'"),
     ],
 )
-def test_a_damaged_backup_is_not_restored(
-    kind: str, hint: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_backup_is_not_restored(kind: str, hint: str, place: Path, shell: Shell) -> None:
     """Before anything is written."""
     spoil(place / "copy", kind)
-    assert run(["restore", "copy", "--data=new"]) == 2
-    assert hint in capsys.readouterr().err
+    assert hint in shell.fails(2, "restore", "copy", "--data=new")
     assert not (place / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "counter.db", "keys.sqlite3"])
 @pytest.mark.parametrize("kind", ["a FIFO", "a device", "a directory"])
 def test_a_backup_with_special_files_is_not_restored(
-    name: str, kind: str, place: Path, capsys: pytest.CaptureFixture[str]
+    name: str, kind: str, place: Path, shell: Shell
 ) -> None:
     """Regression: a FIFO was waited for, and an endless device was read for ever."""
     path = Path("copy") / name
@@ -316,54 +291,54 @@ def test_a_backup_with_special_files_is_not_restored(
             path.symlink_to("/dev/zero")
         case _:
             path.mkdir()
-    assert run(["restore", "copy", "--data=restored"]) == 2
-    assert "cannot be read: it is not a regular file" in capsys.readouterr().err
+    assert "cannot be read: it is not a regular file" in shell.fails(
+        2, "restore", "copy", "--data=restored"
+    )
     assert not Path("restored").exists()
 
 
-def test_a_backup_without_keys_needs_a_flag_to_be_restored(place: Path) -> None:
+def test_a_backup_without_keys_needs_a_flag_to_be_restored(place: Path, shell: Shell) -> None:
     spoil(place / "copy", "keyless")
-    assert run(["restore", "copy", "--data=new", "--without-keys"]) == 0
+    shell.said("restore", "copy", "--data=new", "--without-keys")
     assert below(place, "new") == ["counter.db", "lock"]
 
 
-def test_a_backup_that_was_made_while_a_slice_is_deleted_is_restored(place: Path) -> None:
+def test_a_backup_that_was_made_while_a_slice_is_deleted_is_restored(
+    place: Path, shell: Shell
+) -> None:
     """Its table has another name until its last event is deleted."""
     sql = "SELECT name FROM sqlite_master WHERE name GLOB 'events_*' AND type = 'table'"
     [(table,), *_] = rows(place / "data" / "counter.db", sql)
     rows(place / "data" / "counter.db", f"ALTER TABLE {table} RENAME TO dropped_{table}")
     (place / "data" / "counter.db-sums").unlink()
-    assert run(["backup", "other", "--data=data"]) == 0
-    assert run(["restore", "other", "--data=again"]) == 0
+    shell.said("backup", "other", "--data=data")
+    shell.said("restore", "other", "--data=again")
 
 
-def test_a_backup_of_the_version_before_is_restored(place: Path) -> None:
+def test_a_backup_of_the_version_before_is_restored(place: Path, shell: Shell) -> None:
     """As the upgrade finds it, and as the upgrade leaves it."""
     (place / "data" / "counter.db-sums").unlink(missing_ok=True)
     with closing(sqlite3.connect(place / "data" / "counter.db")) as connection:
         connection.execute("ALTER TABLE tokens DROP COLUMN time")
         connection.execute("PRAGMA user_version = 1")
     for number, of in enumerate(("data", "restored-0")):
-        assert run(["backup", f"new-{number}", f"--data={of}"]) == 0
+        shell.said("backup", f"new-{number}", f"--data={of}")
         restored = f"restored-{number}"
-        assert run(["restore", f"new-{number}", f"--data={restored}", "--without-keys"]) == 0
+        shell.said("restore", f"new-{number}", f"--data={restored}", "--without-keys")
     assert rows(place / "restored-1" / "counter.db", "PRAGMA user_version") == [(4,)]
 
 
-def test_a_database_of_a_newer_program_is_not_restored(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_database_of_a_newer_program_is_not_restored(place: Path, shell: Shell) -> None:
     """Nor could this one serve it."""
     (place / "data" / "counter.db-sums").unlink(missing_ok=True)
     with closing(sqlite3.connect(place / "data" / "counter.db")) as connection:
         connection.execute("PRAGMA user_version = 99")
-    assert run(["backup", "new", "--data=data"]) == 0
-    assert run(["restore", "new", "--data=restored"]) == 2
-    assert "schema version 99" in capsys.readouterr().err
+    shell.said("backup", "new", "--data=data")
+    assert "schema version 99" in shell.fails(2, "restore", "new", "--data=restored")
 
 
 def test_a_restore_that_was_broken_off_is_not_served(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service would begin with nothing; another restore is required."""
 
@@ -371,10 +346,10 @@ def test_a_restore_that_was_broken_off_is_not_served(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("counter.storage.sqlite.backup.begin_new_life", pulled)
-    assert run(["restore", "copy", "--data=half"]) == 130
+    assert shell.run("restore", "copy", "--data=half")[0] == 130
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    assert run(["serve", "--data=half", "--port=0"]) == 2
-    assert "a restore into half was broken off" in capsys.readouterr().err
-    assert run(["restore", "copy", "--data=half"]) == 2
-    assert "half is not empty" in capsys.readouterr().err
+    assert "a restore into half was broken off" in shell.fails(
+        2, "serve", "--data=half", "--port=0"
+    )
+    assert "half is not empty" in shell.fails(2, "restore", "copy", "--data=half")

@@ -1,17 +1,16 @@
 """The command line: one flag for each setting, and the exit codes."""
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from counter.cli.app import app
 from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags
 from counter.config.settings import Settings, dataset_model, settings_model
 from counter.durations import format_duration
+from tests.cli.shell import Shell
 
 #: Settings that are no flags: a process list shows those, and tables do not fit on a line.
 NO_FLAGS = {"cassandra_password", "dsn", "extra_datasets"}
@@ -23,13 +22,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(words: Sequence[str]) -> int:
-    """The exit code of ``counter`` with *words*."""
-    try:
-        app(list(words))
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
 
 
 def names(flags: type) -> set[str]:
@@ -49,20 +44,18 @@ def test_dataset_settings_are_flags_of_every_command() -> None:
 @pytest.mark.parametrize(
     "command", [["serve"], ["rollup"], ["schema", "apply"], ["config", "check"]]
 )
-def test_help_names_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*command, "--help"]) == 0
-    help_text = capsys.readouterr().out
+def test_help_names_exit_codes(command: list[str], shell: Shell) -> None:
+    help_text = shell.said(*command, "--help")
     assert "Exit codes: 0" in help_text
     assert "--contact-points" in help_text
 
 
 def test_the_effective_settings_are_toml_with_their_origins(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("counter.toml").write_text('slice = "12h"\n[datasets.videos]\nretention = "30d"\n')
     monkeypatch.setenv("COUNTER_RETENTION", "6d")
-    assert run(["config", "check", "--port", "81", "--no-rollup"]) == 0
-    text = capsys.readouterr().out
+    text = shell.said("config", "check", "--port", "81", "--no-rollup")
     main = text.partition("[datasets")[0]
     said = {line.split(" = ")[0]: line.split("# ")[-1] for line in main.splitlines()}
     assert said["port"] == "flag --port"
@@ -75,64 +68,50 @@ def test_the_effective_settings_are_toml_with_their_origins(
     assert read["datasets"] == {"videos": {"retention": "30d"}}
 
 
-def test_the_effective_settings_can_be_read_again(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_effective_settings_can_be_read_again(shell: Shell, tmp_path: Path) -> None:
     flags = ["--store", "cassandra", "--contact-points", "a,b:9043", "--replication", "dc1:3"]
-    run(["config", "check", *flags, "--cache", "memcached://a,b", "--clock-skew-max", "250ms"])
-    first = capsys.readouterr().out
+    flags += ["--cache", "memcached://a,b", "--clock-skew-max", "250ms"]
+    first = shell.said("config", "check", *flags)
     (tmp_path / "again.toml").write_text(first)
-    run(["config", "check", "--config", "again.toml"])
-    again = capsys.readouterr().out
+    again = shell.said("config", "check", "--config", "again.toml")
     assert tomllib.loads(again) == tomllib.loads(first)
     assert "file again.toml" in again
 
 
-def test_a_password_is_masked(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_is_masked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTER_CASSANDRA_PASSWORD", "hush")
     monkeypatch.setenv("COUNTER_CASSANDRA_USERNAME", "me")
-    run(["config", "check", "--store", "cassandra", "--contact-points", "a"])
-    text = capsys.readouterr().out
+    text = shell.said("config", "check", "--store", "cassandra", "--contact-points", "a")
     assert 'cassandra_password = "********"' in text
     assert "hush" not in text
 
 
-def test_wrong_settings_are_all_reported_and_end_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_settings_are_all_reported_and_end_with_2(shell: Shell) -> None:
     """Regression: the bound of a duration was printed in microseconds."""
     for command in (["config", "check"], ["serve"]):
-        assert run([*command, "--retention", "1m", "--port", "x"]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
+        err = shell.fails(2, *command, "--retention", "1m", "--port", "x")
         assert len(err.splitlines()) == 2
         assert "counter: retention (flag --retention): it is 1m; it must be from 10m to 365d" in err
 
 
-def test_sqlite_has_no_schema_to_apply(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["schema", "apply"]) == 0
-    assert "SQLite needs no schema" in capsys.readouterr().out
+def test_sqlite_has_no_schema_to_apply(shell: Shell) -> None:
+    assert "SQLite needs no schema" in shell.said("schema", "apply")
     assert list(Path().iterdir()) == []
 
 
-def test_rolling_up_sqlite_from_outside_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rollup"]) == 2
-    assert "--store cassandra" in capsys.readouterr().err
+def test_rolling_up_sqlite_from_outside_is_refused(shell: Shell) -> None:
+    assert "--store cassandra" in shell.fails(2, "rollup")
 
 
-def test_a_flag_that_is_not_known_ends_with_2_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "--retentoin", "7d"]) == 2
-    assert "retention" in "".join(capsys.readouterr())
+def test_a_flag_that_is_not_known_ends_with_2_too(shell: Shell) -> None:
+    assert "retention" in shell.fails(2, "serve", "--retentoin", "7d")
 
 
-def test_help_shows_defaults_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["serve", "--help"])
-    text = capsys.readouterr().out
+def test_help_shows_defaults_as_they_are(shell: Shell) -> None:
     retention = Settings.model_fields["retention"].default
-    assert f"[{format_duration(retention)}]" in text
+    assert f"[{format_duration(retention)}]" in shell.said("serve", "--help")
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_packages(shell: Shell) -> None:
     """Regression: it was 0.0.0."""
-    run(["--version"])
-    assert capsys.readouterr().out.strip() == metadata.version("distributed-counter-server")
+    assert shell.said("--version") == metadata.version("distributed-counter-server")

@@ -190,8 +190,7 @@ def test_a_url_and_a_context_that_are_given_alike_are_refused(
     assert known.err == "counter: --context and --url both name a service: give one of them\n"
     monkeypatch.setenv("COUNTER_CONTEXT", "prod")
     monkeypatch.setenv("COUNTER_URL", other.url)
-    assert known.run("get", "c") == (2, "")
-    assert "COUNTER_CONTEXT and COUNTER_URL" in known.err
+    assert "COUNTER_CONTEXT and COUNTER_URL" in known.fails(2, "get", "c")
     assert prod.requests + other.requests == []
 
 
@@ -285,8 +284,7 @@ def test_only_its_owner_may_read_the_file(known: Shell, home: Path) -> None:
     for place, mode in ((path, 0o644), (path.parent, 0o770)):
         good = stat.S_IMODE(place.stat().st_mode)
         place.chmod(mode)
-        assert known.run("get", "c", "--context", "prod") == (2, "")
-        assert f"{place} has the mode 0{mode:o}" in known.err
+        assert f"{place} has the mode 0{mode:o}" in known.fails(2, "get", "c", "--context", "prod")
         assert f"chmod {good:o} {place}" in known.err
         place.chmod(good)
     assert known.run("get", "c", "--context", "prod")[0] == 0
@@ -328,8 +326,9 @@ def test_without_a_home_there_are_no_contexts(
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     with patch("counter.cli.contexts.Path.home", side_effect=RuntimeError):
         assert shell.said("context", "list") == ""
-        assert shell.run("context", "add", "a", "--url", "http://a") == (2, "")
-    assert "set HOME or XDG_CONFIG_HOME" in shell.err
+        assert "set HOME or XDG_CONFIG_HOME" in shell.fails(
+            2, "context", "add", "a", "--url", "http://a"
+        )
 
 
 def test_the_file_is_in_the_home_directory_otherwise(

@@ -108,8 +108,7 @@ def test_only_its_owner_may_read_the_file(shell: KeyShell) -> None:
 
 def test_keys_are_listed(shell: KeyShell) -> None:
     """Nothing is cut or folded, and a label is no markup."""
-    assert shell.run("list") == (0, "")
-    assert "there are no keys: no request needs one" in shell.err
+    assert "there are no keys: no request needs one" in shell.fails(0, "list")
     assert not Path("data").exists()
     shell.create("--namespace", "*", "--scope", "admin")
     limits = ["--requests", "100/s", "--adds", "6/m", "--reservations", "0/s", "--resolutions"]
@@ -165,8 +164,9 @@ def test_a_valid_key_is_refused_as_an_argument(form: str, shell: KeyShell) -> No
     """Regression: every user of the machine could read it in the list of processes."""
     key = shell.create()
     key_id = key.split("_")[1]
-    assert shell.run("rotate", form.format(key=key, id=key_id)) == (2, "")
-    assert f"give the id, counter key rotate {key_id}, or - and the key on" in shell.err
+    assert f"give the id, counter key rotate {key_id}, or - and the key on" in shell.fails(
+        2, "rotate", form.format(key=key, id=key_id)
+    )
     assert key not in shell.err
     assert [each["state"] for each in shell.listed()] == ["valid"]
 
@@ -174,8 +174,7 @@ def test_a_valid_key_is_refused_as_an_argument(form: str, shell: KeyShell) -> No
 def test_a_key_is_read_from_standard_input(shell: KeyShell) -> None:
     first = shell.create()
     for command in ("rotate", "revoke"):
-        assert shell.run(command, "-", stdin=b"\n") == (2, "")
-        assert "standard input is empty" in shell.err
+        assert "standard input is empty" in shell.fails(2, command, "-", stdin=b"\n")
     assert shell.run("rotate", f"ck_{first.split('_')[1]}")[0] == 0
     code, _ = shell.run("revoke", "-", stdin=f"{first}\nmore\n".encode())
     assert code == 0
@@ -184,8 +183,7 @@ def test_a_key_is_read_from_standard_input(shell: KeyShell) -> None:
 
 def test_a_revocation_says_how_soon_it_holds(shell: KeyShell) -> None:
     key_id = shell.create().split("_")[1]
-    assert shell.run("revoke", key_id) == (0, "")
-    assert "rejects it within two seconds" in shell.err
+    assert "rejects it within two seconds" in shell.fails(0, "revoke", key_id)
     assert "cannot read the keys, after 60 s" in shell.err
     code, out = shell.run("revoke", key_id, "--json")
     assert (code, json.loads(out)["state"]) == (0, "revoked")
@@ -210,8 +208,7 @@ def test_an_unknown_id_ends_with_1_and_close_ones(shell: KeyShell) -> None:
     ],
 )
 def test_wrong_values_end_with_2(words: list[str], message: str, shell: KeyShell) -> None:
-    assert shell.run("create", "--namespace", "videos", *words) == (2, "")
-    assert f"counter: {message}" in shell.err
+    assert f"counter: {message}" in shell.fails(2, "create", "--namespace", "videos", *words)
     assert not Path("data").exists()
 
 
@@ -221,8 +218,7 @@ def test_a_file_that_was_cut_short_rejects_all_requests(shell: KeyShell) -> None
     assert [each.name for each in Path("data").iterdir()] == ["keys.sqlite3"]
     for content in (b"", b"SQLite"):
         Path("data/keys.sqlite3").write_bytes(content)
-        assert shell.run("list") == (2, "")
-        assert "data/keys.sqlite3" in shell.err
+        assert "data/keys.sqlite3" in shell.fails(2, "list")
         assert "restore it from a backup" in shell.err
 
 
@@ -230,15 +226,15 @@ def test_a_file_of_a_later_version_is_left_alone(shell: KeyShell) -> None:
     shell.create()
     with closing(sqlite3.connect("data/keys.sqlite3")) as connection:
         connection.execute("PRAGMA user_version = 9")
-    assert shell.run("list") == (2, "")
-    assert "has version 9, and this program knows 2: use the newer program" in shell.err
+    assert "has version 9, and this program knows 2: use the newer program" in shell.fails(
+        2, "list"
+    )
 
 
 def test_a_directory_that_cannot_be_made_is_named(shell: KeyShell) -> None:
     Path("data").write_text("a file")
     words = ["--namespace", "videos", "--scope", "read"]
-    assert shell.run("create", *words) == (2, "")
-    assert "counter: data/keys.sqlite3 cannot be made: [Errno " in shell.err
+    assert "counter: data/keys.sqlite3 cannot be made: [Errno " in shell.fails(2, "create", *words)
 
 
 def test_a_file_without_permission_is_reported(
@@ -252,8 +248,7 @@ def test_a_file_without_permission_is_reported(
 
     monkeypatch.setattr("sqlite3.connect", refuse)
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert shell.run("list") == (2, "")
-    assert "must be able to read and write it" in shell.err
+    assert "must be able to read and write it" in shell.fails(2, "list")
 
 
 def test_files_made_by_root_belong_to_the_service(

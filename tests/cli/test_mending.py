@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import counter.cli.commands.recount
-from counter.cli.app import app
 from counter.durations import parse_duration
 from counter_client import CounterClient, Options
 from counter_client.errors import CounterError
+from tests.cli.shell import exit_code
 from tests.support.in_thread import Service, in_thread
 from tests.support.waiting import eventually
 
@@ -37,18 +37,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COUNTER_API_KEY", raising=False)
 
 
-def run(*words: str) -> int:
-    """The exit code of ``counter`` with *words*."""
-    try:
-        app([*words])
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
 def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, str]]:
     """The exit code, and the worst that is said of each part."""
-    code = run("doctor", "--json", *flags)
+    code = exit_code("doctor", "--json", *flags)
     found: dict[str, str] = {}
     document = json.loads(capsys.readouterr().out)
     for each in document["checks"]:
@@ -67,7 +58,7 @@ def test_before_the_first_start_all_is_right_and_stays_as_it_is(
     assert code == 0
     assert set(found.values()) == {"ok"}
     assert list(Path().iterdir()) == []
-    assert run("doctor") == 0
+    assert exit_code("doctor") == 0
     assert capsys.readouterr().out.endswith("nothing is wrong\n")
 
 
@@ -75,7 +66,7 @@ def test_beside_a_service_it_looks_at_both_and_touches_neither(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {each.name for each in service.data.iterdir()}
-    assert run("doctor", "--data", str(service.data), "--url", service.url) == 0
+    assert exit_code("doctor", "--data", str(service.data), "--url", service.url) == 0
     assert f"{service.data} can be read" in capsys.readouterr().out
     code, found = doctor(capsys, "--data", str(service.data), "--url", service.url)
     assert code == 0
@@ -141,7 +132,7 @@ async def test_a_recount_says_that_a_right_count_was_right(
     service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COUNTER_URL", service.url)
-    assert run("recount", "never", "--json") == 0
+    assert exit_code("recount", "never", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"counter": "never", "windows": 0}
     with CounterClient(service.url, options=Options(trust_env=False)) as client:
         client.add("seen", 7)
@@ -149,10 +140,10 @@ async def test_a_recount_says_that_a_right_count_was_right(
         await eventually(
             lambda: any(point.count == 7 for point in client.history("seen")), "it is rolled up"
         )
-    assert run("recount", "seen", "--json") == 0
+    assert exit_code("recount", "seen", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["windows"], document["count"], document["was_right"]) == (1, 7, True)
-    assert run("recount", "seen", "--namespace", "nowhere") == 1
+    assert exit_code("recount", "seen", "--namespace", "nowhere") == 1
 
 
 def test_a_recount_that_changed_a_count_says_so(
@@ -182,7 +173,7 @@ def test_a_recount_that_changed_a_count_says_so(
         yield Mended()
 
     monkeypatch.setattr(counter.cli.commands.recount, "opened", opened)
-    assert run("recount", "seen") == 1
+    assert exit_code("recount", "seen") == 1
     assert "its count is 7, and it was 9, which was wrong" in capsys.readouterr().out
 
 
@@ -190,9 +181,9 @@ def test_a_recount_that_changed_a_count_says_so(
 def test_a_bash_completes_commands_and_flags(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run("completion", "tcsh") == 2
+    assert exit_code("completion", "tcsh") == 2
     capsys.readouterr()
-    assert run("completion", "bash") == 0
+    assert exit_code("completion", "bash") == 0
     (tmp_path / "counter").write_text(capsys.readouterr().out)
     asked = "; ".join(
         f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; COMPREPLY=(); _counter;"
@@ -216,7 +207,7 @@ def test_without_a_required_key_the_clock_check_is_a_warning(
 ) -> None:
     """The last one here: from the first key on every request needs one."""
     place = ["--data", str(service.data)]
-    assert run("key", "create", "--namespace", "*", "--scope", "read", *place) == 0
+    assert exit_code("key", "create", "--namespace", "*", "--scope", "read", *place) == 0
     key = capsys.readouterr().out.strip()
     with CounterClient(service.url, options=Options(trust_env=False)) as client:
 

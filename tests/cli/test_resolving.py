@@ -36,8 +36,7 @@ def test_a_page_of_a_proxy_is_not_an_outcome(
         return Response(200, body)
 
     monkeypatch.setattr(SyncTransport, "send", send)
-    assert shell.run("token", "resolve", *words) == (4, "")
-    assert "it is unknown whether it is counted" in shell.err
+    assert "it is unknown whether it is counted" in shell.fails(4, "token", "resolve", *words)
 
 
 @pytest.mark.parametrize("time", ["2026-01-31T08:15:31Z", "2026-01-31T08:15:30.000001Z"])

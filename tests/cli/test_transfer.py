@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from counter.cli.app import app
 from counter.errors import StartupError
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.ops.importing import COUNT_MAX, examine
 from counter_client import CounterClient, Options
+from tests.cli.shell import exit_code
 from tests.support.in_thread import Service, in_thread
+from tests.support.seeds import seed_of
 from tests.support.server import ROOT
 from tests.support.waiting import eventually
 
@@ -52,7 +53,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def exported(service: Service, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """An export of the namespace ``default``."""
     path = tmp_path_factory.mktemp("export") / "whole.ndjson"
-    assert run("export", str(path), "--url", service.url) == 0
+    assert exit_code("export", str(path), "--url", service.url) == 0
     return path.read_bytes()
 
 
@@ -71,15 +72,6 @@ def target(service: Service, request: pytest.FixtureRequest) -> str:
     with CounterClient(service.url, name, options=OPTIONS) as client:
         client.create_namespace(counter_type="EVENTUAL")
     return name
-
-
-def run(*words: str) -> int:
-    """The exit code of ``counter`` with *words*."""
-    try:
-        app([*words])
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
 
 
 def counts(service: Service, namespace: str) -> dict[str, int]:
@@ -105,14 +97,14 @@ def test_an_export_comes_to_the_same_counts_elsewhere_and_is_counted_once(
     service: Service, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names in any script, counts past 64 bits, zeros; a second and a third import do nothing."""
-    assert run("export", "out.ndjson", "--json") == 0
+    assert exit_code("export", "out.ndjson", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     header, *lines, trailer = written()
     assert [each["counter"] for each in lines] == sorted(COUNTS)
     assert told["lines"] == trailer["lines"] == len(COUNTS)
     assert told["sum"] == trailer["sum"] == sum(COUNTS.values())
     for _ in range(3):
-        assert run("import", "out.ndjson", "--namespace", target, "--verify", "--json") == 0
+        assert exit_code("import", "out.ndjson", "--namespace", target, "--verify", "--json") == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["lines"], told["verified"]) == (len(COUNTS), True)
     assert told["id"] == header["export_id"]
@@ -125,7 +117,7 @@ def test_an_export_that_was_cut_anywhere_goes_on(
     first = exported.index(b"\n") + 1
     for cut in [first // 2, first, random.randrange(first, len(exported)), len(exported)]:
         Path("out.ndjson.part").write_bytes(exported[:cut])
-        assert run("export", "out.ndjson") == 0
+        assert exit_code("export", "out.ndjson") == 0
         assert [line.get("count") for line in written()[1:-1]] == [
             COUNTS[name] for name in sorted(COUNTS)
         ]
@@ -151,7 +143,7 @@ def test_an_export_writes_through_no_link_that_was_planted(
         part.hardlink_to(victim)
     else:
         part.symlink_to(victim)
-    assert run("export", "out.ndjson") == 2
+    assert exit_code("export", "out.ndjson") == 2
     assert "out.ndjson.part is " in capsys.readouterr().err
     assert victim.exists() == (kind != "dangling")
     assert kind == "dangling" or victim.stat().st_size == 0
@@ -163,7 +155,7 @@ def test_only_its_owner_may_read_an_export(exported: bytes) -> None:
         if begun:
             Path("out.ndjson.part").write_bytes(exported[:500])
             Path("out.ndjson.part").chmod(0o644)
-        assert run("export", "out.ndjson") == 0
+        assert exit_code("export", "out.ndjson") == 0
         assert oct(Path("out.ndjson").stat().st_mode)[-3:] == "600"
         Path("out.ndjson").unlink()
 
@@ -173,11 +165,11 @@ def test_a_part_of_another_export_is_left_alone(
 ) -> None:
     Path("out.ndjson.part").write_bytes(exported[:500])
     for flags in (["--namespace", target], ["--prefix", "many"]):
-        assert run("export", "out.ndjson", *flags) == 2
+        assert exit_code("export", "out.ndjson", *flags) == 2
         assert "no part of an export of this namespace" in capsys.readouterr().err
     assert len(Path("out.ndjson.part").read_bytes()) == 500
     Path("whole.ndjson").touch()
-    assert run("export", "whole.ndjson") == 2
+    assert exit_code("export", "whole.ndjson") == 2
     assert "is there already" in capsys.readouterr().err
 
 
@@ -196,7 +188,7 @@ def test_an_export_that_was_changed_is_refused_whole(
     exported: bytes, change: Callable[[str], str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("out.ndjson").write_text(change(exported.decode()), "utf-8")
-    assert run("import", "out.ndjson") == 2
+    assert exit_code("import", "out.ndjson") == 2
     assert why in capsys.readouterr().err
 
 
@@ -208,14 +200,14 @@ def test_foreign_files_are_identified_by_their_content(service: Service, target:
     Path("b.csv").write_text('c,4\n"d, e",5\nc,6\n')
     Path("c.ndjson").write_text('\ufeff{"count": 7, "counter": "c", "by": "us"}\n\n')
     for name in ("a.csv", "b.csv", "c.ndjson", "a.csv"):
-        assert run("import", name, "--namespace", target, "--add") == 0
+        assert exit_code("import", name, "--namespace", target, "--add") == 0
     Path("a.csv").rename("again.csv")
-    assert run("import", "again.csv", "--namespace", target, "--add") == 0
+    assert exit_code("import", "again.csv", "--namespace", target, "--add") == 0
     assert without_marks(counts(service, target)) == {"c": 20, "d": -1, "d, e": 5}
-    assert run("import", "again.csv", "--namespace", target, "--add", "--id", "monday") == 0
+    assert exit_code("import", "again.csv", "--namespace", target, "--add", "--id", "monday") == 0
     assert counts(service, target)["c"] == 23
     Path("again.csv").write_text("c,100\nd,200\n")
-    assert run("import", "again.csv", "--namespace", target, "--add", "--id", "monday") == 0
+    assert exit_code("import", "again.csv", "--namespace", target, "--add", "--id", "monday") == 0
     assert counts(service, target)["c"] == 123
 
 
@@ -246,7 +238,7 @@ def test_an_invalid_line_is_named_and_nothing_is_counted(
     service: Service, text: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("in").write_text(text)
-    assert run("import", "in") == 2
+    assert exit_code("import", "in") == 2
     assert why in capsys.readouterr().err
     with CounterClient(service.url, options=OPTIONS) as client:
         assert list(client.counters(prefix="import")) == []
@@ -254,7 +246,7 @@ def test_an_invalid_line_is_named_and_nothing_is_counted(
 
 def test_a_directory_is_refused_as_an_export_file(capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: it ended with a traceback."""
-    assert run("export", ".") == 2
+    assert exit_code("export", ".") == 2
     assert "no name of a file" in capsys.readouterr().err
 
 
@@ -262,14 +254,14 @@ def test_a_file_that_cannot_be_reread_is_refused(capsys: pytest.CaptureFixture[s
     os.mkfifo("pipe")
     writer = os.open("pipe", os.O_RDWR)
     try:
-        assert run("import", "pipe") == 2
+        assert exit_code("import", "pipe") == 2
     finally:
         os.close(writer)
     # Regression: without a writer it waited for one.
-    assert run("import", "pipe") == 2
-    assert run("import", "/dev/zero") == 2
-    assert run("import", "-") == 2
-    assert run("import", ".") == 2
+    assert exit_code("import", "pipe") == 2
+    assert exit_code("import", "/dev/zero") == 2
+    assert exit_code("import", "-") == 2
+    assert exit_code("import", ".") == 2
     assert capsys.readouterr().err.count("read") >= 5
 
 
@@ -279,13 +271,13 @@ def test_counters_with_other_adds_need_a_flag(
     Path("in.csv").write_text("a,1\nb,2\n")
     with CounterClient(service.url, target, options=OPTIONS) as client:
         client.add("b", 40)
-        assert run("import", "in.csv", "--namespace", target) == 1
+        assert exit_code("import", "in.csv", "--namespace", target) == 1
         assert "  b: 40" in capsys.readouterr().err
         assert "a" not in counts(service, target)
-        assert run("import", "in.csv", "--namespace", target, "--add") == 0
+        assert exit_code("import", "in.csv", "--namespace", target, "--add") == 0
         client.add("a", 1)
     assert without_marks(counts(service, target)) == {"a": 2, "b": 42}
-    assert run("import", "in.csv", "--namespace", target, "--verify") == 1
+    assert exit_code("import", "in.csv", "--namespace", target, "--verify") == 1
     assert "'b' is 42, and 2 in the file" in capsys.readouterr().err
 
 
@@ -294,10 +286,10 @@ def test_a_missing_namespace_is_created_if_it_is_asked_for(
 ) -> None:
     """Run again, it finds the namespace, and counts nothing twice."""
     Path("in.ndjson").write_bytes(exported)
-    assert run("import", "in.ndjson", "-n", "new-one") == 1
+    assert exit_code("import", "in.ndjson", "-n", "new-one") == 1
     assert "counter import --create makes it" in capsys.readouterr().err
     for _ in range(2):
-        assert run("import", "in.ndjson", "-n", "new-one", "--create", "--verify") == 0
+        assert exit_code("import", "in.ndjson", "-n", "new-one", "--create", "--verify") == 0
     assert capsys.readouterr().err.count("did not exist: created, ACCURATE") == 1
 
 
@@ -307,8 +299,8 @@ def test_best_effort_counters_are_not_moved(
     with CounterClient(service.url, "rough", options=OPTIONS) as client:
         client.create_namespace(counter_type="BEST_EFFORT")
     Path("in.csv").write_text("a,1\n")
-    assert run("export", "out.ndjson", "--namespace", "rough") == 1
-    assert run("import", "in.csv", "--namespace", "rough") == 1
+    assert exit_code("export", "out.ndjson", "--namespace", "rough") == 1
+    assert exit_code("import", "in.csv", "--namespace", "rough") == 1
     assert capsys.readouterr().err.count("is BEST_EFFORT") == 2
     assert not Path("out.ndjson").exists()
 
@@ -321,17 +313,17 @@ def test_after_an_interrupt_both_go_on(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "get_many", interrupted(CounterClient.get_many, after=1))
-        assert run("export", "out.ndjson") == 130
+        assert exit_code("export", "out.ndjson") == 130
     assert "run the same command to resume" in capsys.readouterr().err
     assert not Path("out.ndjson").exists()
-    assert run("export", "out.ndjson") == 0
+    assert exit_code("export", "out.ndjson") == 0
     assert "it has 1,000 counters" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "atomic", interrupted(CounterClient.atomic, after=2))
-        assert run("import", "out.ndjson", "--namespace", target) == 130
+        assert exit_code("import", "out.ndjson", "--namespace", target) == 130
     # The third piece was counted, and its response was lost.
     assert "197 of 1,017 lines are known to be counted" in capsys.readouterr().err
-    assert run("import", "out.ndjson", "--namespace", target) == 0
+    assert exit_code("import", "out.ndjson", "--namespace", target) == 0
     assert without_marks(counts(service, target)) == COUNTS
 
 
@@ -354,10 +346,10 @@ def test_a_file_that_changes_during_an_import_ends_it(
     atomic = CounterClient.atomic
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "atomic", changing)
-        assert run("import", "in.csv", "--namespace", target) == 4
+        assert exit_code("import", "in.csv", "--namespace", target) == 4
     assert "was changed while it was imported\ncounter: 100 of 300 " in capsys.readouterr().err
     Path("in.csv").write_text(lines)
-    assert run("import", "in.csv", "--namespace", target, "--verify") == 0
+    assert exit_code("import", "in.csv", "--namespace", target, "--verify") == 0
 
 
 def test_an_import_whose_keys_may_have_expired_counts_nothing(
@@ -368,7 +360,7 @@ def test_an_import_whose_keys_may_have_expired_counts_nothing(
     mark = "imported:" + examine(Path("in.csv"), lambda *_: None).id
     with CounterClient(service.url, target, options=OPTIONS) as client:
         client.add(mark, 1)
-    assert run("import", "in.csv", "--namespace", target) == 1
+    assert exit_code("import", "in.csv", "--namespace", target) == 1
     assert "longer ago than half of key_ttl" in capsys.readouterr().err
     assert without_marks(counts(service, target)) == {}
 
@@ -385,7 +377,7 @@ def test_an_export_that_became_whole_just_now_is_left_alone(
     flock = fcntl.flock
     Path("out.ndjson.part").write_bytes(b"whole")
     monkeypatch.setattr(fcntl, "flock", late)
-    assert run("export", "out.ndjson") == 2
+    assert exit_code("export", "out.ndjson") == 2
     assert Path("out.ndjson").read_bytes() == b"whole"
 
 
@@ -419,9 +411,7 @@ async def test_imports_that_are_killed_and_run_side_by_side_count_each_line_once
     service: Service, target: str, tmp_path: Path
 ) -> None:
     """kill -9 as soon as some of it is counted; then two at once, one of them killed as well."""
-    seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
-    print(f"CRASH_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("CRASH_SEED"))
     lines = {f"c{number}": number for number in range(3_000)}
     path = tmp_path / "in.csv"
     path.write_text("".join(f"{name},{count}\n" for name, count in lines.items()))

@@ -1,6 +1,5 @@
 """kill -9 of the client at any time: adds on its disk are counted exactly once."""
 
-import os
 import random
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 
 from counter_client import CounterClient, Options
 from tests.client.mortal import COUNTERS, add_of
+from tests.support.seeds import seed_of
 from tests.support.server import ROOT, Server
 
 LIVES = 4
@@ -21,8 +21,7 @@ OPTIONS = Options(trust_env=False)
 @pytest.mark.usefixtures("child_processes")
 def test_a_killed_client_loses_nothing_it_had_on_disk(service: Server, tmp_path: Path) -> None:
     """The counted adds are a prefix of those made, and include the durable ones."""
-    seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
-    print(f"CRASH_SEED={seed}")
+    seed = seed_of("CRASH_SEED")
     draw = random.Random(seed)
     spool = tmp_path / "spool"
     counted: Counter[str] = Counter()

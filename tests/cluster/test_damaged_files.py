@@ -4,7 +4,6 @@ return until then, and what repairs it.
 ``DAMAGE_SEED`` repeats a run.
 """
 
-import os
 import random
 import re
 from collections import Counter
@@ -24,6 +23,7 @@ from scripts.cluster_nodetool import nodetool
 from scripts.cluster_process import ClusterError
 from tests.support.cassandra import DATASET
 from tests.support.cluster import TIMEOUT_S, running_cluster, session_of
+from tests.support.seeds import seed_of
 from tests.support.sstables import PARTS, lose_all_bits, rename_a_partition
 
 pytestmark = pytest.mark.usefixtures("minutes")
@@ -134,9 +134,7 @@ def outcome_of(found: Counter[str]) -> str:
 @pytest.mark.parametrize("sstable_format", PARTS)
 def test_the_effect_of_a_flipped_bit_of_each_file(sstable_format: str) -> None:
     """Damage of data is noticed; that of indexes and filters may hide rows silently."""
-    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
-    print(f"DAMAGE_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("DAMAGE_SEED"))
     parts = PARTS[sstable_format]
     damaged = {f"t{n}": part for n, part in enumerate(parts * TABLES_PER_PART)}
     with tables_on_a_node([*damaged], sstable_format) as tables:

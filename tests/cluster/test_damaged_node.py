@@ -6,7 +6,6 @@ the node is repaired as docs/operations.md says.
 
 import asyncio
 import functools
-import os
 import random
 import socket
 import subprocess
@@ -27,6 +26,7 @@ from scripts.cluster_ring import wait_until_all_know_all
 from tests.cli.test_over_cassandra import WINDOWS, apply_schema, run_counter
 from tests.support.cluster import TIMEOUT_S, running_cluster, session_of
 from tests.support.rest import Rest, fresh
+from tests.support.seeds import seed_of
 from tests.support.server import serving
 from tests.support.sstables import lose_all_bits, misleads, rename_a_partition
 from tests.support.waiting import eventually
@@ -185,8 +185,7 @@ async def test_a_damaged_node_is_noticed_and_repaired(
     paranoid_nodes: Cluster, tmp_path: Path
 ) -> None:
     """Another replica had missed half of the writes."""
-    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
-    print(f"DAMAGE_SEED={seed}")
+    seed = seed_of("DAMAGE_SEED")
     cluster = paranoid_nodes
     flags = flags_of(cluster)
     applied = await asyncio.to_thread(apply_schema, flags)
@@ -284,9 +283,7 @@ async def test_damage_beside_the_data_is_noticed_or_harmless(
     paranoid_nodes: Cluster, tmp_path: Path
 ) -> None:
     """If each write is on the other replicas: reads repair this one."""
-    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
-    print(f"DAMAGE_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("DAMAGE_SEED"))
     cluster = paranoid_nodes
     flags = flags_of(cluster)
     applied = await asyncio.to_thread(apply_schema, flags)

@@ -5,7 +5,6 @@ Each node's writes and syncs are recorded, those of its commit log through memor
 is rebuilt as it was at a drawn moment. ``POWER_SEED`` repeats a run.
 """
 
-import os
 import random
 import shutil
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from tests.support.cassandra import have_schema, opened, options_for, slice_of_n
 from tests.support.cluster import TIMEOUT_S
 from tests.support.needs import miss
 from tests.support.power import Disk, Recorder
+from tests.support.seeds import seed_of
 
 pytestmark = pytest.mark.usefixtures("minutes")
 
@@ -169,9 +169,7 @@ async def namespace_of(store: CassandraStore) -> Namespace:
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_the_losses_of_each_commit_log_sync(fast_dir: Path, nodes: int) -> None:
     """``group`` and ``batch`` lose nothing acknowledged; ``periodic`` does, decisions too."""
-    seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
-    print(f"POWER_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("POWER_SEED"))
     machines = Machines(fast_dir, nodes)
     with dies_with_us(fast_dir / "cluster"):
         await machines.begin()

@@ -31,6 +31,7 @@ from rollup.worker import RollupWorker
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.clock import FakeClock
 from tests.support.damage import ALL, truncate
+from tests.support.seeds import seed_of
 from tests.support.times import SECOND, START_US
 
 DAMAGES = int(os.environ.get("DAMAGES", "120"))
@@ -178,9 +179,7 @@ async def outcome_of(disk: Disk, at: Path, spare: Path, *, pages_checked: int) -
 @pytest.mark.parametrize("pages_checked", [ALL_PAGES, 0], ids=["small", "large"])
 async def test_no_damage_makes_a_count_wrong_in_silence(fast_dir: Path, pages_checked: int) -> None:
     """A large database is not read at startup: the audit finds the damage."""
-    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
-    print(f"DAMAGE_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("DAMAGE_SEED"))
     disks = await filled(fast_dir, draw)
     outcomes: Counter[tuple[str, str]] = Counter()
     silent = []
@@ -233,9 +232,7 @@ async def test_no_backup_of_a_damaged_disk_is_wrong_in_silence(
 ) -> None:
     """Regression: one in ten had lost the adds after a damaged frame of the log."""
     monkeypatch.setattr(page_sums, "_PAUSE_S", 0)
-    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
-    print(f"DAMAGE_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("DAMAGE_SEED"))
     disks = await filled(fast_dir, draw)
     outcomes: Counter[str] = Counter()
     silent = []
@@ -260,9 +257,7 @@ async def test_no_backup_of_a_damaged_disk_is_wrong_in_silence(
 
 
 async def test_no_damaged_backup_is_restored_wrong_in_silence(fast_dir: Path) -> None:
-    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
-    print(f"DAMAGE_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("DAMAGE_SEED"))
     disks = await filled(fast_dir, draw)
     disk, copy = disks[-1], fast_dir / "copy"
     backed_up(disk.at, copy, disk.now_us)

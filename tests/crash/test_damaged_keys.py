@@ -14,6 +14,7 @@ from counter.storage.sqlite import SqliteKeys
 from counter.types import ApiKey, Scope
 from tests.support.damage import ALL, flip_used
 from tests.support.keys import made
+from tests.support.seeds import seed_of
 from tests.support.times import START_US
 
 DAMAGES = int(os.environ.get("DAMAGES", "120"))
@@ -41,9 +42,7 @@ async def filled(directory: Path, draw: random.Random) -> list[tuple[bytes, list
 
 async def test_no_damage_gives_a_key_other_rights_in_silence(fast_dir: Path) -> None:
     """Excepted is a file that is whole, of an earlier moment: a disk that lost all of a change."""
-    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
-    print(f"DAMAGE_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("DAMAGE_SEED"))
     moments = await filled(fast_dir / "keys", draw)
     (fast_dir / "damaged").mkdir()
     outcomes: Counter[str] = Counter()

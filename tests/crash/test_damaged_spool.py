@@ -17,6 +17,7 @@ from counter_client.failures import ClosedError
 from counter_client.spool import Slot, Spool
 from counter_client.tokens import Token
 from tests.support.damage import ALL, flip_used
+from tests.support.seeds import seed_of
 
 DAMAGES = int(os.environ.get("DAMAGES", "120"))
 FILES = ("default.0", "default.0-wal", "default.0-commits")
@@ -115,9 +116,7 @@ def outcome_of(disk: Disk, path: Path) -> str:
 
 
 def test_no_damage_changes_what_a_spool_holds_in_silence(fast_dir: Path) -> None:
-    seed = int(os.environ.get("DAMAGE_SEED", random.randrange(2**32)))
-    print(f"DAMAGE_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("DAMAGE_SEED"))
     disks = filled(fast_dir, draw)
     outcomes: Counter[tuple[str, str]] = Counter()
     silent = []

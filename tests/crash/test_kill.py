@@ -1,7 +1,6 @@
 """kill -9 at any instant under load: every acknowledged add is there, exactly once."""
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,6 +21,8 @@ from counter.types import Token
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.model import Model, Send
 from tests.support.rest import Rest, item, new_token
+from tests.support.rest import Rest, item
+from tests.support.seeds import seed_of
 from tests.support.server import SMALL_WINDOWS, Server, serving
 from tests.support.times import to_us
 from tests.support.waiting import eventually
@@ -206,8 +207,7 @@ async def check_rolled_up(rest: Rest, model: Model) -> None:
 async def test_every_acknowledged_add_survives_kill_9_exactly_once(
     tmp_path: Path, flags: Mapping[str, str]
 ) -> None:
-    seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
-    print(f"CRASH_SEED={seed}")
+    seed = seed_of("CRASH_SEED")
     async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
         load = Load(server, seed)
         # Over PostgreSQL no files are recovered.
@@ -231,8 +231,7 @@ async def test_requests_in_flight_at_sigterm_are_answered_or_retried(
     tmp_path: Path, flags: Mapping[str, str]
 ) -> None:
     """A graceful end acknowledges accepted adds; the rest is as after a crash."""
-    seed = int(os.environ.get("CRASH_SEED", random.randrange(2**32)))
-    print(f"CRASH_SEED={seed}")
+    seed = seed_of("CRASH_SEED")
     async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
         load = Load(server, seed)
         await load.until(50, server.terminate)

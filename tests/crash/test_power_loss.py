@@ -23,6 +23,7 @@ from counter.types import Token
 from counter_client.spool import Spool
 from tests.support.power import Disk, Recorder
 from tests.support.rest import new_token
+from tests.support.seeds import seed_of
 from tests.support.server import Server
 
 pytestmark = pytest.mark.usefixtures("child_processes")
@@ -90,9 +91,7 @@ async def test_acknowledged_adds_survive_a_loss_of_power(
     tmp_path: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each sync and each response: with none, all or some of the unsynced changes."""
-    seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
-    print(f"POWER_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("POWER_SEED"))
     under = tmp_path / "disk"
     under.mkdir()
     data = under / "data"
@@ -145,9 +144,7 @@ os._exit(0)
 
 def test_spooled_adds_survive_a_loss_of_power(tmp_path: Path, fast_dir: Path) -> None:
     """``put`` returns when the add is on disk, and so is the name of the spool's directory."""
-    seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
-    print(f"POWER_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("POWER_SEED"))
     under = tmp_path / "disk"
     under.mkdir()
     recorder = Recorder(tmp_path / "tools", under)

@@ -18,7 +18,7 @@ from counter.telemetry.families import Exposition, text_of
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from rollup.metrics import RollupMetrics
 from rollup.partitions import Outlook
-from tests.rollup.world import CLOSING, World
+from tests.rollup.world import CLOSING, begun
 from tests.support.clock import FakeClock
 from tests.support.server import serving
 from tests.support.waiting import eventually
@@ -50,8 +50,7 @@ async def of_a_server(folder: Path) -> str:
 
 async def of_a_worker() -> str:
     """The metrics of a worker: leases, clock, remote cache and growing partitions."""
-    world = World()
-    await world.begin()
+    world, _ = await begun()
     guard = ClockGuard(world.store.control, world.clock)
     await guard.measure()
     process = world.process("a", guard=guard)

@@ -21,6 +21,7 @@ from tests.postgresql.test_faults import fresh_schema, service
 from tests.support.needs import miss
 from tests.support.power import Change, Disk, Recorder
 from tests.support.rest import new_token
+from tests.support.seeds import seed_of
 
 pytestmark = pytest.mark.usefixtures("child_processes")
 
@@ -124,9 +125,7 @@ class Recorded:
 
 
 async def test_acknowledged_writes_survive_a_loss_of_power(fast_dir: Path) -> None:
-    seed = int(os.environ.get("POWER_SEED", random.randrange(2**32)))
-    print(f"POWER_SEED={seed}")
-    draw = random.Random(seed)
+    draw = random.Random(seed_of("POWER_SEED"))
     recorded = Recorded(fast_dir)
     adds = await recorded.run(draw)
     answered = {each[4] for each in adds}

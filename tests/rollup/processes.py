@@ -107,10 +107,7 @@ class Worker:
     async def ended(self) -> int:
         """Wait for its end; the exit code."""
 
-        async def gone() -> bool:
-            return self.process.poll() is not None
-
-        await eventually(gone, "the worker ends", seconds=60)
+        await eventually(lambda: self.process.poll() is not None, "the worker ends", seconds=60)
         assert self.process.returncode is not None
         return self.process.returncode
 

@@ -13,7 +13,7 @@ from counter.folds import fingerprint
 from counter.limits import MINUTE, SECOND, TIME_MAX_US
 from counter.types import AtomicMark, Decision, Event, Namespace, Outcome
 from counter.windows import window_of
-from tests.rollup.world import CLOSING, DATASET, WINDOW, World
+from tests.rollup.world import CLOSING, DATASET, WINDOW, World, begun
 
 ITEMS = [("a", 1), ("b", 2)]
 
@@ -35,8 +35,7 @@ async def leave_half(world: World, namespace: Namespace) -> None:
 
 async def test_halves_are_made_whole_by_whichever_worker_has_the_shard() -> None:
     """The mark lies in the shard of each item."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     for _ in range(3):
         await leave_half(world, namespace)
     a, b = await world.shared("a", "b")
@@ -50,8 +49,7 @@ async def test_halves_are_made_whole_by_whichever_worker_has_the_shard() -> None
 
 async def test_the_findings_of_one_shard_serve_the_other_shards_of_a_worker() -> None:
     """Each shard has the same mark: sixteen of them must not look sixteen times."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     items = [(f"c{number}", 1) for number in range(50)]
     for _ in range(5):
         await world.api.add_atomic(namespace, items, world.token())
@@ -67,8 +65,7 @@ async def test_the_findings_of_one_shard_serve_the_other_shards_of_a_worker() ->
 
 async def test_an_atomic_add_that_a_shard_failed_to_settle_is_settled_by_another() -> None:
     """Those that waited for it fail with it, and do it again."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     await leave_half(world, namespace)
     a = world.process()
     world.clock.advance(CLOSING)
@@ -87,8 +84,7 @@ async def test_an_atomic_add_that_a_shard_failed_to_settle_is_settled_by_another
 async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
     """Its window is settled and its events are gone: there is nothing to make whole. A server that
     was suspended may leave a mark so late."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     a = world.process()
     old_us = world.clock.now_us()
     events = tuple(
@@ -112,8 +108,7 @@ async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
 
 async def test_an_atomic_add_in_flight_delays_only_its_window() -> None:
     """A worker's clock may say that the window is closed before its resolver's does."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add("early", 1)
     world.clock.advance(2 * WINDOW)
     await leave_half(world, namespace)
@@ -137,9 +132,8 @@ async def test_an_atomic_add_in_flight_delays_only_its_window() -> None:
 
 
 async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() -> None:
-    """All items are found, and void was decided: what stands decided must become so."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """All items are found, and void was decided: the decision is carried out."""
+    world, namespace = await begun(shards=1)
     token = world.token()
     await world.api.add_atomic(namespace, ITEMS, token)
     (mark,) = await world.store.rollups.dirty_atomic(
@@ -156,10 +150,8 @@ async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() ->
 
 
 async def test_a_resolver_that_pauses_before_it_decides_leaves_no_half() -> None:
-    """A worker may find the add whole meanwhile, and pass its mark. If the resolver then crashes
-    while it hides the items, the worker must look at the add again."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """Another worker may pass the mark meanwhile; after a crash of the resolver one looks again."""
+    world, namespace = await begun(shards=1)
     a, events = world.process(), world.store.events
     token, append, void = world.token(), events.append_atomic, events.void
     decide = world.store.decisions.decide
@@ -185,10 +177,7 @@ async def test_a_resolver_that_pauses_before_it_decides_leaves_no_half() -> None
         await void(of, items[:1])
         raise StoreUnavailableError("a planted fault")
 
-    with (
-        patch.object(events, "append_atomic", lands_late),
-        pytest.raises(StoreUnavailableError),
-    ):
+    with patch.object(events, "append_atomic", lands_late), pytest.raises(StoreUnavailableError):
         await world.api.add_atomic(namespace, ITEMS, token)
     world.clock.advance(CLOSING)
     with (
@@ -208,10 +197,8 @@ async def test_a_resolver_that_pauses_before_it_decides_leaves_no_half() -> None
 
 
 async def test_a_worker_that_pauses_before_it_decides_leaves_no_half() -> None:
-    """Another worker may find the add whole meanwhile, and pass its mark. If the first one then
-    crashes while it hides the items, a worker must look at the add again."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """Another worker may pass the mark; if the first crashes while hiding, a worker looks again."""
+    world, namespace = await begun(shards=1)
     a, b, events = world.process(), world.process(), world.store.events
     append, void = events.append_atomic, events.void
     written: list[Sequence[Event]] = []
@@ -224,10 +211,7 @@ async def test_a_worker_that_pauses_before_it_decides_leaves_no_half() -> None:
         await void(of, items[:1])
         raise StoreUnavailableError("a planted fault")
 
-    with (
-        patch.object(events, "append_atomic", lands_late),
-        pytest.raises(StoreUnavailableError),
-    ):
+    with patch.object(events, "append_atomic", lands_late), pytest.raises(StoreUnavailableError):
         await world.api.add_atomic(namespace, ITEMS, world.token())
     world.clock.advance(CLOSING)
     a.road.hold_in = "decide"
@@ -251,8 +235,7 @@ async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_win
     None
 ):
     """A write that was given up may still land, in part and late: it must be hidden by then."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     token, works = world.token(), world.store.events.append_atomic
     written: list[Sequence[Event]] = []
 
@@ -272,6 +255,6 @@ async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_win
     await works(namespace, written[0])
     (count, *_) = await world.api.reader.read(namespace, ["a"], 0)
     assert count.count == 0
-    with pytest.raises(TokenTooOldError) as told:
+    with pytest.raises(TokenTooOldError) as caught:
         await world.api.add_atomic(namespace, ITEMS, token)
-    assert told.value.applied is False
+    assert caught.value.applied is False

@@ -1,4 +1,4 @@
-"""Audits in the background: every counter has its turn, and what is wrong is tallied."""
+"""Audits in the background: every counter has its turn, and mismatches are tallied."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two looks follow each other without a pause: nothing goes on meanwhile."""
+    """Two looks follow each other without a pause: nothing changes between them."""
     monkeypatch.setattr("counter.ops.audit.PAUSE_US", 0)
 
 
@@ -61,7 +61,7 @@ class Scene:
 
 
 async def test_mismatches_are_tallied_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """With the numbers and with what to do; afterwards the last round tells that all is right."""
+    """With the numbers and the fix; afterwards the last round logs that all is right."""
     scene = Scene()
     namespace = await scene.begin(5)
     await scene.damage(namespace, "c3")
@@ -83,7 +83,7 @@ async def test_mismatches_are_tallied_and_logged(caplog: pytest.LogCaptureFixtur
 
 
 async def test_every_counter_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round goes on where the one before it ended, and from the beginning after the last."""
+    """A round continues the one before, and restarts after the last counter."""
     monkeypatch.setattr("rollup.audits._COUNTERS_MAX", 4)
     monkeypatch.setattr("rollup.audits._SHARE_MIN", 4)
     scene = Scene()
@@ -95,8 +95,7 @@ async def test_every_counter_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_failure_is_tallied_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither one of the store, nor one that nobody thought of; while it is another's turn, nothing
-    is done."""
+    """Neither an expected nor an unexpected one; during another worker's turn nothing is done."""
     scene = Scene()
     await scene.begin(1)
     failures: list[Exception] = [StoreUnavailableError("the store is away"), ValueError("what?")]
@@ -135,10 +134,7 @@ async def test_a_worker_audits_beside_its_rollup_and_ends_with_it() -> None:
     await scene.process.namespaces.refresh()
     running = asyncio.create_task(worker.run(stop))
 
-    async def is_audited() -> bool:
-        return scene.audits.tally.rounds > 1
-
-    await eventually(is_audited, "two rounds are ended")
+    await eventually(lambda: scene.audits.tally.rounds > 1, "two rounds are ended")
     stop.set()
     await asyncio.wait_for(running, 30)
     assert scene.audits.tally.mismatches == 0

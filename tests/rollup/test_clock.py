@@ -1,4 +1,4 @@
-"""A worker whose clock is wrong closes no window: events could still land in it."""
+"""A worker with a wrong clock closes no window: events could still land in it."""
 
 from contextlib import suppress
 from unittest.mock import AsyncMock, patch
@@ -10,15 +10,14 @@ from counter.errors import ClockSkewError
 from counter.limits import DAY, LEASE_LOOK_US, MINUTE, SECOND
 from counter.types import ClockReading
 from rollup.leases import MAINTENANCE, SLOTS, Leases
-from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, Process, World
+from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, Process, begun
 
 
 async def test_a_worker_whose_clock_is_ahead_rolls_nothing_up() -> None:
     """It says why, and goes on when its clock is right again."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     guard = ClockGuard(world.store.control, world.clock)
-    # The clock of another machine: one that is told without error is this machine's own.
+    # The clock of another machine: one without an error is this machine's own.
     with patch.object(
         world.store.control, "read_clock", AsyncMock(return_value=ClockReading(0, 1))
     ):
@@ -39,8 +38,7 @@ async def test_a_worker_whose_clock_is_ahead_rolls_nothing_up() -> None:
 @pytest.mark.parametrize("ahead_us", [20 * MINUTE, 365 * DAY, -20 * MINUTE])
 async def test_a_worker_whose_clock_is_wrong_leaves_the_slices_alone(ahead_us: int) -> None:
     """It would make them far ahead, a table each; retire them by a time that is not; drop them."""
-    world = World()
-    await world.begin(shards=1)
+    world, _ = await begun(shards=1)
     guard = ClockGuard(world.store.control, world.clock)
     with patch.object(
         world.store.control, "read_clock", AsyncMock(return_value=ClockReading(0, 1))
@@ -62,9 +60,8 @@ async def test_a_worker_whose_clock_is_wrong_leaves_the_slices_alone(ahead_us: i
 
 
 async def test_a_worker_with_a_wrong_clock_gives_up_its_slots() -> None:
-    """Nobody would make slices while it held the maintenance, and adds would find none at last."""
-    world = World()
-    await world.begin(shards=1)
+    """Otherwise no worker would make slices, and adds would find none at last."""
+    world, _ = await begun(shards=1)
     crew = []
     for name in ("a", "b"):
         guard = ClockGuard(world.store.control, world.clock)
@@ -100,8 +97,7 @@ def leases_of(process: Process) -> Leases:
 
 async def test_a_clock_that_was_never_compared_is_not_trusted() -> None:
     """The worker waits until it is."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     guard = ClockGuard(world.store.control, world.clock)
     a = world.process(guard=guard)
     await world.add("c", 5)

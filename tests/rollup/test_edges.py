@@ -5,13 +5,12 @@ from unittest.mock import patch
 
 from counter.types import Token
 from counter.windows import closes_at, window_of
-from tests.rollup.world import CLOSING, WINDOW, World
+from tests.rollup.world import CLOSING, WINDOW, begun
 
 
 async def test_a_rollup_does_not_reach_into_the_next_window() -> None:
     """Not even by its first instant: an add of that time is still to come, or to be read."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     worker = world.process().worker
     first_us = window_of(world.clock.now_us(), WINDOW)
     await world.add("c", 1)
@@ -29,8 +28,7 @@ async def test_a_rollup_does_not_reach_into_the_next_window() -> None:
 
 async def test_a_window_that_closes_while_marks_are_read_is_left_to_the_next_pass() -> None:
     """Its marks were not asked for."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     worker = world.process().worker
     await world.add("c", 1)
     world.clock.advance(2 * WINDOW)
@@ -53,8 +51,7 @@ async def test_a_window_that_closes_while_marks_are_read_is_left_to_the_next_pas
 
 async def test_a_window_that_closes_while_idle_shards_are_asked_for_is_not_passed() -> None:
     """An add may land in it after it was asked for."""
-    world = World()
-    namespace = await world.begin(shards=2)
+    world, namespace = await begun(shards=2)
     worker = world.process().worker
     world.clock.advance(CLOSING)
     await worker.tick()

@@ -1,4 +1,4 @@
-"""A changed accept limit whose compare-and-sets land late: every acknowledged add counts once."""
+"""A changed accept limit with late compare-and-sets: every acknowledged add counts once."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,8 +21,7 @@ _AGE = 30 * SECOND
 
 
 class _Change:
-    """A namespace whose accept limit changes, a worker, and a second process whose copy of the
-    namespaces is as old as a copy in use may be."""
+    """A changing namespace, a worker, and a process with the oldest copy that can be in use."""
 
     def __init__(self, old_us: int, new_us: int) -> None:
         self.world = World()
@@ -38,7 +37,7 @@ class _Change:
         await self.world.api.namespaces.update(self.world.api.namespaces.get("n"), settings)
 
     async def pass_slices(self, number: int) -> None:
-        """The worker makes slices and closes windows meanwhile."""
+        """The worker makes slices and closes windows in between."""
         for _ in range(number):
             self.world.clock.advance(DATASET.slice_us)
             await self.worker.tick()

@@ -1,5 +1,4 @@
-"""What a worker does where it cannot go on: it says so, leaves nothing half done, and goes on
-later."""
+"""A worker that cannot go on logs it, leaves nothing half done, and retries later."""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from rollup.batches import in_groups
 from rollup.leases import SLOTS, Leases
 from rollup.limiter import Limiter
 from rollup.maintenance import Maintenance
-from tests.rollup.world import CLOSING, DATASET, WINDOW, World
+from tests.rollup.world import CLOSING, DATASET, WINDOW, begun
 from tests.support.clock import FakeClock
 from tests.support.parts import part_of
 from tests.support.times import START_US
@@ -60,8 +59,7 @@ async def test_after_a_failure_no_further_group_is_begun() -> None:
 
 
 async def test_slices_that_vanish_again_and_again_are_trouble_that_ends() -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add("c", 7)
     world.clock.advance(CLOSING)
     worker = world.process().worker
@@ -79,8 +77,7 @@ async def test_slices_that_vanish_again_and_again_are_trouble_that_ends() -> Non
 
 async def test_work_done_by_another_worker_counts_once() -> None:
     """It does all of it between this one's two looks at the counter."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     window_us = window_of(world.clock.now_us(), WINDOW)
     await world.add("c", 7)
     world.clock.advance(CLOSING)
@@ -109,8 +106,7 @@ async def test_work_done_by_another_worker_counts_once() -> None:
 
 async def test_a_slice_that_is_missing_and_was_not_dropped_holds_atomic_adds_up() -> None:
     """It may be there again: nothing of them may be passed over."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     now_us = world.clock.now_us()
     event = Event("c", now_us, b"n" * 16, 1, 5, atom=b"all of it")
     await world.store.rollups.mark_atomic(
@@ -129,9 +125,8 @@ async def test_a_slice_that_is_missing_and_was_not_dropped_holds_atomic_adds_up(
 
 
 async def test_a_backlog_that_no_single_step_can_do_is_done_in_smaller_ones() -> None:
-    """A failed step discards its windows; the next one has half as many, and what is done stays."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """A failed step discards its windows; the next one has half as many, and earlier work stays."""
+    world, namespace = await begun(shards=1)
     for _ in range(100):
         await world.add("c")
         world.clock.advance(WINDOW)
@@ -156,8 +151,7 @@ async def test_a_backlog_that_no_single_step_can_do_is_done_in_smaller_ones() ->
 
 async def test_a_step_is_bounded_however_long_the_rollup_stood() -> None:
     """A week of short windows is not one read."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     # Without marks it would be passed in one step, without a read of any window.
     await world.add("c", 5)
     world.clock.advance(20_000 * WINDOW)
@@ -221,15 +215,12 @@ async def test_no_failure_of_its_store_ends_the_keeping_of_leases() -> None:
             raise error
         return await works(*arguments)
 
-    async def held() -> bool:
-        return len(leases.held()) == len(SLOTS)
-
     with (
         patch.object(store.leases, "heartbeat", heartbeat),
         patch.object(leases, "_look_us", 1_000),
     ):
         keeping = asyncio.create_task(leases.keep(stop))
-        await eventually(held, "the slots are held")
+        await eventually(lambda: len(leases.held()) == len(SLOTS), "the slots are held")
         stop.set()
         await keeping
     assert troubles[0] is None
@@ -255,8 +246,7 @@ async def test_slots_that_another_worker_took_are_not_held() -> None:
 
 
 async def test_a_deleted_namespace_holds_no_slice_back() -> None:
-    world = World()
-    await world.begin(shards=1)
+    world, _ = await begun(shards=1)
     keeper = Maintenance(world.store, world.clock)
     for _ in range(DATASET.retention_us // DATASET.slice_us + 4):
         world.clock.advance(DATASET.slice_us + MINUTE)

@@ -1,4 +1,4 @@
-"""What a worker tells of itself over HTTP."""
+"""The health of a worker over HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from counter.security.host_rule import HostRule
 from counter.storage.memory import MemoryCache
 from rollup.leases import SLOTS
 from rollup.process import Health, listening
-from tests.rollup.world import CLOSING, Process, World
+from tests.rollup.world import CLOSING, Process, World, begun
 
 
 class Watched:
@@ -39,8 +39,7 @@ class Watched:
 
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
-    world = World()
-    await world.begin()
+    world, _ = await begun()
     guard = ClockGuard(world.store.control, world.clock)
     await guard.measure()
     process = world.process("a", guard=guard)
@@ -142,7 +141,7 @@ async def test_addresses_and_configured_names_are_answered(watched: Watched, hos
 
 
 async def test_a_port_that_is_taken_is_reported(watched: Watched) -> None:
-    """With what to do."""
+    """With the fix."""
     port = int(watched.url.rpartition(":")[2])
     with pytest.raises(StartupError, match="--metrics-port"):
         async with listening(watched.health, "127.0.0.1", port, HostRule()):

@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 
 LEASE_TIME = 10 * SECOND
 LOOK = LEASE_LOOK_US
-#: What is held runs out two looks before.
+#: Leases run out two looks before.
 HELD = LEASE_TIME - 2 * LOOK
 names = st.lists(st.text("abcdef", min_size=1), min_size=1, max_size=9, unique=True)
 
@@ -50,7 +50,7 @@ class Crew:
         self.store = MemoryLeases(self.clock)
         self.workers: dict[str, Leases] = {}
         self._looked_us: dict[Leases, int] = {}
-        #: Who came late to its latest look: what others waited for, it had not seen by then.
+        #: Workers with a late look: they had not seen the looks of the rest.
         self._late: set[Leases] = set()
 
     def join(self, name: str) -> Leases:
@@ -82,7 +82,7 @@ class Crew:
             await self.round()
 
     def check_nobody_shares(self) -> None:
-        """No two workers hold a slot, of those whose looks came when they were due."""
+        """No two workers hold a slot, among those with looks on time."""
         due_us = self.clock.boottime_us() - LOOK
         looked_us = {each: self._looked_us.get(each, 0) for each in self.workers.values()}
         on_time = [x for x, at_us in looked_us.items() if at_us >= due_us and x not in self._late]
@@ -117,7 +117,7 @@ def test_the_shards_of_one_namespace_are_spread(
     holders = {slot: worker for worker, share in shares.items() for slot in share}
     held = [holders[slot_of(namespace_id, shard)] for shard in range(shards)]
     least, rest = divmod(shards, len(workers))
-    # A run of slots has a piece of a round of dealing at each end, and where the list ends.
+    # A run of slots has a piece of a round of dealing at each end, and at the end of the list.
     for worker in workers:
         assert held.count(worker) <= least + bool(rest) + 2
 
@@ -171,14 +171,14 @@ def test_whichever_workers_come_and_go_the_slots_end_up_shared_out(
 
 
 async def test_one_worker_holds_everything_after_its_first_turn() -> None:
-    """There is nobody to wait for."""
+    """There are no other workers to wait for."""
     crew = Crew()
     await crew.turn(crew.join("a"))
     crew.check_shared_out()
 
 
 async def test_a_joining_worker_has_its_part_after_three_looks() -> None:
-    """It says that it is there; by its third look all others have seen it."""
+    """It registers; by its third look every other worker has seen it."""
     crew = Crew()
     for name in ("a", "b"):
         crew.join(name)
@@ -204,7 +204,7 @@ async def test_a_dead_workers_slots_are_taken_within_the_lease_time() -> None:
 
 
 async def test_a_worker_that_leaves_is_followed_at_the_next_look() -> None:
-    """Nobody waits for its leases to run out."""
+    """No worker waits for its leases to run out."""
     crew = Crew()
     for name in ("a", "b"):
         crew.join(name)
@@ -238,7 +238,7 @@ async def test_a_lease_is_renewed_long_before_it_runs_out() -> None:
 
 
 class Broken(MemoryLeases):
-    """Leases that fail when they are told to: before they do anything, or after."""
+    """Leases with planned failures: before they do anything, or after."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
@@ -286,7 +286,7 @@ async def test_failing_leases_keep_only_the_held_shards() -> None:
 
 @pytest.mark.parametrize("step", ["heartbeat", "workers", "leave"])
 async def test_a_lost_response_leaves_no_slot_behind(step: str) -> None:
-    """What the store knows and its worker does not runs out, or is renewed."""
+    """Leases that the store knows and the worker does not run out, or are renewed."""
     crew = Crew()
     store = crew.store = Broken(crew.clock)
     crew.join("b")
@@ -372,22 +372,16 @@ async def test_trouble_is_reported_while_it_lasts() -> None:
     stop = asyncio.Event()
     keeping = asyncio.create_task(worker.keep(stop))
 
-    async def told() -> bool:
-        return worker.trouble == "a fault that a test planted"
-
-    async def over() -> bool:
-        return worker.trouble is None
-
-    await eventually(told, "the trouble is told")
+    await eventually(lambda: worker.trouble == "a fault that a test planted", "the error is logged")
     store.fails = ""
-    await eventually(over, "the trouble is over")
+    await eventually(lambda: worker.trouble is None, "the trouble is over")
     stop.set()
     await keeping
     assert len(worker.held()) == len(SLOTS)
 
 
 async def test_a_lease_is_lost_at_the_instant_at_which_it_runs_out() -> None:
-    """Others may hold its slots from then on, so its worker begins as one that joins."""
+    """Other workers may hold its slots from then on, so its worker begins as one that joins."""
     crew = Crew()
     worker = crew.join("a")
     await crew.turn(worker)

@@ -73,7 +73,7 @@ async def test_each_round_trip_in_time_lets_in_about_one_more() -> None:
 
 
 async def test_a_limit_that_is_not_reached_does_not_grow() -> None:
-    """One at a time says nothing of what twenty would do."""
+    """A single call does not show the load of twenty."""
     desk = Desk()
     before = desk.limiter.limit
     for _ in range(100):
@@ -116,7 +116,7 @@ async def test_calls_that_do_not_show_the_load_change_nothing(kind: type[Excepti
 
 
 async def test_waiters_enter_in_order_and_within_the_limit() -> None:
-    """Also where some give up waiting."""
+    """Also if some give up waiting."""
     desk = Desk()
     inside, order = 0, []
 

@@ -1,4 +1,4 @@
-"""Slices are made, retired and dropped once, whoever looks after them, and never too early."""
+"""Slices are made, retired and dropped once, by any worker, and never too early."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from counter.storage.memory import MemoryStore
 from counter.types import CounterType, Dataset, Slice
 from counter.windows import closing_lag
 from rollup.maintenance import Maintenance
-from tests.rollup.world import CLOSING, DATASET, SETTINGS, Process, World
+from tests.rollup.world import CLOSING, DATASET, SETTINGS, Process, World, begun
 from tests.support.app import running
 from tests.support.clock import FakeClock
 from tests.support.rest import fresh
@@ -29,11 +29,10 @@ SLICES_KEPT = DATASET.retention_us // DATASET.slice_us + 1 + SLICES_AHEAD
 
 @given(st.integers(0, 2**32))
 def test_several_may_look_after_the_slices_at_once(seed: int) -> None:
-    """A lease may move in the middle of it: what one has done the other leaves alone."""
+    """A lease may move in the middle of it: finished work is not repeated."""
 
     async def play() -> None:
-        world = World()
-        await world.begin(shards=1)
+        world, _ = await begun(shards=1)
         processes = [world.process(seed=seed + each) for each in range(3)]
         for _ in range(12):
             world.clock.advance(DATASET.slice_us)
@@ -49,9 +48,8 @@ def test_several_may_look_after_the_slices_at_once(seed: int) -> None:
 
 
 async def test_the_shards_are_rolled_up_though_the_slices_cannot_be_looked_after() -> None:
-    """Slices are made ahead: there is time, and the trouble is told."""
-    world = World()
-    namespace = await world.begin()
+    """Slices are made ahead: there is time, and the error is logged."""
+    world, namespace = await begun()
     await world.add("c", 5)
     a = world.process()
     world.clock.advance(CLOSING)
@@ -65,7 +63,7 @@ async def test_the_shards_are_rolled_up_though_the_slices_cannot_be_looked_after
 
 
 async def test_slices_of_every_dataset_are_made_though_nothing_can_be_dropped() -> None:
-    """Without slices ahead writes fail; what is to be dropped can wait."""
+    """Without slices ahead writes fail; drops can wait."""
     world = World()
     other = replace(DATASET, id=2, name="other")
     store = MemoryStore(world.clock, [DATASET, other])
@@ -101,9 +99,8 @@ async def test_the_store_is_purged_each_minute_and_at_once_if_more_is_left() -> 
 
 
 async def test_best_effort_counters_hold_no_slice_back() -> None:
-    """They have no events, and nobody rolls them up."""
-    world = World()
-    await world.begin(shards=1)
+    """They have no events, and are not rolled up."""
+    world, _ = await begun(shards=1)
     settings = replace(SETTINGS, counter_type=CounterType.BEST_EFFORT)
     best_effort = await world.api.namespaces.create("b", settings)
     before = await world.store.rollups.watermarks(best_effort)
@@ -118,8 +115,7 @@ async def test_best_effort_counters_hold_no_slice_back() -> None:
 
 async def test_watermarks_are_not_read_while_the_clock_says_that_nothing_is_due() -> None:
     """There is one for each shard of each namespace."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     a = world.process()
     # Past the end of a slice, which is retired then.
     world.clock.advance(DATASET.slice_us + MINUTE)
@@ -134,8 +130,7 @@ async def test_watermarks_are_not_read_while_the_clock_says_that_nothing_is_due(
 
 async def test_a_shard_that_lags_behind_holds_the_slices_back() -> None:
     """However old they are: its events are not summed yet."""
-    world = World()
-    namespace = await world.begin(shards=2)
+    world, namespace = await begun(shards=2)
     await world.add_many(10)
     a = world.process()
     works = world.store.rollups.advance
@@ -197,8 +192,7 @@ async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_a
     None
 ):
     """Regression: a start after a week made each slice of that week in a transaction of its own."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add("c", 5)
     calls: list[int] = []
     works = world.store.control.make_slices
@@ -231,8 +225,7 @@ async def test_a_long_gap_is_filled_in_steps_after_the_current_slices() -> None:
     """Until its slice exists a token of the gap has no answer; from then on it is void, for ever.
     Watermarks, recounts, the audit and the drop of old slices need no slice of the gap."""
     dataset = replace(DATASET, retention_us=400 * MINUTE, slice_us=MINUTE, time_bucket_us=MINUTE)
-    world = World(dataset)
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(dataset, shards=1)
     await world.add("c", 5)
     first = await world.store.control.slices(dataset)
     world.clock.advance(300 * MINUTE)
@@ -282,9 +275,8 @@ async def _after_a_tick(world: World, process: Process, dataset: Dataset) -> Seq
 
 
 async def test_a_gap_is_filled_though_the_slices_before_it_are_dropped() -> None:
-    """A start makes only what adds need, and a worker may come much later."""
-    world = World()
-    await world.begin(shards=1)
+    """A start makes only the slices that adds need, and a worker may come much later."""
+    world, _ = await begun(shards=1)
     old = await world.store.control.slices(DATASET)
     world.clock.advance(DATASET.retention_us)
     maintenance = Maintenance(world.store, world.clock)
@@ -301,10 +293,8 @@ async def test_a_gap_is_filled_though_the_slices_before_it_are_dropped() -> None
 
 @pytest.mark.parametrize("past_us", [0, SECOND])
 async def test_no_window_is_open_in_a_slice_that_is_left_for_later(past_us: int) -> None:
-    """A process whose clock is behind, or whose write takes long, may need one slice more: a reader
-    that knows the slices around it would not look for another between them."""
-    world = World()
-    await world.begin(shards=1)
+    """A slow clock or write may need one more slice, which readers would not look for."""
+    world, _ = await begun(shards=1)
     size_us, lag_us = DATASET.slice_us, closing_lag(DATASET)
     now_us = world.clock.now_us()
     world.clock.advance(DATASET.retention_us + size_us - now_us % size_us + past_us)
@@ -320,8 +310,7 @@ async def test_no_window_is_open_in_a_slice_that_is_left_for_later(past_us: int)
 
 async def test_a_hole_between_slices_is_filled() -> None:
     """A clock that was ahead for a moment has left slices far ahead, and none of now."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     ahead = FakeClock(world.clock.now_us() + 10 * DATASET.retention_us)
     await Maintenance(world.store, ahead).run_once()
     world.clock.advance((SLICES_AHEAD + 1) * DATASET.slice_us)

@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus of its shards, its leases and its slices."""
+"""The metrics of a worker: shards, leases and slices."""
 
 from unittest.mock import patch
 
@@ -7,7 +7,7 @@ import pytest
 from counter.errors import StoreUnavailableError
 from counter.limits import MINUTE, SECOND
 from rollup.metrics import RollupMetrics
-from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, Process, World
+from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, Process, World, begun
 
 
 def samples(world: World, process: Process) -> dict[str, float]:
@@ -21,8 +21,7 @@ def samples(world: World, process: Process) -> dict[str, float]:
 
 
 async def test_each_shard_reports_how_far_it_is_behind_and_how_much_of_that_is_too_much() -> None:
-    world = World()
-    namespace = await world.begin(shards=2)
+    world, namespace = await begun(shards=2)
     worker = world.process()
     await worker.worker.tick()
     late = 5 * WINDOW
@@ -43,8 +42,7 @@ async def test_each_shard_reports_how_far_it_is_behind_and_how_much_of_that_is_t
 
 async def test_the_worst_of_many_more_namespaces_is_reported() -> None:
     """However many there are, there are only so many series."""
-    world = World()
-    await world.begin(shards=1)
+    world, _ = await begun(shards=1)
     for number in range(60):
         await world.create(f"n{number}", shards=1)
     worker = world.process()
@@ -56,8 +54,7 @@ async def test_the_worst_of_many_more_namespaces_is_reported() -> None:
 
 
 async def test_the_worst_of_many_more_shards_is_reported() -> None:
-    world = World()
-    await world.begin(shards=600)
+    world, _ = await begun(shards=600)
     await world.create("m", shards=600)
     worker = world.process()
     await worker.worker.tick()
@@ -67,8 +64,7 @@ async def test_the_worst_of_many_more_shards_is_reported() -> None:
 
 async def test_batches_and_recounts_are_reported() -> None:
     """The world's workers write three counters at a time."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add_many(7)
     window_us = world.clock.now_us() - world.clock.now_us() % WINDOW
     world.clock.advance(CLOSING)
@@ -85,8 +81,7 @@ async def test_batches_and_recounts_are_reported() -> None:
 
 
 async def test_leases_that_change_hands_are_reported() -> None:
-    world = World()
-    await world.begin()
+    world, _ = await begun()
     one, two = await world.shared("one", "two")
     first = samples(world, one)
     taken = first["counter_lease_changes_total taken"]
@@ -95,14 +90,13 @@ async def test_leases_that_change_hands_are_reported() -> None:
     world.clock.advance(2 * LEASE_TIME)
     await world.turns(one)
     assert samples(world, one)["counter_lease_changes_total taken"] > taken
-    # It was gone for too long, and another one has what it held.
+    # It was gone for too long, and another one has its slots.
     await world.turns(two, one)
     assert samples(world, two)["counter_rollup_workers"] == 2
 
 
 async def test_slices_are_reported_by_the_maintainer() -> None:
-    world = World()
-    await world.begin()
+    world, _ = await begun()
     one, two = await world.shared("one", "two")
     for _ in range(20):
         world.clock.advance(5 * MINUTE)
@@ -119,8 +113,7 @@ async def test_slices_are_reported_by_the_maintainer() -> None:
 
 async def test_shards_that_were_not_seen_yet_are_reported() -> None:
     """Nothing is known of their lag: it must not look as if there were none."""
-    world = World()
-    await world.begin()
+    world, _ = await begun()
     worker = world.process()
     broken = StoreUnavailableError("planted")
     with (

@@ -19,7 +19,7 @@ BUCKET = 10 * SECOND
 WINDOWS = BUCKET // SECOND
 #: Half a partition, cut into the windows of a time bucket, is one event each.
 TARGET = 2 * EVENT_BYTES * WINDOWS
-#: Where a slice and a time bucket begin.
+#: The beginning of a slice and of a time bucket.
 T0 = START_US - START_US % SLICE
 
 dataset = replace(DATASET, time_bucket_us=BUCKET, event_buckets_max=8)
@@ -39,7 +39,7 @@ def sizes(tally: PartitionSizeTally) -> dict[int, int]:
 
 
 def test_windows_of_a_time_bucket_add_up() -> None:
-    """Of each counter for itself; the next time bucket begins anew, and the largest is known."""
+    """For each counter; the next time bucket starts from zero, and the largest is kept."""
     tally = PartitionSizeTally(TARGET)
     counted = counting(tally)
     for number, events in enumerate((10, 20, 30)):

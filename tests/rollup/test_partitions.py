@@ -1,4 +1,4 @@
-"""The next slice has as many event buckets as the last ones needed, whoever makes it."""
+"""The next slice has as many event buckets as the last ones needed."""
 
 import logging
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from rollup.partitions import (
     Partitions,
     buckets_after,
 )
-from tests.rollup.world import CLOSING, DATASET, WINDOW, Process, World
+from tests.rollup.world import CLOSING, DATASET, WINDOW, Process, World, begun
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
@@ -63,7 +63,7 @@ def small_partitions() -> Iterator[None]:
 def test_a_number_is_raised_at_once_and_lowered_by_half(
     standing: int, events: int, expected: int
 ) -> None:
-    """To a power of two, up to the bound; lowered where a quarter of the room would do."""
+    """To a power of two, up to the bound; lowered if a quarter of the room suffices."""
     size = events * EVENT_BYTES
     assert buckets_after(HOT, standing, size, TARGET, may_lower=True) == expected
     kept = buckets_after(HOT, standing, size, TARGET, may_lower=False)
@@ -80,7 +80,7 @@ def test_a_number_is_raised_at_once_and_lowered_by_half(
 def test_a_number_stays_between_the_settings_and_does_not_swing(
     least: int, most: int, standing: int, size: int, may_lower: bool
 ) -> None:
-    """What was lowered is not raised again by as much as it was lowered at, nor the other way."""
+    """Lowering and raising have different thresholds."""
     dataset = replace(DATASET, event_buckets=least, event_buckets_max=most)
     number = buckets_after(dataset, standing, size, TARGET, may_lower=may_lower)
     assert least <= number <= max(least, most)
@@ -99,7 +99,7 @@ def test_a_number_stays_between_the_settings_and_does_not_swing(
 async def pass_slice(
     world: World, *processes: Process, adds: int = 0, counter: str = "hot"
 ) -> None:
-    """Add in several windows, share what was counted, and go on to the next slice."""
+    """Add in several windows, share the counts, and go on to the next slice."""
     for number in range(adds):
         await world.add(counter)
         if number % 4 == 3:
@@ -120,9 +120,8 @@ async def numbers(world: World) -> list[int]:
 
 
 async def test_a_hot_counter_has_the_next_slice_made_with_more() -> None:
-    """Those that are made stay; a token lies where it lay, and every count is right."""
-    world = World(HOT)
-    namespace = await world.begin()
+    """Existing slices stay; a token stays in its place, and every count is right."""
+    world, namespace = await begun(HOT)
     a = world.process()
     await pass_slice(world, a, adds=35)
     assert await numbers(world) == [1, 1, 1, 1, 4]
@@ -150,8 +149,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more() -> None:
 
 async def test_slices_follow_the_counts_of_another_worker() -> None:
     """Each sees its own shards; the slices are one worker's business."""
-    world = World(HOT)
-    await world.begin(shards=64)
+    world, _ = await begun(HOT, shards=64)
     a, b = await world.shared("a", "b")
     maker, other = (a, b) if a.worker._holds(MAINTENANCE) else (b, a)
     namespace = world.api.namespaces.get("n")
@@ -182,9 +180,8 @@ def _rolls(process: Process, namespace: Namespace, counter: str) -> bool:
 
 
 async def test_a_new_worker_makes_slices_by_known_counts() -> None:
-    """What was counted is in the store, and the number that stands is in the last slice."""
-    world = World(HOT)
-    await world.begin()
+    """The counts are in the store, and the present number is in the last slice."""
+    world, _ = await begun(HOT)
     a = world.process()
     for _ in range(35):
         await world.add("hot")
@@ -199,8 +196,7 @@ async def test_a_new_worker_makes_slices_by_known_counts() -> None:
 
 async def test_a_number_is_lowered_slice_by_slice_when_the_largest_size_is_long_gone() -> None:
     """After the slices that are remembered, and no sooner; never below the settings."""
-    world = World(replace(HOT, event_buckets=2))
-    await world.begin()
+    world, _ = await begun(replace(HOT, event_buckets=2))
     a = world.process()
     await pass_slice(world, a, adds=70)
     made = [(await numbers(world))[-1]]
@@ -211,9 +207,8 @@ async def test_a_number_is_lowered_slice_by_slice_when_the_largest_size_is_long_
 
 
 async def test_without_counts_nothing_is_lowered() -> None:
-    """A rollup that stands still is no sign of few events."""
-    world = World(HOT)
-    await world.begin()
+    """A stalled rollup is no sign of few events."""
+    world, _ = await begun(HOT)
     a = world.process()
     await pass_slice(world, a, adds=35)
     for _ in range(SLICES_REMEMBERED + 2):
@@ -226,9 +221,8 @@ async def test_without_counts_nothing_is_lowered() -> None:
 
 
 async def test_sizes_reported_by_nodes_count_too() -> None:
-    """Rows may be larger than they are taken to be; the node that was down tells it later."""
-    world = World(HOT)
-    await world.begin()
+    """Rows may be larger than assumed; the node that was down reports it later."""
+    world, _ = await begun(HOT)
     a = world.process()
     (*_, now, _, _) = await world.store.control.slices(HOT)
     seen = PartitionSize(now.start_us, HOT.time_bucket_us, 15 * EVENT_BYTES)
@@ -245,9 +239,8 @@ async def test_sizes_reported_by_nodes_count_too() -> None:
 
 
 async def test_a_shorter_time_bucket_is_reckoned_with() -> None:
-    """What was counted in long ones is cut evenly, until the short ones are counted."""
-    world = World(HOT)
-    await world.begin()
+    """Counts of long slices are divided evenly, until short ones are counted."""
+    world, _ = await begun(HOT)
     await pass_slice(world, world.process(), adds=35)
     shorter = replace(HOT, time_bucket_us=HOT.time_bucket_us // 5)
     partitions = world.process().worker.partitions
@@ -265,8 +258,7 @@ async def test_slices_are_made_though_the_sizes_cannot_be_read(
     """With as many event buckets as the last one. It is logged once, counted each time, and is no
     trouble of the rollup."""
     caplog.set_level(logging.WARNING)
-    world = World(HOT)
-    await world.begin()
+    world, _ = await begun(HOT)
     a = world.process()
     await pass_slice(world, a, adds=35)
     caplog.clear()
@@ -275,17 +267,16 @@ async def test_slices_are_made_though_the_sizes_cannot_be_read(
     assert await numbers(world) == [1, 1, 1, 1, 4, 4]
     assert a.worker.trouble is None
     assert a.worker.partitions.failures == 2
-    (told,) = caplog.records
-    assert "partition sizes cannot be read, and event_buckets stay as they" in told.getMessage()
-    assert bool(told.exc_info) == isinstance(error, TypeError)
+    (lines,) = caplog.records
+    assert "partition sizes cannot be read, and event_buckets stay as they" in lines.getMessage()
+    assert bool(lines.exc_info) == isinstance(error, TypeError)
     await pass_slice(world, a)
     assert a.worker.partitions.failures == 2
 
 
 async def test_a_worker_that_is_far_behind_records_no_size_that_no_longer_counts() -> None:
     """It would expire long after it was of use, and be left again with the same timestamp."""
-    world = World(HOT)
-    await world.begin()
+    world, _ = await begun(HOT)
     a = world.process()
     await a.worker.tick()
     (dataset,) = await world.store.control.datasets()
@@ -302,10 +293,9 @@ async def test_a_worker_that_is_far_behind_records_no_size_that_no_longer_counts
 
 
 async def test_a_planned_change_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """By the worker that makes slices: whose events, how large, from when on, how many."""
+    """By the worker that makes slices: the counter, its size, the time, and the number."""
     caplog.set_level(logging.INFO, "counter.partitions")
-    world = World(HOT)
-    await world.begin()
+    world, _ = await begun(HOT)
     a, b = await world.shared("a", "b")
     for _ in range(85):
         await world.add("hot")
@@ -316,19 +306,18 @@ async def test_a_planned_change_is_reported_once(caplog: pytest.LogCaptureFixtur
             await each.worker.tick()
         for each in (a, b, a, b):
             await each.worker.look_at_partitions()
-    told = [each.getMessage() for each in caplog.records if each.name == "counter.partitions"]
-    assert len(told) == 2
-    assert told[0] == (
+    lines = [each.getMessage() for each in caplog.records if each.name == "counter.partitions"]
+    assert len(lines) == 2
+    assert lines[0] == (
         "dataset default: counter 'hot' of namespace 'n' fills partitions of 5.44 kB (5.44 kB in a"
         " time bucket of 10m), where 640 B are good: the next slice to be made, from"
         " 2026-03-01T12:30:00Z on, has 8 event buckets instead of 1"
     )
-    assert "event_buckets_max is 8, and partitions of 680 B are still to be expected" in told[1]
+    assert "event_buckets_max is 8, and partitions of 680 B are still to be expected" in lines[1]
 
 
 async def test_without_growth_no_node_is_asked() -> None:
-    world = World(DATASET)
-    namespace = await world.begin()
+    world, namespace = await begun(DATASET)
     a = world.process()
     asked: list[Any] = []
     with patch.object(world.store.partition_sizes, "recorded", side_effect=asked.append):

@@ -39,7 +39,7 @@ def stack() -> Iterator[ExitStack]:
 async def test_a_worker_asked_to_end_finishes_and_gives_its_leases_back(
     settings: CassandraSettings, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 0, nobody holds a slot, nothing is lost that it was at, and its traces are sent."""
+    """Exit code 0, no slot is held, no work is lost, and its traces are sent."""
     with collecting() as collector:
         collector.send_here(monkeypatch)
         await _finishes(settings, desk, tmp_path / "log")
@@ -69,7 +69,7 @@ async def _finishes(settings: CassandraSettings, desk: Desk, log: Path) -> None:
 async def test_two_workers_share_and_take_over_from_a_killed_one(
     settings: CassandraSettings, desk: Desk, stack: ExitStack, tmp_path: Path
 ) -> None:
-    """By lease, within its time: nobody has to notice."""
+    """By lease, within its time: no worker has to notice."""
     ports = free_ports(2)
     one, two = (
         stack.enter_context(worker(flags_for(settings), tmp_path / str(port), port))
@@ -110,7 +110,7 @@ async def test_health_reports_the_work_of_a_worker(
 
 
 async def test_a_second_signal_ends_at_once(settings: CassandraSettings, tmp_path: Path) -> None:
-    """Exit code 1: what was under way is left to others."""
+    """Exit code 1: other workers finish its work."""
     with worker(flags_for(settings), tmp_path / "log") as one:
         await one.runs()
         # Stopped, it gets both together, and takes the first one first.
@@ -134,7 +134,7 @@ async def test_a_drain_that_takes_too_long_is_cut_off(
 
 
 async def cannot_start(flags: list[str], log: Path) -> str:
-    """What a worker says that must end with exit code 2."""
+    """The output of a worker that must end with exit code 2."""
     with worker(flags, log) as one:
         assert await one.ended() == 2, one.output()
         assert "Traceback" not in one.output()
@@ -148,10 +148,10 @@ async def test_a_store_of_one_process_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_cluster_that_cannot_be_reached_is_reported(tmp_path: Path) -> None:
-    """With where it was looked for."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        point = f"127.0.0.1:{nobody.getsockname()[1]}"
+    """With its path."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        point = f"127.0.0.1:{closed.getsockname()[1]}"
         flags = ["--store=cassandra", f"--contact-points={point}", "--start-timeout=1s"]
         waiting, _, ended = (await cannot_start(flags, tmp_path / "log")).partition("counter: ")
         assert "waiting up to 1s for the store: cannot reach Cassandra" in waiting
@@ -161,7 +161,7 @@ async def test_a_cluster_that_cannot_be_reached_is_reported(tmp_path: Path) -> N
 async def test_a_cluster_without_the_schema_is_reported(
     settings: CassandraSettings, tmp_path: Path
 ) -> None:
-    """With what to do."""
+    """With the fix."""
     flags = flags_for(settings, keyspace="nothing_here")
     said = await cannot_start(flags, tmp_path / "log")
     assert "counter schema apply" in said

@@ -40,7 +40,7 @@ class Rivals(StallingMachine):
         self.app.roll_up = self._roll_up_by_two  # type: ignore[method-assign]
 
     def _rival(self) -> tuple[Road, RollupWorker]:
-        """A new process; what it knows it has read itself."""
+        """A new process that has read everything itself."""
         self.seed += 1
         road = Road(self.app.store, self.seed)
         store, clock = road.store, self.app.clock
@@ -72,14 +72,14 @@ class Rivals(StallingMachine):
     @precondition(lambda self: self.asleep is not None)
     @rule()
     def wakes(self) -> None:
-        """And goes on with what it read then."""
+        """And continues with its old reads then."""
 
         async def go_on() -> None:
             assert self.asleep is not None
             road, task = self.asleep
             road.open.set()
             with suppress(CounterError):
-                # Slices may be gone that it knew: it would begin anew.
+                # Known slices may be gone: it would begin again.
                 await task
 
         self.run(go_on())

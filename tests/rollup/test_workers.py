@@ -1,4 +1,4 @@
-"""Several workers over one store: they share the work, and it comes out right where they do not."""
+"""Several workers over one store: they share the work, and overlaps come out right."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from counter.types import Checkpoint, CounterType, CounterUpdate, Head, Pending,
 from counter.windows import closed_through
 from rollup.roller import BatchTimes, Dirt, plan
 from tests.rollup.test_giving_up import failing
-from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World
+from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World, begun
 from tests.support.parts import part_of
 from tests.support.waiting import eventually
 
@@ -34,8 +34,7 @@ def small_reads(marks: int) -> Iterator[None]:
 
 async def test_two_workers_share_the_counters() -> None:
     """Each rolls up its part, nothing is done twice, and all of it is done."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     expected = await world.add_many(200)
     a, b = await world.shared("a", "b")
     world.clock.advance(CLOSING)
@@ -54,8 +53,7 @@ def test_workers_that_know_nothing_of_each_other_count_right(
     """All of them roll up everything, at once, each at its own pace."""
 
     async def play() -> None:
-        world = World()
-        namespace = await world.begin(shards=shards)
+        world, namespace = await begun(shards=shards)
         expected: dict[str, int] = {}
         processes = [world.process(seed=seed + each) for each in range(3)]
         for number in range(4):
@@ -74,9 +72,8 @@ def test_workers_that_know_nothing_of_each_other_count_right(
 
 @pytest.mark.parametrize("where", ["dirty", "heads", "sums", "apply", "apply done", "advance"])
 async def test_a_lease_that_is_lost_in_the_middle_does_no_harm(where: str) -> None:
-    """Another worker does the batch, and more; then the first one goes on where it was."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """Another worker does the batch, and more; then the first one continues."""
+    world, namespace = await begun(shards=1)
     await world.add_many(20)
     a = world.process("a")
     await world.turns(a)
@@ -105,7 +102,7 @@ async def test_a_lease_that_is_lost_in_the_middle_does_no_harm(where: str) -> No
 
 @pytest.mark.parametrize("shards", [1, 3])
 async def test_a_worker_begins_nothing_more_when_its_leases_are_lost(shards: int) -> None:
-    """Of no shard. What it is at it finishes; the rest is the next one's, and nothing is lost."""
+    """Of no shard. It finishes its work; the next worker does the rest, and nothing is lost."""
     world = World()
     with patch("rollup.worker._SHARDS_AT_ONCE_MAX", 1):
         namespace = await world.begin(shards=shards)
@@ -128,8 +125,7 @@ async def test_a_worker_begins_nothing_more_when_its_leases_are_lost(shards: int
 
 async def test_a_dead_workers_shards_are_rolled_up_by_the_other() -> None:
     """As soon as its leases ran out, from wherever it was killed."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     expected = await world.add_many(100)
     a, b = await world.shared("a", "b")
     world.clock.advance(CLOSING)
@@ -149,8 +145,7 @@ async def test_a_dead_workers_shards_are_rolled_up_by_the_other() -> None:
 
 async def test_work_repeated_after_a_crash_gives_the_same_result() -> None:
     """The next worker cannot tell how many replicas have it, and does all of the batch."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     expected = await world.add_many(20)
     a, b = world.process("a"), world.process("b")
     world.clock.advance(CLOSING)
@@ -170,8 +165,7 @@ async def test_work_repeated_after_a_crash_gives_the_same_result() -> None:
 async def test_a_checkpoint_whose_row_cannot_be_seen_is_counted_again() -> None:
     """A batch that was given up may stand on one replica: its checkpoint is read and spreads by
     that, its row is not. Once the watermark has passed, no fold of the rows may miss it."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add("c", 5)
     window_us = world.clock.now_us() // WINDOW * WINDOW
     target_us = window_us + WINDOW - 1
@@ -187,8 +181,7 @@ async def test_a_checkpoint_whose_row_cannot_be_seen_is_counted_again() -> None:
 
 async def test_a_reader_that_counts_for_itself_goes_no_further_than_the_watermark() -> None:
     """Rows after it need not be seen by everybody yet, though a checkpoint that holds them is."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     (watermark_us,) = await world.store.rollups.watermarks(namespace)
     target_us = world.clock.now_us() // WINDOW * WINDOW + WINDOW - 1
     seen = CounterUpdate("c", rows=(), checkpoint=Checkpoint(target_us, 5))
@@ -207,9 +200,8 @@ async def test_a_reader_that_counts_for_itself_goes_no_further_than_the_watermar
 
 
 async def test_a_recount_whose_slice_is_dropped_is_abandoned() -> None:
-    """A worker wakes in the middle of it, and the events are gone: its rollup stands."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """A worker wakes in the middle of it, and the events are gone: its rollup is kept."""
+    world, namespace = await begun(shards=1)
     await world.add("c", 5)
     window_us = world.clock.now_us() // WINDOW * WINDOW
     a, b = world.process(), world.process()
@@ -233,8 +225,7 @@ async def test_a_recount_whose_slice_is_dropped_is_abandoned() -> None:
 
 async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> None:
     """Two workers settle and recount in the same batch, one between two reads of the other."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add("c", 5)
     a, b = world.process(), world.process()
     for _ in range(12):
@@ -259,8 +250,7 @@ async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> Non
 
 async def test_a_stopping_worker_finishes_its_work() -> None:
     """Its slots are free at once, and nothing is half done."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     expected = await world.add_many(10)
     a = world.process("a")
     world.clock.advance(CLOSING)
@@ -279,9 +269,8 @@ async def test_a_stopping_worker_finishes_its_work() -> None:
 
 
 async def test_a_stopping_worker_cancels_slow_work() -> None:
-    """What it leaves, the next worker does again."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """The next worker does the rest again."""
+    world, namespace = await begun(shards=1)
     expected = await world.add_many(10)
     a = world.process("a")
     world.clock.advance(CLOSING)
@@ -300,8 +289,7 @@ async def test_a_stopping_worker_cancels_slow_work() -> None:
 
 async def test_shards_that_become_ours_are_looked_at_at_once() -> None:
     """Not at the end of a pause: somebody's time was up before."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     expected = await world.add_many(10)
     world.clock.advance(CLOSING)
     a = world.process("a")
@@ -320,8 +308,7 @@ async def test_shards_that_become_ours_are_looked_at_at_once() -> None:
 
 async def test_a_worker_without_a_lease_does_nothing() -> None:
     """Not even look after the slices."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     await world.add_many(10)
     a = world.process("a")
     await world.turns(a)
@@ -335,8 +322,7 @@ async def test_a_worker_without_a_lease_does_nothing() -> None:
 
 async def test_a_shard_that_has_nothing_to_close_is_not_read() -> None:
     """Looking often costs the store nothing."""
-    world = World()
-    await world.begin()
+    world, _ = await begun()
     await world.add_many(10)
     a = world.process()
     world.clock.advance(CLOSING)
@@ -367,7 +353,7 @@ async def test_a_deleted_namespace_ends_its_shards_work_and_no_other() -> None:
 
 
 async def test_a_namespace_made_by_another_process_is_rolled_up() -> None:
-    """From the next look at the directory on; one made anew under an old name, too."""
+    """From the next refresh of the directory on; one recreated under an old name, too."""
     world = World()
     first = await world.begin()
     a = world.process()
@@ -382,8 +368,7 @@ async def test_a_namespace_made_by_another_process_is_rolled_up() -> None:
 
 async def test_no_window_is_closed_by_an_old_copy_of_the_directory() -> None:
     """The accept limit may have grown since: adds could land in the window still."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     await world.add("c", 5)
     a = world.process()
     await a.namespaces.refresh()
@@ -391,10 +376,9 @@ async def test_no_window_is_closed_by_an_old_copy_of_the_directory() -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(a.worker.run(stop))
 
-    async def told() -> bool:
-        return "namespaces" in (a.worker.trouble or "")
-
-    await eventually(told, "the worker says what it lacks")
+    await eventually(
+        lambda: "namespaces" in (a.worker.trouble or ""), "the worker says what it lacks"
+    )
     stop.set()
     await running
     assert await world.rolled_up(namespace) == {}
@@ -402,9 +386,8 @@ async def test_no_window_is_closed_by_an_old_copy_of_the_directory() -> None:
 
 @pytest.mark.parametrize("method", ["watermarks", "dirty", "sums", "apply", "advance"])
 async def test_trouble_of_one_shard_holds_up_no_other(method: str) -> None:
-    """It is told, and over when the shard can be rolled up again."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """It is reported, and over when the shard can be rolled up again."""
+    world, namespace = await begun(shards=1)
     other = await world.create("other", shards=1)
     for name in ("n", "other"):
         await world.add("c", 5, namespace=name)
@@ -448,8 +431,7 @@ async def test_a_shard_that_is_behind_alternates_with_the_rest() -> None:
 
 async def test_a_step_asks_for_few_windows_if_one_read_holds_few() -> None:
     """Each read takes a pass over all the windows that it asks for."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     for _ in range(40):
         world.clock.advance(WINDOW)
         await world.add("c")
@@ -469,8 +451,7 @@ async def test_a_step_asks_for_few_windows_if_one_read_holds_few() -> None:
 
 async def test_shards_without_marks_share_one_read_and_one_write() -> None:
     """From the first look of a process on, and at every later one."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     a = world.process()
     world.clock.advance(CLOSING)
     marked, advance = (
@@ -493,8 +474,7 @@ async def test_shards_without_marks_share_one_read_and_one_write() -> None:
 
 async def test_marks_that_a_crash_left_are_dropped_though_their_watermark_passed_them() -> None:
     """By the next process's first pass: shards without any share theirs."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     await world.add("c", 5)
     world.clock.advance(CLOSING)
     a, b = world.process(), world.process()
@@ -511,8 +491,7 @@ async def test_marks_that_a_crash_left_are_dropped_though_their_watermark_passed
 
 async def test_a_shard_with_marks_among_idle_ones_has_a_pass_of_its_own() -> None:
     """No other shard has."""
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     a = world.process()
     world.clock.advance(CLOSING)
     await a.worker.tick()
@@ -528,9 +507,8 @@ async def test_a_shard_with_marks_among_idle_ones_has_a_pass_of_its_own() -> Non
 
 @pytest.mark.parametrize("method", ["marked", "advance", "fence"])
 async def test_shards_that_cannot_be_passed_together_are_passed_each(method: str) -> None:
-    """It is told, and over when they can be again."""
-    world = World()
-    namespace = await world.begin()
+    """It is reported, and over when they can be again."""
+    world, namespace = await begun()
     a = world.process()
     world.clock.advance(CLOSING)
     await a.worker.tick()
@@ -548,8 +526,7 @@ async def test_shards_that_cannot_be_passed_together_are_passed_each(method: str
 
 @pytest.mark.parametrize("shards_at_once", [1, 3])
 async def test_the_number_of_concurrent_shards_is_bounded(shards_at_once: int) -> None:
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     expected = await world.add_many(50)
     with patch("rollup.worker._SHARDS_AT_ONCE_MAX", shards_at_once):
         worker = world.process().worker
@@ -572,8 +549,7 @@ async def test_the_number_of_concurrent_shards_is_bounded(shards_at_once: int) -
 
 
 async def test_rolled_up_counts_are_cached_with_their_time() -> None:
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     expected = await world.add_many(5)
     worker = world.process().worker
     world.clock.advance(CLOSING)
@@ -588,8 +564,7 @@ async def test_rolled_up_counts_are_cached_with_their_time() -> None:
 
 
 async def test_a_batch_restarted_after_a_drop_ends_at_the_same_place() -> None:
-    world = World()
-    namespace = await world.begin()
+    world, namespace = await begun()
     batches, batch = world.process().worker.batches, BatchTimes(99, 0, WINDOW)
     tried: list[BatchTimes] = []
 
@@ -607,8 +582,7 @@ async def test_a_batch_restarted_after_a_drop_ends_at_the_same_place() -> None:
 
 async def test_a_counter_whose_rows_are_read_is_planned_from_the_head_of_their_moment() -> None:
     """Another worker may have moved the head since it was read first."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add("c", 5)
     batches = world.process().worker.batches
     dirty = {"c": Dirt([], [world.clock.now_us() // WINDOW * WINDOW])}
@@ -626,8 +600,7 @@ async def test_a_counter_whose_rows_are_read_is_planned_from_the_head_of_their_m
 
 async def test_a_settling_between_two_looks_at_a_head_and_its_rows_is_noticed() -> None:
     """The rows that it folded away are in the head that is returned, or are returned."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     row, settled = WindowRow(0, False, 5), Checkpoint(9, 5)
     steps = 0
 

@@ -25,7 +25,7 @@ from tests.support.times import START_US
 
 LEASE_TIME = 10 * SECOND
 WINDOW = SECOND
-#: What passes until a window of now is closed.
+#: The time until a window of now is closed.
 CLOSING = 10 * SECOND
 DATASET = Dataset(
     id=1,
@@ -141,7 +141,7 @@ class World:
         return found
 
     async def turns(self, *processes: Process) -> None:
-        """Let each look three times: what one gives up is free two looks later."""
+        """Let each look three times: a released slot is free two looks later."""
         for _ in range(3):
             self.clock.advance(LEASE_LOOK_US)
             for each in processes:
@@ -155,13 +155,19 @@ class World:
         await self.api.add(self.api.namespaces.get(namespace), counter, delta, self.token())
 
     async def add_many(self, number: int) -> dict[str, int]:
-        """Add to so many counters; what each must hold."""
+        """Add to this many counters; return the expected counts."""
         for each in range(number):
             await self.add(f"c{each}", each)
         return {f"c{each}": each for each in range(number)}
 
     async def rolled_up(self, namespace: Namespace) -> dict[str, int]:
-        """What the checkpoints hold."""
+        """The stored checkpoints."""
         names = await self.store.control.counters(namespace, prefix="", after=None, limit=10_000)
         heads = await self.store.rollups.heads(namespace, names)
         return {n: h.checkpoint.count for n, h in zip(names, heads, strict=True) if h is not None}
+
+
+async def begun(dataset: Dataset = DATASET, **settings: Any) -> tuple[World, Namespace]:
+    """A world with slices, and its namespace ``n``."""
+    world = World(dataset)
+    return world, await world.begin(**settings)

@@ -1,4 +1,4 @@
-"""What waits is bounded: whoever could not be answered in time is refused, and never for long."""
+"""The queue is bounded: a request that could not be answered in time is refused."""
 
 from collections import deque
 from unittest.mock import patch
@@ -7,12 +7,7 @@ import pytest
 
 from counter.core.admission import Bounded, Load
 from counter.errors import OverloadedError
-from counter.limits import (
-    MILLISECOND,
-    PENDING_WRITES_MAX,
-    SECOND,
-    WRITE_WAIT_MAX_US,
-)
+from counter.limits import MILLISECOND, PENDING_WRITES_MAX, SECOND, WRITE_WAIT_MAX_US
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
@@ -62,7 +57,7 @@ class Service:
                 self.load.finish(ended)
 
     def goodput(self, ms: int, arriving_per_ms: float) -> float:
-        """Of what it can do in *ms*, the part that it does, and in no more than twice the bound."""
+        """Serve the share of its capacity in *ms*, at most twice the bound."""
         self.waits.clear()
         self.run(ms, arriving_per_ms)
         in_time = [wait for wait in self.waits if wait <= 2 * WRITE_WAIT_MAX_US]
@@ -94,7 +89,7 @@ def test_no_write_is_rejected_below_capacity() -> None:
 
 
 def test_a_burst_after_hours_of_little_is_taken_in() -> None:
-    """Little ends where little comes: that says nothing of what can be borne."""
+    """A low rate of completions under a low load does not show the capacity."""
     service = Service(20)
     service.run(2_000, 60)
     service.run(2_000, 0.05)
@@ -189,17 +184,17 @@ def test_a_short_deadline_is_rejected_at_once() -> None:
 
 
 def test_each_sender_is_admitted_by_its_own_deadline() -> None:
-    """Also one that would wait longer than anybody may. What all are told is worded once."""
+    """Also one that would wait longer than anyone may. The refusal is worded once for all."""
     service = Service(10)
     service.run(5_000, 30)
     load = service.load
     load.admit(load.room - load.ahead)
-    told = load.refuses()
-    assert told is not None
+    refusal = load.refuses()
+    assert refusal is not None
     hurried = load.refuses(within_us=90 * MILLISECOND)
     assert hurried is not None
     assert "it may wait 0.09 s" in hurried.detail
-    assert load.refuses() is load.refuses(within_us=60 * SECOND) is told
+    assert load.refuses() is load.refuses(within_us=60 * SECOND) is refusal
 
 
 async def test_a_refusal_has_retry_after_and_advice() -> None:
@@ -207,9 +202,9 @@ async def test_a_refusal_has_retry_after_and_advice() -> None:
     service.run(5_000, 30)
     load = service.load
     load.admit(load.room - load.ahead)
-    with pytest.raises(OverloadedError) as told:
+    with pytest.raises(OverloadedError) as refusal:
         load.check()
-    error = told.value
+    error = refusal.value
     assert (error.status, error.applied, error.retry) == (503, None, "same_token")
     assert error.retry_after_us == SECOND
     assert error.detail.startswith("an add would wait 0.5")

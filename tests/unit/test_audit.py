@@ -1,4 +1,4 @@
-"""The audit beside all that goes on meanwhile: no false alarm, and no damage missed."""
+"""The audit during concurrent changes: no false alarm, and no damage missed."""
 
 import asyncio
 from dataclasses import replace
@@ -13,15 +13,14 @@ from counter.ops.audit import Auditor, State, Verdict
 from counter.types import CounterUpdate, Event, Mark, Namespace, Pending, WindowRow
 from counter.windows import window_of
 from rollup.maintenance import Maintenance
-from tests.rollup.world import CLOSING, DATASET, SETTINGS, WINDOW, Process, Road, World
+from tests.rollup.world import CLOSING, DATASET, SETTINGS, WINDOW, Process, Road, World, begun
 
 NAMES = tuple(f"c{number}" for number in range(6))
 SEEDS = 15
 
 
 class Life:
-    """What goes on in a namespace, drawn from a seed: adds, late ones, clears, rollups, recounts,
-    slices that are dropped, and time that passes."""
+    """The life of a namespace, drawn from a seed: adds, clears, rollups, recounts, drops, time."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -94,8 +93,7 @@ async def test_concurrent_changes_are_not_reported_as_damage(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_whatever_is_damaged_is_found(seed: int) -> None:
-    """After any life, of any counter: a row, one that is lost, or the checkpoint. Others stay
-    right, and what can be put right is."""
+    """After any life: a damaged or lost row, or the checkpoint. The rest is right."""
     life = Life(seed)
     namespace = await life.begin()
     await life.go_on(namespace, 80)
@@ -137,9 +135,8 @@ async def test_whatever_is_damaged_is_found(seed: int) -> None:
 
 
 async def test_a_write_that_lands_in_a_passed_window_is_reported() -> None:
-    """In a store without transactions one that nobody acknowledged may: a recount counts it."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """In a store without transactions an unacknowledged one may: a recount counts it."""
+    world, namespace = await begun(shards=1)
     process = world.process()
     await world.add("c", 1)
     at_us = world.clock.now_us()
@@ -158,8 +155,7 @@ async def test_a_write_that_lands_in_a_passed_window_is_reported() -> None:
 
 async def test_a_rollup_that_is_half_done_is_waited_for() -> None:
     """A batch may be seen in part by one read and not by the next, before the watermark passes."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     process = world.process()
     await world.add("c", 1)
     window_us = window_of(world.clock.now_us(), WINDOW)
@@ -180,9 +176,8 @@ async def test_a_rollup_that_is_half_done_is_waited_for() -> None:
 
 
 async def test_a_recount_that_no_worker_will_do_hides_nothing() -> None:
-    """One whose window was passed without it: readers count its own window, and nothing else."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """With a window that was passed without it: readers count its window, and nothing else."""
+    world, namespace = await begun(shards=1)
     process = world.process()
     await world.add("c", 1)
     window_us = window_of(world.clock.now_us(), WINDOW)
@@ -202,9 +197,8 @@ async def test_a_recount_that_no_worker_will_do_hides_nothing() -> None:
 
 
 async def test_a_namespace_that_goes_under_the_look_is_an_error() -> None:
-    """Whatever was read before it went: nobody is told of damage."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """Whatever was read before it went: no damage is reported."""
+    world, namespace = await begun(shards=1)
     process = world.process()
     await world.add("c", 1)
     world.clock.advance(2 * CLOSING)
@@ -226,8 +220,7 @@ def test_the_settings_of_this_world_leave_no_doubt() -> None:
 
 
 async def test_a_repair_of_more_windows_than_a_batch_has_asks_for_all_of_them() -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     repairs = tuple(window_of(world.clock.now_us(), WINDOW) - at * WINDOW for at in range(7))
     verdict = Verdict("c", State.WRONG, 0, 0, repairs=repairs)
     with patch("counter.limits.BATCH_ITEMS_MAX", 3):

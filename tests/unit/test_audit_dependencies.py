@@ -1,4 +1,4 @@
-"""The audit of what is locked: what it refuses without a database, and when it has one."""
+"""The audit of locked packages: refusals with and without a database."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ HASH = "--hash=sha256:" + "0" * 64
 
 
 def problems_of(text: str) -> list[str]:
-    """What is wrong with a lock of this content."""
+    """The problems of a lock with this content."""
     entries = list(audit.locked("some.lock", text))
     known = audit.advisories(audit.ADVISORIES.read_text("utf-8"))
     found = [each for each in entries if isinstance(each, audit.Locked)]
@@ -37,7 +37,7 @@ def test_an_advisory_concerns_a_locked_package() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "response"),
     [
         (f"h11==0.14.0 {HASH}", "h11 0.14.0 has CVE-2025-43859"),
         (f"Starlette==0.49.0 {HASH}", "starlette 0.49.0 has CVE-2025-62727"),
@@ -48,9 +48,9 @@ def test_an_advisory_concerns_a_locked_package() -> None:
         ("--index-url somewhere", "is no requirement of a package"),
     ],
 )
-def test_a_planted_fault_is_found(line: str, told: str) -> None:
+def test_a_planted_fault_is_found(line: str, response: str) -> None:
     (problem,) = problems_of(f"# a comment\n{line}\n    # via httpcore\n")
-    assert told in problem
+    assert response in problem
 
 
 def test_a_lock_of_many_lines_is_read_whole() -> None:
@@ -62,7 +62,7 @@ def test_a_lock_of_many_lines_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("response", "why"),
     [
         ("no answer within 15 s", "no answer within 15 s"),
         ({"dependencies": [{"name": "h11", "skip_reason": "not found"}]}, "not found"),
@@ -70,17 +70,17 @@ def test_a_lock_of_many_lines_is_read_whole() -> None:
     ],
 )
 def test_a_skipped_package_is_not_a_clean_result(
-    told: Mapping[str, Any] | str, why: str | None, monkeypatch: pytest.MonkeyPatch
+    response: Mapping[str, Any] | str, why: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mirror has packages and no advisories: pip-audit skips all of them and finds nothing."""
-    monkeypatch.setattr(audit, "pip_audit", lambda _file, _timeout_s: told)
+    monkeypatch.setattr(audit, "pip_audit", lambda _file, _timeout_s: response)
     entry = audit.Locked("lock", "h11", "0.16.0", f"h11==0.16.0 {HASH}")
     assert audit.no_database([entry]) == why
 
 
 def test_known_advisories_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = {"id": "CVE-1", "fix_versions": ["2.0"]}
-    told = {"dependencies": [{"name": "h11", "version": "0.16.0", "vulns": [fault]}]}
-    monkeypatch.setattr(audit, "pip_audit", lambda _file, _timeout_s: told)
+    response = {"dependencies": [{"name": "h11", "version": "0.16.0", "vulns": [fault]}]}
+    monkeypatch.setattr(audit, "pip_audit", lambda _file, _timeout_s: response)
     (problem,) = audit.from_database("requirements-dev.lock")
     assert problem == "requirements-dev.lock: h11 0.16.0 has CVE-1; fixed in 2.0"

@@ -1,4 +1,4 @@
-"""The audit log keeps what was done, whoever did it, and only that."""
+"""The audit log keeps finished acts with their actors, and nothing else."""
 
 import asyncio
 import json
@@ -55,8 +55,8 @@ async def test_an_act_is_in_the_file_and_in_the_log(
         "after": {"accept_limit": "7s"},
     }
     [record] = caplog.records
-    told = record.__dict__["fields"]
-    assert (record.getMessage(), told["who"]) == ("namespace.change done", "key:abc")
+    fields = record.__dict__["fields"]
+    assert (record.getMessage(), fields["who"]) == ("namespace.change done", "key:abc")
 
 
 @pytest.mark.parametrize("refused", [InvalidBodyError("shards is 0"), RefusedError("no rights")])

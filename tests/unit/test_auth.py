@@ -1,4 +1,4 @@
-"""What many namespaces may have, each by its own rates, of one process."""
+"""Rate limits of many namespaces in one process."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def test_each_of_many_namespaces_is_held_to_its_rate(
 
 
 def test_full_buckets_are_forgotten(authorizer: Authorizer, clock: FakeClock) -> None:
-    """Namespaces come and go; what there is no more is not remembered for ever."""
+    """Namespaces come and go; deleted ones are not remembered for ever."""
     for begin in range(0, 40 * MANY, MANY):
         some = range(begin, begin + MANY)
         assert admitted(authorizer, some) == list(some)
@@ -83,7 +83,7 @@ def test_adds_that_a_namespace_refuses_take_nothing_of_their_senders_rate(clock:
 
 
 def test_namespaces_without_rates_share_nothing(authorizer: Authorizer) -> None:
-    """Else every caller would be asked to look theirs up anew, whenever there are many."""
+    """Otherwise every caller would have to refresh its copy if there are many."""
     for number in range(MANY):
         free = replace(space(number), settings=replace(SETTINGS, adds_per_s=0))
         assert authorizer.anyone.meters(free).is_empty

@@ -163,7 +163,7 @@ async def test_a_failure_concerns_its_own_batch(batcher: _Batcher, commits: Comm
 async def test_a_caller_that_is_cancelled_leaves_its_items(
     batcher: _Batcher, commits: Commits
 ) -> None:
-    """They are committed with the others, whose callers get their outcomes."""
+    """They are committed with the rest, and their callers get the outcomes."""
     one, two = await begin(put(batcher, "a", 1), put(batcher, "a", 2))
     one.cancel()
     await asyncio.sleep(0)
@@ -248,7 +248,7 @@ async def outcome(future: asyncio.Future[Any]) -> Any:
 
 
 class Schedule:
-    """Any order of puts, ends, cancellations and turns of the event loop, and what must hold."""
+    """Any order of puts, ends, cancellations and turns of the event loop, and the invariants."""
 
     def __init__(self, items_max: int, at_once: int, waiting_max: int, interrupts: bool) -> None:
         self.items_max, self.at_once, self.waiting_max = items_max, at_once, waiting_max

@@ -1,4 +1,4 @@
-"""The way to a server of a cache: what goes together, and what becomes of those who wait."""
+"""A lane to a cache server: batching, and the fate of waiting requests."""
 
 import asyncio
 import threading
@@ -34,7 +34,7 @@ class Idle:
 
 
 class Work:
-    """Doubles each item, unless told to fail or to wait."""
+    """Doubles each item, or fails, or waits, as planned."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -100,11 +100,8 @@ async def test_items_during_a_batch_go_with_the_next(
 ) -> None:
     first = asyncio.create_task(lane.ask([1]))
 
-    async def out() -> bool:
-        return len(work.batches) == 1
-
     work.open.clear()
-    await eventually(out, "the first batch leaves")
+    await eventually(lambda: len(work.batches) == 1, "the first batch leaves")
     others = [asyncio.create_task(lane.ask([n])) for n in (2, 3)]
     await asyncio.sleep(0)
     work.open.set()
@@ -134,20 +131,17 @@ async def test_the_number_of_waiters_is_bounded(
 async def test_waiters_for_a_failed_server_fail(
     lane: RequestQueue[int, int], work: Work, server: CacheServer[Idle]
 ) -> None:
-    """What was sent may have been done; what waited was surely not."""
+    """Sent requests may have been done; waiting ones were surely not."""
     work.error = ConnectionResetError("gone")
     work.open.clear()
     first = asyncio.create_task(lane.ask([1]))
 
-    async def out() -> bool:
-        return bool(work.batches)
-
-    await eventually(out, "the batch leaves")
+    await eventually(lambda: bool(work.batches), "the batch leaves")
     second = asyncio.create_task(lane.ask([2]))
     await asyncio.sleep(0)
     work.open.set()
-    told = [each for [each] in await asyncio.gather(first, second)]
-    assert [isinstance(each, Unreachable) and each.sent for each in told] == [True, False]
+    answers = [each for [each] in await asyncio.gather(first, second)]
+    assert [isinstance(each, Unreachable) and each.sent for each in answers] == [True, False]
     assert work.batches == [[1]]
     assert server.trouble == "memcached at 127.0.0.1:1: ConnectionResetError gone"
 
@@ -166,11 +160,11 @@ async def test_a_refused_change_was_not_made(
 ) -> None:
     """The rest of its batch has its answers, and the server is left alone."""
     work.error = BatchRefusedError("memory is full", [2, None])
-    told = [each for [each] in await asyncio.gather(lane.ask([1]), lane.ask([2]))]
-    assert told[0] == 2
-    assert isinstance(told[1], Unreachable)
-    assert not told[1].sent
-    assert server.trouble == told[1].reason == "memcached at 127.0.0.1:1: memory is full"
+    answers = [each for [each] in await asyncio.gather(lane.ask([1]), lane.ask([2]))]
+    assert answers[0] == 2
+    assert isinstance(answers[1], Unreachable)
+    assert not answers[1].sent
+    assert server.trouble == answers[1].reason == "memcached at 127.0.0.1:1: memory is full"
 
 
 async def test_a_failed_server_is_tried_once_in_a_while(
@@ -195,7 +189,7 @@ async def test_a_failed_server_is_tried_once_in_a_while(
 async def test_a_thread_that_does_not_come_back_is_not_waited_for(
     work: Work, clock: FakeClock
 ) -> None:
-    """As when a name is looked up and nobody answers: no socket's time-out bounds that."""
+    """For example a name look-up without a response: no socket's time-out bounds that."""
     lane = RequestQueue(new_server(clock, 0.001), work)
     work.open.clear()
     assert "does not answer at all" in await reason(lane)
@@ -213,14 +207,11 @@ async def test_a_thread_that_does_not_come_back_is_not_waited_for(
 
 
 async def test_a_closed_lane_calls_no_caller_back(lane: RequestQueue[int, int], work: Work) -> None:
-    """Whoever waits is told; the batch that is out is brought home first."""
+    """Waiting callers get the error; the batch in flight is completed first."""
     first = asyncio.create_task(lane.ask([1]))
 
-    async def out() -> bool:
-        return bool(work.batches)
-
     work.open.clear()
-    await eventually(out, "the batch leaves")
+    await eventually(lambda: bool(work.batches), "the batch leaves")
     second = asyncio.create_task(lane.ask([2]))
     await asyncio.sleep(0)
     closing = asyncio.create_task(lane.close())
@@ -262,10 +253,7 @@ async def test_a_connection_is_closed_when_the_batch_that_is_out_is_back(
     work.open.clear()
     asked = asyncio.create_task(lane.ask([1]))
 
-    async def out() -> bool:
-        return bool(work.batches)
-
-    await eventually(out, "the batch leaves")
+    await eventually(lambda: bool(work.batches), "the batch leaves")
     closing = asyncio.create_task(lane.close())
     for _ in range(10):
         await asyncio.sleep(0)

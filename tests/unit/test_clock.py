@@ -14,7 +14,7 @@ from tests.support.times import SECOND
 
 
 def test_the_clock_never_steps_back() -> None:
-    """Set back by hand, it stands still until the time that it told has come again."""
+    """Set back by hand, it stops until its last reading is reached again."""
     clock = SystemClock()
     readings = [5_000, 3_000, 4_999, 6_000]
     with patch("counter.clock.time.time_ns", side_effect=[each * 1_000 for each in readings]):

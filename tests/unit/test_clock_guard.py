@@ -1,4 +1,4 @@
-"""The clock guard: a process whose clock is too far from the store's writes nothing."""
+"""The clock guard: a process with a clock too far from the store's writes nothing."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ DATASET = replace(DEFAULT_DATASET, clock_skew_max_us=BOUND_US)
 
 
 class SkewedControl(MemoryControl):
-    """A store whose clock is as far ahead as a test says; each reading takes what is left."""
+    """A store with a planned offset of its clock; each reading takes the planned time."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
@@ -79,7 +79,7 @@ def world() -> World:
 
 
 def trouble(world: World) -> str:
-    """What the guard says; the empty text where it lets writes pass."""
+    """The guard's error; empty if it lets writes pass."""
     return world.guard.trouble or ""
 
 
@@ -114,7 +114,7 @@ async def test_a_clock_that_is_surely_within_its_bound_may_write(
 async def test_a_clock_that_may_be_past_its_bound_may_not(
     world: World, ahead_us: int, error_us: int
 ) -> None:
-    """The true offset lies anywhere within the error of what was measured."""
+    """The true offset lies anywhere within the error of the measurement."""
     world.control.ahead_us = ahead_us
     world.control.errors_us = [error_us] * 3
     await world.guard.measure()
@@ -165,7 +165,7 @@ async def test_a_reading_worse_than_the_bound_reports_nothing(world: World) -> N
 
 
 async def test_a_measurement_is_worth_less_as_it_ages(world: World) -> None:
-    """Until it is worth less than a slow one; and after an hour of sleep it tells nothing."""
+    """Until it is worth less than a slow one; and after an hour of sleep it is void."""
     await world.guard.measure()
     world.clock.advance(MINUTE)
     assert trouble(world) == ""
@@ -189,7 +189,7 @@ async def test_a_store_that_goes_by_this_clock_is_never_apart_from_it(world: Wor
 
 
 async def test_a_clock_that_is_set_while_it_is_compared_is_not_trusted(world: World) -> None:
-    """Nobody knows whether it was compared before or after."""
+    """It may have been compared before or after."""
     read_clock = world.store.control.read_clock
 
     async def set_meanwhile() -> ClockReading:
@@ -296,7 +296,7 @@ async def test_past_the_bound_nothing_that_depends_on_the_clock_is_done(
 async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_asked(
     world: World, what: str
 ) -> None:
-    """What follows the mark goes by the clock: the age of a token, or that a window is open."""
+    """Steps after the mark use the clock: the age of a token, or that a window is open."""
     namespace = await world.namespace()
     await world.guard.measure()
     now_us, mark = world.clock.now_us(), world.store.rollups.mark
@@ -317,7 +317,7 @@ async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_
 async def test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_add(
     world: World,
 ) -> None:
-    """Its first watermark would lie past every add of the processes whose clocks are right."""
+    """Its first watermark would lie past every add of processes with right clocks."""
     namespace = await world.namespace()
     ahead = SteppedClock(START_US + MINUTE)
     guard = ClockGuard(world.store.control, ahead)
@@ -334,9 +334,7 @@ async def test_a_namespace_that_a_clock_far_ahead_would_have_created_loses_no_ad
     assert count.count == 1
 
 
-async def test_a_stale_key_gets_no_time_of_a_changed_clock(
-    world: World,
-) -> None:
+async def test_a_stale_key_gets_no_time_of_a_changed_clock(world: World) -> None:
     """The new time would be the key's for as long as it is remembered."""
     namespace = await world.namespace()
     world.clock.advance(2 * MINUTE)

@@ -30,7 +30,7 @@ class MachineClock(SystemClock):
         super().__init__()
         self.true_us = START_US
         self.set_us = 0
-        #: What happens once, right after the next reading of the wall clock.
+        #: Runs once, right after the next reading of the wall clock.
         self.then: Any = None
 
     def wall_us(self) -> int:
@@ -55,7 +55,7 @@ class MachineClock(SystemClock):
 
 @pytest.fixture
 async def app(fast_dir: Path) -> AsyncIterator[App]:
-    """A service whose slices are short, and one acknowledged add."""
+    """A service with short slices, and one acknowledged add."""
     app = App("sqlite", fast_dir, small=True)
     app.clock = MachineClock()  # type: ignore[assignment]
     await app.start()
@@ -65,7 +65,7 @@ async def app(fast_dir: Path) -> AsyncIterator[App]:
 
 
 async def add(app: App, **more: Any) -> Any:
-    """An add of a client whose clock is right."""
+    """An add of a client with a right clock."""
     return await app.rest.add("c", 1, fresh(app.clock.true_us), **more)  # type: ignore[attr-defined]
 
 
@@ -86,7 +86,7 @@ def stored(app: App) -> Any:
 
 
 async def maintain(app: App) -> None:
-    """What a worker tries; that it is refused is in the health."""
+    """The attempts of a worker; its health shows the refusal."""
     for _ in range(3):
         with suppress(ClockSkewError):
             await app.application.worker.tick()
@@ -182,7 +182,7 @@ async def test_a_reading_of_a_moment_ahead_decides_nothing(app: App) -> None:
 
 
 async def test_a_clock_that_is_set_back_catches_up_first(app: App) -> None:
-    """The wait is the true one, and no token is judged meanwhile."""
+    """The wait is the true one, and no token is judged during it."""
     clock: Any = app.clock
     clock.set_us = -HOUR
     answer = await add(app)
@@ -226,8 +226,8 @@ async def test_a_start_behind_the_stored_time_waits_and_logs_it(app: App) -> Non
     assert stored(app) == before
     ready = await app.http.get("/readyz")
     assert (ready.status_code, ready.json()["code"]) == (503, "clock_skew")
-    told = (await app.http.get("/metrics")).text
-    assert "counter_clock_out_of_bounds 1.0" in told
+    metrics = (await app.http.get("/metrics")).text
+    assert "counter_clock_out_of_bounds 1.0" in metrics
     clock.advance(wait_s * SECOND)
     await maintain(app)
     assert (await add(app)).status_code == 200

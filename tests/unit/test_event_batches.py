@@ -1,4 +1,4 @@
-"""Batches of CloudEvents share the event loop, the memory and the write queue with others."""
+"""Batches of CloudEvents share the event loop, the memory and the write queue."""
 
 import asyncio
 import json

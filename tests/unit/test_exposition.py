@@ -1,4 +1,4 @@
-"""What several processes on a port tell, whichever of them is asked."""
+"""The metrics of several processes on a port, from any of them."""
 
 import asyncio
 import logging
@@ -22,8 +22,8 @@ from tests.support.waiting import eventually
 _ADDS = re.compile(r'^adds_total\{outcome="original"\} (\S+)$', re.MULTILINE)
 
 
-def told(adds: int, depth: int = 0) -> list[Metric]:
-    """What one process tells of itself."""
+def metrics_of(adds: int, depth: int = 0) -> list[Metric]:
+    """The metrics of one process."""
     counter = CounterMetricFamily("adds", "Adds.", labels=["outcome"])
     counter.add_metric(["original"], adds)
     tally = Histogram((1, 10))
@@ -58,8 +58,8 @@ def port(tmp_path: Path) -> Port:
 
 
 def test_counters_are_summed_and_gauges_bear_their_processs_number(port: Port) -> None:
-    port.boards[0].gathered(told(3, depth=7))
-    found = values(port.boards[1].gathered(told(4, depth=8)))
+    port.boards[0].gathered(metrics_of(3, depth=7))
+    found = values(port.boards[1].gathered(metrics_of(4, depth=8)))
     assert found["adds_total original"] == 7
     assert (found["depth 0"], found["depth 1"]) == (7, 8)
     assert [found[f"counter_h_bucket {bound}"] for bound in ("1.0", "10.0", "+Inf")] == [0, 2, 2]
@@ -68,42 +68,42 @@ def test_counters_are_summed_and_gauges_bear_their_processs_number(port: Port) -
 
 
 def test_no_sum_goes_back_when_a_process_dies_and_another_takes_its_place(port: Port) -> None:
-    """Whatever was told is told again, however often they die."""
-    port.boards[0].gathered(told(3))
-    assert values(port.boards[1].gathered(told(4)))["adds_total original"] == 7
+    """Counters are kept, however often processes die."""
+    port.boards[0].gathered(metrics_of(3))
+    assert values(port.boards[1].gathered(metrics_of(4)))["adds_total original"] == 7
     for deaths in range(1, 4):
         again = port.start(1)
-        assert values(port.boards[0].gathered(told(3)))["adds_total original"] == 6 + deaths
-        assert values(again.gathered(told(1)))["adds_total original"] == 7 + deaths
+        assert values(port.boards[0].gathered(metrics_of(3)))["adds_total original"] == 6 + deaths
+        assert values(again.gathered(metrics_of(1)))["adds_total original"] == 7 + deaths
 
 
 def test_a_dead_or_hung_process_reports_no_gauge(port: Port) -> None:
-    port.boards[0].gathered(told(3, depth=7))
+    port.boards[0].gathered(metrics_of(3, depth=7))
     port.clock.advance(6 * SECOND)
-    found = values(port.boards[1].gathered(told(4)))
+    found = values(port.boards[1].gathered(metrics_of(4)))
     assert "depth 0" not in found
     assert (found["counter_worker_up 0"], found["adds_total original"]) == (0, 7)
 
 
 def test_a_process_that_has_not_started_is_missing(tmp_path: Path) -> None:
     board = MetricsDirectory(tmp_path, 0, 2, FakeClock(0))
-    found = values(board.gathered(told(1)))
+    found = values(board.gathered(metrics_of(1)))
     assert (found["counter_worker_up 0"], found["counter_worker_up 1"]) == (1, 0)
 
 
 async def test_metrics_are_written_regularly_and_at_the_end(port: Port) -> None:
     stop, adds = asyncio.Event(), 5
-    collect: Callable[[], list[Metric]] = lambda: told(adds)  # noqa: E731
+    collect: Callable[[], list[Metric]] = lambda: metrics_of(adds)  # noqa: E731
     running = asyncio.create_task(port.boards[0].run(collect, stop))
 
-    async def laid() -> bool:
-        return values(port.boards[1].gathered(told(0))).get("adds_total original") == 5
-
-    await eventually(laid, "what is counted is laid down")
+    await eventually(
+        lambda: values(port.boards[1].gathered(metrics_of(0))).get("adds_total original") == 5,
+        "what is counted is laid down",
+    )
     adds = 9
     stop.set()
     await running
-    assert values(port.boards[1].gathered(told(0)))["adds_total original"] == 9
+    assert values(port.boards[1].gathered(metrics_of(0)))["adds_total original"] == 9
 
 
 def test_a_disk_that_takes_nothing_is_logged_once(
@@ -113,7 +113,7 @@ def test_a_disk_that_takes_nothing_is_logged_once(
     board = MetricsDirectory(tmp_path / "gone", 0, 1, FakeClock(0))
     with caplog.at_level(logging.WARNING, "counter.workers"):
         for _ in range(3):
-            found = values(board.gathered(told(1)))
+            found = values(board.gathered(metrics_of(1)))
             assert (found["adds_total original"], found["counter_worker_up 0"]) == (1, 1)
     assert len(caplog.records) == 1
 
@@ -142,7 +142,7 @@ async def test_files_are_read_and_written_in_one_thread_that_is_not_the_event_lo
     def collect() -> list[Metric]:
         nonlocal adds
         adds += 1
-        return told(adds)
+        return metrics_of(adds)
 
     exposition = ApiExposition((SimpleNamespace(collect=collect),))
     exposition.directory = port.boards[0]
@@ -155,7 +155,7 @@ async def test_files_are_read_and_written_in_one_thread_that_is_not_the_event_lo
     assert threading.get_ident() not in threads
     found = [float(_ADDS.findall(text.decode())[0]) for text in texts]
     assert found == sorted(found)
-    assert values(port.boards[1].gathered(told(0)))["adds_total original"] == adds
+    assert values(port.boards[1].gathered(metrics_of(0)))["adds_total original"] == adds
 
 
 def _noted(call: Callable[..., Any], threads: set[int]) -> Callable[..., Any]:

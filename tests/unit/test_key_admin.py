@@ -1,4 +1,4 @@
-"""Making, rotating and revoking keys: what is put on record, what is refused, and races."""
+"""Making, rotating and revoking keys: records, refusals, and races."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -57,7 +57,7 @@ class World:
 
 
 async def test_a_key_begins_and_ends_by_a_clock_that_is_known_to_be_right(world: World) -> None:
-    """Others would refuse the new key, or take one that ended; a key can always be revoked."""
+    """Wrong clocks would make keys too early or late; a key can always be revoked."""
     guard = ClockGuard(world.store.control, world.clock)
     admin = KeyAdmin(world.store.keys, world.clock, guard)
     old = await admin.create(RIGHTS)
@@ -106,7 +106,7 @@ async def test_a_new_key_has_the_rights_that_were_asked_for(world: World) -> Non
 
 
 async def test_only_the_first_key_is_said_to_be_the_first(world: World) -> None:
-    """Even where it was revoked since."""
+    """Even if it was revoked since."""
     first = await world.admin.create(RIGHTS)
     await world.admin.revoke(first.key.id)
     second = await world.admin.create(RIGHTS)
@@ -114,13 +114,10 @@ async def test_only_the_first_key_is_said_to_be_the_first(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"namespaces": ()}, "0 namespaces are given"),
-        (
-            {"namespaces": ("Videos",)},
-            "namespace 'Videos' is not valid for a key: give a name",
-        ),
+        ({"namespaces": ("Videos",)}, "namespace 'Videos' is not valid for a key: give a name"),
         ({"namespaces": ("a*b",)}, "namespace 'a*b'"),
         (
             {"namespaces": tuple(f"n{n}" for n in range(101))},
@@ -135,11 +132,11 @@ async def test_only_the_first_key_is_said_to_be_the_first(world: World) -> None:
     ],
 )
 async def test_rights_that_make_no_sense_are_refused(
-    world: World, wrong: dict[str, Any], told: str
+    world: World, wrong: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidParameterError) as raised:
         await world.admin.create(replace(RIGHTS, **wrong))
-    assert told in raised.value.detail
+    assert message in raised.value.detail
     assert list(await world.admin.all()) == []
 
 
@@ -262,7 +259,7 @@ async def test_no_error_shows_a_secret(world: World) -> None:
 
 
 async def test_the_number_of_keys_is_bounded_and_old_ones_are_forgotten(world: World) -> None:
-    """But never the last: a record without keys would say that nobody needs one."""
+    """But never the last: a record without keys would mean that no key is needed."""
     first = await world.admin.create(RIGHTS)
     await world.admin.revoke(first.key.id)
     for number in range(KEYS_MAX - 1):
@@ -288,7 +285,7 @@ async def test_the_number_of_keys_is_bounded_and_old_ones_are_forgotten(world: W
 async def test_a_key_is_reported_though_old_ones_cannot_be_forgotten(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: it was on record, and nobody was told it."""
+    """Regression: it was recorded, and not shown to the caller."""
     old = await world.admin.create(RIGHTS)
     await world.admin.revoke(old.key.id)
     world.clock.advance(FORGET_AFTER_US)

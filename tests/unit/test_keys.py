@@ -1,4 +1,4 @@
-"""API keys: how they are written, and what the ring says of them while the store comes and goes."""
+"""API keys: their text, and the ring while the store comes and goes."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ def key_of(secret: str, key_id: str = ID, **more: Any) -> ApiKey:
 
 
 class Shaky(MemoryKeys):
-    """A store whose keys can be out of reach, or take for ever; it counts what is noted."""
+    """A store with keys that can be out of reach, or take for ever; it counts recorded uses."""
 
     down = False
     hangs = False
@@ -112,7 +112,7 @@ def test_a_new_key_is_random_enough() -> None:
 
 
 def test_the_id_of_a_key_is_parsed_from_it() -> None:
-    """Whoever finds a key where it should not be can paste it to have it revoked."""
+    """A finder of a leaked key can paste it to have it revoked."""
     for text in (ID, f"ck_{ID}", key_text(ID, new_secret())):
         assert id_in(text) == ID
     for text in ("", "ck_", ID[:-1], ID + "a", f"{ID}_A", ID.upper(), f" {ID}", f"{ID}\n"):
@@ -175,7 +175,7 @@ async def test_a_key_is_found_by_all_of_its_text(world: World) -> None:
 async def test_an_unknown_id_is_compared_as_a_wrong_secret_is(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether an id exists must not be told by the time it takes."""
+    """The time of a look-up must not show whether an id exists."""
     compared: list[tuple[int, int]] = []
 
     def compare(one: bytes, other: bytes) -> bool:
@@ -255,10 +255,9 @@ async def test_keys_that_cannot_be_read_hold_for_a_bounded_time(world: World, tr
             assert world.ring.find(world.sent) == world.key
             world.clock.advance(1)
 
-            async def moved() -> bool:
-                return world.ring.version != remembered
-
-            await eventually(moved, "whoever remembers the key is told to ask again")
+            await eventually(
+                lambda: world.ring.version != remembered, "caches of the key are invalidated"
+            )
             with pytest.raises(StoreUnavailableError, match="could not be read for over 60 s"):
                 world.ring.find(world.sent)
             if trouble == "down":
@@ -279,9 +278,7 @@ async def test_a_ring_that_was_never_read_rejects_all_requests() -> None:
         KeyRing(World().store, FakeClock(START_US)).find(b"")
 
 
-async def test_uses_are_recorded_and_failed_records_are_retried(
-    world: World,
-) -> None:
+async def test_uses_are_recorded_and_failed_records_are_retried(world: World) -> None:
     ring = world.ring
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("counter.security.keys._NOTE_EVERY_S", 0.001)
@@ -289,10 +286,7 @@ async def test_uses_are_recorded_and_failed_records_are_retried(
             assert ring.find(world.sent)
             world.clock.advance(MINUTE)
 
-            async def noted() -> bool:
-                return world.store.noted == [(ID, START_US)]
-
-            await eventually(noted, "the use is noted")
+            await eventually(lambda: world.store.noted == [(ID, START_US)], "the use is noted")
             remembered = ring.version
             assert ring.find(world.sent)
     assert ring.version != remembered
@@ -319,16 +313,10 @@ async def test_a_key_is_revoked_while_uses_are_noted_for_long(world: World) -> N
             assert world.ring.find(world.sent)
             world.clock.advance(MINUTE)
 
-            async def is_noting() -> bool:
-                return world.store.hung > 0
-
-            await eventually(is_noting, "its use is being noted")
+            await eventually(lambda: world.store.hung > 0, "its use is being noted")
             await world.change(revoked_at_us=START_US)
 
-            async def is_refused() -> bool:
-                return world.ring.find(world.sent) is None
-
-            await eventually(is_refused, "it is refused")
+            await eventually(lambda: world.ring.find(world.sent) is None, "it is refused")
             world.store.notes_hang = False
     noted = [key_id for key_id, _ in world.store.noted]
     assert noted == [ID], "what was given up is noted at the end"
@@ -343,8 +331,8 @@ async def test_changes_of_keys_are_logged_without_their_secrets(
     await world.change(revoked_at_us=START_US)
     await world.ring.refresh()
     world.ring.find(world.sent)
-    told = [each.getMessage() for each in caplog.records]
-    assert sorted(told) == sorted([f"API key {ID} was revoked", f"API key {other.id} was made"])
+    lines = [each.getMessage() for each in caplog.records]
+    assert sorted(lines) == sorted([f"API key {ID} was revoked", f"API key {other.id} was made"])
 
 
 async def test_a_later_reading_is_not_undone_by_an_earlier_one(world: World) -> None:

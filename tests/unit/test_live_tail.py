@@ -1,5 +1,4 @@
-"""The live tail is read by one thread while another changes it: every step of either is interrupted
-by the other, and what is read is what stood before or what stands after."""
+"""The live tail, read and changed by two threads, each interrupted at every step."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ class _WaitsError(Exception):
 
 
 class _Lock:
-    """Stands for the tail's lock where one thread plays both."""
+    """Replaces the tail's lock if one thread plays both."""
 
     held = False
 
@@ -58,13 +57,13 @@ def new_tail() -> LiveTail:
 
 
 def read(tail: LiveTail) -> list[int] | None:
-    """The sums after the beginning; None where the events must be read."""
+    """The sums after the beginning; None if the events must be read."""
     folds = tail.tails(SPACE.id, WINDOW, AFTER)
     return None if folds is None else [each.total for each in folds]
 
 
 def read_names(tail: LiveTail) -> dict[int, list[str]] | None:
-    """The counters of each window; None where the events must be read."""
+    """The counters of each window; None if the events must be read."""
     return tail.counters(SPACE.id, WINDOW, -1, 9 * WINDOW)
 
 
@@ -108,8 +107,7 @@ class _Interruption:
 
 
 def interrupted(run: Step, by: Step) -> Iterator[tuple[object, object]]:
-    """What *run* returns and what *by* returns where it comes in at the first step of *run*, at the
-    second, and so on; a step is an instruction of the class's code."""
+    """The results of *run* and of *by*, which interrupts *run* at each instruction in turn."""
     for at in range(100_000):
         interruption = _Interruption(at, by, new_tail())
         before = sys.gettrace()

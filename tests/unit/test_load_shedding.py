@@ -1,4 +1,4 @@
-"""Those who are turned away are told so: all of them, in their order, and not all at once."""
+"""Rejections: all of them are sent, in order, and not all at once."""
 
 import asyncio
 from collections import Counter
@@ -16,39 +16,37 @@ from tests.support.virtual import virtually
 
 
 def flooded() -> LoadShedder:
-    """A shedder where more adds are ahead than could end in time."""
+    """A shedder with more adds in the queue than could end in time."""
     load = Load(FakeClock(START_US))
     load.admit(load.room)
     return LoadShedder(load)
 
 
 def test_rejections_are_answered_soon_in_bounded_groups() -> None:
-    told: list[tuple[int, float]] = []
+    rejected: list[tuple[int, float]] = []
 
     async def refuse() -> None:
         shedder, loop = flooded(), asyncio.get_running_loop()
 
         def answer(number: int, response: Response) -> None:
             assert response.status == 503
-            told.append((number, loop.time()))
+            rejected.append((number, loop.time()))
 
         for number in range(250):
             assert shedder.refuses(None, partial(answer, number))
-        assert told == []
+        assert rejected == []
         await asyncio.sleep(1)
         assert shedder.refuses(None, partial(answer, 250))
         await asyncio.sleep(1)
 
     virtually(refuse())
-    assert [number for number, _ in told] == list(range(251))
-    at = Counter(round(when_s, 3) for _, when_s in told)
+    assert [number for number, _ in rejected] == list(range(251))
+    at = Counter(round(when_s, 3) for _, when_s in rejected)
     assert at == {0.02: 100, 0.04: 100, 0.06: 50, 1.02: 1}
 
 
-def test_a_rejection_that_fails_delays_no_other(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    told: list[Response] = []
+def test_a_rejection_that_fails_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    rejected: list[Response] = []
 
     async def refuse() -> None:
         def fails(_: Response) -> None:
@@ -56,11 +54,11 @@ def test_a_rejection_that_fails_delays_no_other(
 
         shedder = flooded()
         assert shedder.refuses(None, fails)
-        assert shedder.refuses(None, told.append)
+        assert shedder.refuses(None, rejected.append)
         await asyncio.sleep(1)
 
     virtually(refuse())
-    assert len(told) == 1
+    assert len(rejected) == 1
     assert "the connection is gone" in caplog.text
 
 

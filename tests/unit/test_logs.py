@@ -1,4 +1,4 @@
-"""How logging is set up: what is let through, how it looks, and that it works in want."""
+"""Logging: levels, formats, and failures of the output."""
 
 import io
 import json
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 
 def stderr_of(settings: Settings, stream: io.StringIO, **lines: int) -> list[str]:
-    """What a process writes that finds logging bare, when each logger of *lines* logs."""
+    """The output of a process without a configuration, when each logger of *lines* logs."""
     changed = [logging.getLogger(each) for each in CHANGED]
     levels = [each.level for each in changed]
     try:

@@ -17,7 +17,7 @@ COMMANDS = [b"incr a 1\r\n", b"incr b 1\r\n", b"incr c 1\r\n"]
 
 
 def answered(*parts: bytes) -> Sequence[bytes]:
-    """What COMMANDS come to where memcached answers in *parts*, and then ends the connection."""
+    """The results of COMMANDS if memcached answers in *parts*, and then closes."""
     ours, theirs = socket.socketpair()
     connection = MemcachedConnection("127.0.0.1", 1, 10.0)
     connection._client.sock = ours

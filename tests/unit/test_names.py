@@ -1,4 +1,4 @@
-"""What a counter's name may hold is fixed: the tables of Unicode change with Python's version."""
+"""The characters of a counter's name are fixed: Unicode's tables change with Python's version."""
 
 import sys
 import unicodedata
@@ -17,7 +17,7 @@ def test_a_name_valid_in_any_python_version_stays_valid() -> None:
     assert {each for each in REFUSED if each.isprintable()} == set()
     assert not REFUSED & {"\u200c", "\u200d"}
     assert {unicodedata.category(each) for each in REFUSED} <= {
-        *("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"),
+        *("Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp")
     }
 
 
@@ -34,7 +34,7 @@ def test_controls_surrogates_and_line_breaks_are_listed() -> None:
     for category in ("Cc", "Cs", "Co", "Zl", "Zp"):
         assert {x for x in ALL if unicodedata.category(x) == category} <= REFUSED
     assert {x for x in ALL if unicodedata.category(x) == "Zs"} - REFUSED == {" "}
-    # What str.splitlines() takes for the end of a line.
+    # The line ends of str.splitlines().
     assert {x for x in ALL if len(f"a{x}b".splitlines()) > 1} <= REFUSED
 
 

@@ -1,4 +1,4 @@
-"""Settings that contradict each other or what clients do, each told with values and a fix."""
+"""Settings that contradict each other or the clients, each with values and a fix."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -34,16 +34,16 @@ def settings(**changed: Any) -> NamespaceSettings:
     return replace(_cluster().default_namespace(), **(wanted | changed))
 
 
-def told(
+def warnings_for(
     clients: Clients | None = None, of: Dataset | None = None, **changed: Any
 ) -> tuple[str, ...]:
-    """The warnings for *clients*, of whom nothing is known by default."""
+    """The warnings for *clients*, by default unknown."""
     return creation_warnings(settings(**changed), of or dataset(), clients or Clients())
 
 
 @pytest.mark.parametrize("counter_type", CounterType)
 def test_the_defaults_contradict_nothing(counter_type: CounterType) -> None:
-    assert told(counter_type=counter_type) == ()
+    assert warnings_for(counter_type=counter_type) == ()
 
 
 def test_usual_clients_contradict_nothing() -> None:
@@ -53,11 +53,11 @@ def test_usual_clients_contradict_nothing() -> None:
         max_staleness_us=limits.MINUTE,
         hottest_per_s=Fraction(10),
     )
-    assert told(usual) == ()
+    assert warnings_for(usual) == ()
 
 
 def test_refusals_come_before_warnings() -> None:
-    first, *_ = told(Clients(retry_us=30 * limits.DAY), rollup_window_us=7 * limits.SECOND)
+    first, *_ = warnings_for(Clients(retry_us=30 * limits.DAY), rollup_window_us=7 * limits.SECOND)
     assert first.startswith("the namespace would be refused: rollup_window 7s does not divide")
 
 
@@ -66,85 +66,82 @@ def test_a_retry_after_retention_has_an_unknown_outcome() -> None:
     assert retry_most(settings(), dataset()) == 7 * limits.DAY - 37 * limits.SECOND
     of = dataset(retention_us=11 * limits.DAY)
     late_us = retry_most(settings(), of) + 1
-    (retention, _key) = told(Clients(retry_us=late_us), of)
+    (retention, _key) = warnings_for(Clients(retry_us=late_us), of)
     assert "known for 10d23h59m23s (retention 11d, less the time of a recount)" in retention
-    (_key,) = told(Clients(retry_us=late_us - 1), of)
+    (_key,) = warnings_for(Clients(retry_us=late_us - 1), of)
 
 
 def test_a_retry_after_its_key_is_forgotten_counts_again() -> None:
-    (key,) = told(Clients(retry_us=limits.DAY + 1))
+    (key,) = warnings_for(Clients(retry_us=limits.DAY + 1))
     assert "clients retry for 1d1us and key_ttl is 1d" in key
     assert "counts again" in key
-    assert told(Clients(retry_us=limits.DAY)) == ()
+    assert warnings_for(Clients(retry_us=limits.DAY)) == ()
 
 
 def test_a_best_effort_counter_counts_each_retry() -> None:
-    (retries,) = told(Clients(retry_us=1), counter_type=CounterType.BEST_EFFORT)
+    (retries,) = warnings_for(Clients(retry_us=1), counter_type=CounterType.BEST_EFFORT)
     assert "each retry counts again; use EVENTUAL" in retries
     never = Clients(retry_us=0, clock_us=limits.DAY)
-    assert told(never, counter_type=CounterType.BEST_EFFORT) == ()
+    assert warnings_for(never, counter_type=CounterType.BEST_EFFORT) == ()
 
 
 def test_clients_whose_clocks_are_too_wrong_cannot_make_tokens() -> None:
-    slow, fast = told(Clients(clock_us=5 * limits.SECOND))
+    slow, fast = warnings_for(Clients(clock_us=5 * limits.SECOND))
     assert "5s slow and accept_limit is 5s" in slow
     assert "5s fast and future_limit is 5s" in fast
-    assert told(Clients(clock_us=5 * limits.SECOND - 1)) == ()
+    assert warnings_for(Clients(clock_us=5 * limits.SECOND - 1)) == ()
 
 
 def test_a_rollup_that_is_further_behind_than_counts_may_be() -> None:
     """Window 10 s, accept limit 5 s, write time-out 2 s, twice the skew 1 s, a pass 2 s: 20 s."""
     assert lag_of(settings(), dataset()) == 20 * limits.SECOND
     least_us = lag_of(settings(), dataset()) + dataset().clock_skew_max_us
-    (behind,) = told(Clients(max_staleness_us=least_us - 1))
+    (behind,) = warnings_for(Clients(max_staleness_us=least_us - 1))
     assert "the rollup is up to 20s behind" in behind
     assert "or allow 20s500ms" in behind
-    (killed,) = told(Clients(max_staleness_us=least_us))
+    (killed,) = warnings_for(Clients(max_staleness_us=least_us))
     assert "after the loss of a worker the rollup is up to 30s behind" in killed
     enough_us = least_us + limits.LEASE_TIME_US
-    assert told(Clients(max_staleness_us=enough_us)) == ()
+    assert warnings_for(Clients(max_staleness_us=enough_us)) == ()
 
 
 def test_an_accurate_read_is_never_behind() -> None:
-    assert told(Clients(max_staleness_us=0)) == ()
-    assert told(Clients(max_staleness_us=1), counter_type=CounterType.ACCURATE) == ()
+    assert warnings_for(Clients(max_staleness_us=0)) == ()
+    assert warnings_for(Clients(max_staleness_us=1), counter_type=CounterType.ACCURATE) == ()
 
 
 def test_a_too_busy_counter_gets_advice_on_partitions() -> None:
     """100/s of 64 B for an hour are 23 MB: six times 4 MiB."""
     busy = Clients(hottest_per_s=Fraction(100))
-    (wide,) = told(busy)
+    (wide,) = warnings_for(busy)
     assert "partitions of 23.04 MB (time_bucket 1h, event_buckets 1), 6 times the 4 MiB" in wide
     assert "use a time_bucket of at most 10m, or 6 event_buckets" in wide
-    assert told(busy, dataset(time_bucket_us=10 * limits.MINUTE)) == ()
-    assert told(busy, dataset(event_buckets=6)) == ()
+    assert warnings_for(busy, dataset(time_bucket_us=10 * limits.MINUTE)) == ()
+    assert warnings_for(busy, dataset(event_buckets=6)) == ()
 
 
 @pytest.mark.parametrize(
     ("hottest", "way"),
-    [
-        (10_000, "use a time_bucket of at most 6s"),
-        (10**9, "use several counters in its place"),
-    ],
+    [(10_000, "use a time_bucket of at most 6s"), (10**9, "use several counters in its place")],
 )
 def test_no_advice_leads_to_a_rejected_setting(hottest: int, way: str) -> None:
     """There are 256 event_buckets at most, and a time_bucket is no shorter than a second."""
-    (wide,) = told(Clients(hottest_per_s=Fraction(hottest)))
+    (wide,) = warnings_for(Clients(hottest_per_s=Fraction(hottest)))
     assert wide.endswith(f"that are good: {way}")
 
 
 def test_a_key_that_is_forgotten_before_tokens_are_refused() -> None:
-    (key,) = told(key_ttl_us=limits.MINUTE, accept_limit_us=limits.MINUTE + 1)
+    (key,) = warnings_for(key_ttl_us=limits.MINUTE, accept_limit_us=limits.MINUTE + 1)
     assert "accept_limit is 1m1us and key_ttl is 1m" in key
     assert "raise key_ttl to at least 1m1us" in key
-    assert told(key_ttl_us=limits.MINUTE, accept_limit_us=limits.MINUTE) == ()
+    assert warnings_for(key_ttl_us=limits.MINUTE, accept_limit_us=limits.MINUTE) == ()
 
 
 def test_an_accept_limit_of_many_windows_makes_short_ones_pointless() -> None:
-    (wait,) = told(accept_limit_us=101 * limits.SECOND)
+    (wait,) = warnings_for(accept_limit_us=101 * limits.SECOND)
     assert "accept_limit is 1m41s and rollup_window is 10s" in wait
     assert "make rollup_window at least 10s100ms" in wait
-    assert told(accept_limit_us=100 * limits.SECOND) == ()
+    assert warnings_for(accept_limit_us=100 * limits.SECOND) == ()
 
 
 def test_clients_without_settings_have_the_defaults_of_the_sdk() -> None:

@@ -1,4 +1,4 @@
-"""The directory of namespaces in two processes over one store: each learns what the other did."""
+"""The directory of namespaces in two processes over one store: each learns of changes."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ SETTINGS = replace(Settings().default_namespace(), cache_ttl_us=SECOND)
 
 
 class CountedControl(MemoryControl):
-    """Counts the looks at its directory, and can be told what happens in the next ones."""
+    """Counts the reads of its directory, and runs planned events during the next ones."""
 
     looks = 0
     down = False
@@ -51,7 +51,7 @@ class CountedControl(MemoryControl):
 
 
 class Pair:
-    """Two processes, by what they know of the namespaces of one store."""
+    """Two processes, by their copies of the namespaces of one store."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
@@ -149,22 +149,13 @@ async def test_changes_and_deletions_are_learnt_in_the_background(pair: Pair) ->
     def cache_ttl_seen() -> int:
         return next((each.settings.cache_ttl_us for each in pair.other.all()), -1)
 
-    async def seen() -> bool:
-        return cache_ttl_seen() == SECOND
-
-    async def changed() -> bool:
-        return cache_ttl_seen() == 2 * SECOND
-
-    async def gone() -> bool:
-        return cache_ttl_seen() == -1
-
-    await eventually(seen, "the namespace is seen")
+    await eventually(lambda: cache_ttl_seen() == SECOND, "the namespace is seen")
     pair.control.down = True
     namespace = await pair.one.update(namespace, replace(SETTINGS, cache_ttl_us=2 * SECOND))
     pair.control.down = False
-    await eventually(changed, "the change is seen")
+    await eventually(lambda: cache_ttl_seen() == 2 * SECOND, "the change is seen")
     await pair.one.delete(namespace)
-    await eventually(gone, "the deletion is seen")
+    await eventually(lambda: cache_ttl_seen() == -1, "the deletion is seen")
     stop.set()
     await running
 
@@ -180,21 +171,20 @@ async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:
             pair.control.meanwhile = fails
             raise error
 
-    async def seen() -> bool:
-        return [each.name for each in pair.other.all()] == ["each"]
-
     await pair.one.create("each", SETTINGS)
     pair.control.meanwhile = fails
     with patch("rollup.upkeep._READ_EVERY_S", 0.001):
         running = asyncio.create_task(keep_reading(pair.other, stop))
-        await eventually(seen, "the namespace is seen")
+        await eventually(
+            lambda: [each.name for each in pair.other.all()] == ["each"], "the namespace is seen"
+        )
         stop.set()
         await running
 
 
 @pytest.mark.parametrize("what", ["update", "delete"])
 async def test_a_change_of_an_outdated_version_is_rejected(pair: Pair, what: str) -> None:
-    """And knows what stands, to decide anew."""
+    """And has the present version, to decide again."""
     namespace = await pair.one.create("each", SETTINGS)
     await pair.other.refresh()
     await pair.other.update(namespace, replace(SETTINGS, cache_ttl_us=2 * SECOND))
@@ -274,7 +264,7 @@ async def test_an_accept_limit_changes_from_the_first_slice_that_is_not_made(pai
 
 @pytest.mark.parametrize("change", [-SECOND, SECOND], ids=["shorter", "longer"])
 async def test_an_accept_limit_is_announced_before_it_changes(pair: Pair, change: int) -> None:
-    """Meanwhile adds are accepted by the shorter limit, and windows close by the longer one."""
+    """In between adds are accepted by the shorter limit, and windows close by the longer one."""
     old_us = SETTINGS.accept_limit_us
     new_us = old_us + change
     namespace = await pair.one.create("c", SETTINGS)

@@ -23,7 +23,7 @@ def test_a_quorum_of_the_nodes_is_enough() -> None:
 
 
 def test_nodes_that_are_still_joining_are_waited_for() -> None:
-    """Regression: the schema was given up at once where nodes had just been started."""
+    """Regression: the schema was given up at once if nodes had just been started."""
 
     async def place() -> Replicas:
         joined = 1 + int(asyncio.get_running_loop().time() // 10)

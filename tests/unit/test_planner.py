@@ -1,4 +1,4 @@
-"""What tokens and one counter's events take: the numbers of a plan, and its bounds."""
+"""The cost of tokens and of one counter's events: the numbers of a plan, and its bounds."""
 
 from fractions import Fraction
 
@@ -13,7 +13,7 @@ MIB = 1024 * 1024
 
 
 def dedup(**changed: object) -> DedupNeed:
-    """80 tokens a second whose repetitions come up to 135 s later."""
+    """80 tokens a second with repetitions up to 135 s later."""
     wanted = {
         "rate_per_s": Fraction(80),
         "caller_us": 10 * limits.SECOND,
@@ -72,7 +72,7 @@ def test_tokens_that_are_forgotten_too_early_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"rate_per_s": Fraction(10**10)}, "rate is 10,000,000,000/s; it must be from 0/s to"),
         ({"retry_us": 40_000 * limits.DAY}, "retry is 40000d; it must be from 0s to 36500d"),
@@ -84,8 +84,8 @@ def test_tokens_that_are_forgotten_too_early_are_warned_of() -> None:
     ],
     ids=str,
 )
-def test_a_value_past_its_bound_is_named_with_it(changed: dict[str, object], told: str) -> None:
-    with pytest.raises(StartupError, match="^" + told.replace("(", r"\(")):
+def test_a_value_past_its_bound_is_named_with_it(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(StartupError, match="^" + message.replace("(", r"\(")):
         planner.plan_dedup(dedup(**changed))
 
 
@@ -196,16 +196,14 @@ def test_just_past_a_half_is_rounded_up() -> None:
 def test_buckets_turn_more_slowly_if_reads_are_short(read_s: int, bucket_s: int) -> None:
     plan = planner.plan_storage(
         storage(
-            7 * limits.DAY,
-            read_interval_us=read_s * limits.SECOND,
-            events_per_day=Fraction(10**12),
+            7 * limits.DAY, read_interval_us=read_s * limits.SECOND, events_per_day=Fraction(10**12)
         )
     )
     assert (plan.buckets_per_id, plan.seconds_per_bucket) == (8, bucket_s)
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"read_interval_us": 0}, "read_interval is 0s; it must be from 1s"),
         ({"read_interval_us": 1_500_000}, "read_interval is 1500ms; it must be a whole number"),
@@ -215,8 +213,8 @@ def test_buckets_turn_more_slowly_if_reads_are_short(read_s: int, bucket_s: int)
     ],
     ids=str,
 )
-def test_an_impossible_plan_is_refused(changed: dict[str, object], told: str) -> None:
-    with pytest.raises(StartupError, match=told):
+def test_an_impossible_plan_is_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
         planner.plan_storage(storage(7 * limits.DAY, **changed))
 
 

@@ -12,7 +12,7 @@ from counter.core.read import Count, CountReader
 from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterUpdate, Namespace, Pending, WindowRow
 from counter.windows import window_of
-from tests.rollup.world import CLOSING, WINDOW, World
+from tests.rollup.world import CLOSING, WINDOW, World, begun
 from tests.support.parts import part_of
 
 EVENTUALLY = 1_000 * CLOSING
@@ -46,8 +46,7 @@ def before_the_second(
 async def test_a_rollup_between_two_steps_of_a_read_loses_nothing(many: bool) -> None:
     """The watermark of before it may be held against the checkpoint of after it, not the other way
     round: the watermark would speak of a window that the checkpoint does not hold."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     worker = world.process().worker
     await world.add("c", 5)
     world.clock.advance(CLOSING)
@@ -74,8 +73,7 @@ async def settled_once(world: World, namespace: Namespace) -> int:
 
 
 async def test_a_recount_begins_with_the_settled_count() -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     window_us = await settled_once(world, namespace)
     recount = Pending(window_us - 5 * WINDOW, window_of(world.clock.now_us(), WINDOW))
     other = Pending(window_us + WINDOW, window_of(world.clock.now_us(), WINDOW))
@@ -86,8 +84,7 @@ async def test_a_recount_begins_with_the_settled_count() -> None:
 
 async def test_a_cached_count_has_the_time_of_its_storage() -> None:
     """However far the rollup has come since."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     cache = MemoryCache(world.clock)
     reader = CountReader(world.store, cache, world.clock)
     first = await reader.read_one(namespace, "c", EVENTUALLY)
@@ -104,8 +101,7 @@ async def test_a_cached_count_has_the_time_of_its_storage() -> None:
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 async def test_only_an_accurate_count_can_include_adds_after_its_as_of(many: bool) -> None:
     """From a token that is ahead, and of a moment during the read."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
 
     async def read(max_staleness_us: int) -> Count:
@@ -128,8 +124,7 @@ async def test_only_an_accurate_count_can_include_adds_after_its_as_of(many: boo
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 async def test_a_count_that_was_read_is_in_the_cache(many: bool) -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add("c", 5)
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
     for _ in range(2):
@@ -143,8 +138,7 @@ async def test_a_count_that_was_read_is_in_the_cache(many: bool) -> None:
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 async def test_an_accurate_read_looks_at_events_whatever_its_clock_shows(many: bool) -> None:
     """A clock that was set back takes every stored count for a fresh one."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     namespace = replace(namespace, dataset=replace(namespace.dataset, clock_skew_max_us=0))
     await world.add("c", 5)
     world.clock.advance(2 * CLOSING)

@@ -11,7 +11,7 @@ from counter.errors import InvalidBodyError
 
 
 class Body:
-    """What a refused request has sent."""
+    """The sent messages of a refused request."""
 
 
 async def test_a_request_that_is_refused_leaves_nothing_to_the_garbage_collector() -> None:

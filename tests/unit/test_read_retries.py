@@ -1,4 +1,4 @@
-"""Reads that something comes between: they begin anew, and give up in the end with an answer."""
+"""Interrupted reads: they are retried, and fail in the end with a response."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ from counter.limits import HOUR, MINUTE
 from counter.ports import Store
 from counter.types import Checkpoint, Head, Namespace, Pending, WindowRow
 from counter.windows import window_of
-from tests.rollup.world import WINDOW, World
+from tests.rollup.world import WINDOW, World, begun
 
 NAMESPACE = cast(Namespace, None)
 ROWS = [WindowRow(window_us, False, 1) for window_us in (10, 20, 30)]
 
 
 class Settling:
-    """A store whose counter is settled between one look at its head and the next."""
+    """A store that settles a counter between two reads of its head."""
 
     def __init__(self, settled_us: Sequence[int]) -> None:
         self.rollups = self
@@ -52,8 +52,7 @@ async def test_a_counter_that_is_settled_again_and_again_is_given_up() -> None:
 
 async def recounted() -> tuple[World, Namespace]:
     """A counter of 7 in storage, with a recount that is pending."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     await world.add("c", 7)
     window_us = window_of(world.clock.now_us(), WINDOW)
     world.clock.advance(MINUTE)
@@ -92,7 +91,7 @@ async def test_a_recount_under_which_slices_vanish_for_ever_is_given_up() -> Non
 
 
 async def test_a_recount_continues_from_the_settled_instant() -> None:
-    """What was settled meanwhile is exact as of a later instant than was asked for."""
+    """A concurrently settled part is exact as of a later instant than requested."""
     world, namespace = await recounted()
     watermark_us = world.clock.now_us() - MINUTE // 2
     as_of_us, settled, rows = await world.api.reader._whole(namespace, "c", watermark_us)

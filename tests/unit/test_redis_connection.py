@@ -17,8 +17,7 @@ COMMANDS = [("MGET", "a"), ("MGET", "b")]
 
 @contextmanager
 def served(*connections: Sequence[bytes]) -> Iterator[RedisConnection]:
-    """A connection to a server that answers the first request of each of its *connections* with
-    these parts. It closes a connection whose last part is empty."""
+    """A connection to a server with a script for each of its *connections*; "" closes it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         kept: list[socket.socket] = []
 

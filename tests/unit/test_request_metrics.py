@@ -1,4 +1,4 @@
-"""Tallies of requests and of calls, and what Prometheus is told of them."""
+"""Tallies of requests and of calls, and their metrics."""
 
 from collections.abc import Iterable
 

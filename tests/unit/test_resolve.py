@@ -1,5 +1,4 @@
-"""The steps of a resolution, each held up or failed in the middle: over a store whose writes may
-land late."""
+"""The steps of a resolution, each held up or failed, over a store with late writes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from counter.errors import (
 from counter.limits import TIME_MAX_US
 from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Token
 from counter.windows import closes_at, window_of
-from tests.rollup.world import CLOSING, WINDOW, World
+from tests.rollup.world import CLOSING, WINDOW, World, begun
 
 ITEMS = [("a", 1), ("b", 2)]
 
@@ -58,8 +57,7 @@ class Late:
 
 @pytest.fixture
 async def late() -> Late:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     token = world.token()
     world.clock.advance(CLOSING)
     return Late(world, namespace, token)
@@ -77,9 +75,8 @@ def then(call: Callable[..., Any], happens: Callable[[], object]) -> Callable[..
 
 
 async def test_a_window_that_closes_while_an_event_is_looked_for_was_open() -> None:
-    """What landed meanwhile was not looked for: nothing may be decided by that look."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """An event that landed in between was not looked for: the look decides nothing."""
+    world, namespace = await begun(shards=1)
     late = Late(world, namespace, world.token())
     closes_us = closes_at(namespace, late.token.generation_time_us)
     world.clock.advance(closes_us - 1 - world.clock.now_us())
@@ -124,8 +121,7 @@ async def test_a_recount_that_took_long_to_leave_is_left_again(late: Late) -> No
 
 
 async def test_an_atomic_add_is_marked_again_before_anything_is_decided(late: Late) -> None:
-    """Its first mark is in a window that workers may have passed. Whoever decides may crash in the
-    middle, and then a worker must find it."""
+    """Its first mark may be in a passed window; after a crash a worker must find it."""
     api, store = late.world.api, late.world.store
     crash = StoreUnavailableError("a planted fault")
     with (
@@ -140,10 +136,9 @@ async def test_an_atomic_add_is_marked_again_before_anything_is_decided(late: La
 
 
 async def test_an_acknowledged_list_counts_although_another_one_has_its_token() -> None:
-    """They share no counter, so nobody saw the conflict when the second was written. The first one
-    is resolved, and has the token from then on."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """They share no counter, so the second is written without a conflict; the first has the
+    token."""
+    world, namespace = await begun(shards=1)
     worker = world.process().worker
     token = world.token()
     await world.api.add_atomic(namespace, ITEMS, token)
@@ -164,8 +159,7 @@ async def test_an_acknowledged_list_counts_although_another_one_has_its_token() 
 
 async def test_a_token_is_answered_after_its_events_are_durable() -> None:
     """The copy that was found may be the only one."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     late = Late(world, namespace, world.token())
     await late.ask()
     world.clock.advance(CLOSING)

@@ -1,4 +1,4 @@
-"""The roller: what is read and written for a counter, by what its marks and its partition say."""
+"""The roller: the reads and writes of a counter, by its marks and its partition."""
 
 from counter.types import Checkpoint, Fold, Head, Mark, Pending, WindowRow
 from rollup.roller import BatchTimes, Dirt, group, plan, update
@@ -40,8 +40,7 @@ def test_a_window_that_may_be_open_is_not_recounted() -> None:
 
 
 def test_a_pending_recount_stays_until_the_window_that_it_was_left_in_is_passed() -> None:
-    """A worker that slept since before the resolution may still write what it read of the events.
-    Until the mark in that window has it counted once more, readers must count for themselves."""
+    """A worker that slept may still write its old sums: until the next recount readers recount."""
     passed, open_one = Pending(20, 90), Pending(20, 100)
     made = plan("c", Dirt(), head(passed, open_one), BATCH)
     assert made is not None

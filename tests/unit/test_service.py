@@ -1,4 +1,4 @@
-"""The service where it refuses: a key's time that does not get fresh, and more than it can bear."""
+"""Refusals of the service: a key's time that stays stale, and overload."""
 
 import gc
 from collections.abc import Sequence
@@ -10,23 +10,17 @@ import pytest
 
 from counter.core.rate_limits import Allowance
 from counter.core.results import Add, Added, Keyed
-from counter.errors import (
-    OverloadedError,
-    RateLimitedError,
-    TokenInFutureError,
-    TokenTooOldError,
-)
+from counter.errors import OverloadedError, RateLimitedError, TokenInFutureError, TokenTooOldError
 from counter.limits import HOUR, MINUTE, TIME_MAX_US
 from counter.tokens import nonce_of_key
 from counter.types import Checkpoint, CounterUpdate, WindowRow
 from counter.windows import window_of
-from tests.rollup.world import DATASET, WINDOW, World
+from tests.rollup.world import DATASET, WINDOW, World, begun
 
 
 async def test_a_key_whose_time_keeps_expiring_is_refused() -> None:
     """Each time was voided before the next was asked for: sent again, the key counts once."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     stale = [world.clock.now_us() + each for each in range(4)]
     world.clock.advance(MINUTE)
     with (
@@ -42,8 +36,7 @@ async def test_a_key_whose_time_keeps_expiring_is_refused() -> None:
 
 async def test_a_key_whose_time_is_past_knowing_gets_no_new_one() -> None:
     """It may have counted: a new time could make it count twice."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     old_us = world.clock.now_us()
     rereserve = AsyncMock()
     world.clock.advance(DATASET.retention_us)
@@ -58,8 +51,7 @@ async def test_a_key_whose_time_is_past_knowing_gets_no_new_one() -> None:
 
 
 async def test_a_recount_of_more_windows_than_a_batch_has_asks_for_all_of_them() -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     first_us = window_of(world.clock.now_us(), WINDOW)
     rows = tuple(WindowRow(first_us + number * WINDOW, False, 1) for number in range(7))
     last_us = rows[-1].window_us
@@ -75,8 +67,7 @@ async def test_a_recount_of_more_windows_than_a_batch_has_asks_for_all_of_them()
 
 async def test_tokens_of_the_future_in_a_batch_share_one_refusal() -> None:
     """Regression: each had its own, in a cycle that only the collector freed."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     adds = [Add("c", 1, world.token(age_us=-HOUR - number)) for number in range(300)]
     gc.collect()
     gc.disable()
@@ -100,8 +91,7 @@ async def test_tokens_of_the_future_in_a_batch_share_one_refusal() -> None:
 
 async def test_items_that_need_a_task_each_are_refused_past_a_bound() -> None:
     """A batch is one request, and may be a thousand tasks."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     world.api.one_by_one.most = 2
     keys = [Add("c", 1, f"key-{number}") for number in range(3)]
     refused = await world.api.add_many(namespace, keys)
@@ -113,8 +103,7 @@ async def test_items_that_need_a_task_each_are_refused_past_a_bound() -> None:
 
 
 async def test_a_failed_atomic_add_is_tallied_once_for_each_item() -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     token = world.token(age_us=-HOUR)
     with pytest.raises(TokenInFutureError):
         await world.api.add_atomic(namespace, [("a", 1), ("b", 1), ("b", 2)], token)
@@ -123,8 +112,7 @@ async def test_a_failed_atomic_add_is_tallied_once_for_each_item() -> None:
 
 async def test_an_add_under_a_key_that_gets_a_new_time_has_one_outcome() -> None:
     """The token with the key's expired time is void, which is not the outcome of the add."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     now_us, nonce = world.clock.now_us(), nonce_of_key(namespace.id, "add", "c", "key")
     await world.store.decisions.reserve(namespace, nonce, now_us, now_us + HOUR)
     world.clock.advance(MINUTE)
@@ -134,8 +122,7 @@ async def test_an_add_under_a_key_that_gets_a_new_time_has_one_outcome() -> None
 
 
 async def test_late_tokens_are_refused_past_a_bound_and_leave_room_for_others() -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     world.api.late.most = 0
     with pytest.raises(OverloadedError, match="late tokens are being resolved"):
         await world.api.add(namespace, "c", 1, world.token(age_us=HOUR))

@@ -1,4 +1,4 @@
-"""What starts the processes that demo, chaos and benchmarks break."""
+"""The starter of the processes that demo, chaos and benchmarks break."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("child_processes")
 
 
 async def test_a_process_runs_that_has_written_much_since_it_said_so(tmp_path: Path) -> None:
-    """Regression: the sign was looked for at the log's end, where busy ones had other lines."""
+    """Regression: the sign was expected at the log's end, and busy processes had later lines."""
     process = CounterProcess("one", ["str"], tmp_path / "log", "Help on class str", module="pydoc")
     try:
         await process.start()

@@ -1,4 +1,4 @@
-"""What is read of a data directory from outside."""
+"""The checks of a data directory from outside."""
 
 import sqlite3
 from contextlib import closing
@@ -24,7 +24,7 @@ def test_the_version_is_seen_while_all_is_in_the_log_yet(tmp_path: Path) -> None
 
 
 def test_a_database_that_was_cut_is_distinguished_from_a_whole_one(tmp_path: Path) -> None:
-    """Regression: of what was not looked at nothing was said to be wrong."""
+    """Regression: unchecked parts were reported as right."""
     path = tmp_path / DATABASE
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA journal_mode = WAL")

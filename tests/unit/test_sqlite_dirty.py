@@ -48,13 +48,13 @@ async def opened(directory: Path) -> AsyncIterator[SqliteStore]:
 
 
 def rows_of(directory: Path, sql: str) -> list[tuple[Any, ...]]:
-    """What another program reads in the database of *directory*."""
+    """The rows of the database in *directory* for another program."""
     with closing(sqlite3.connect(directory / "counter.db")) as connection:
         return connection.execute(sql).fetchall()
 
 
 async def test_an_add_writes_no_mark(tmp_path: Path) -> None:
-    """The log shows what is dirty; only a recount is marked."""
+    """The log shows the dirty counters; only recounts are marked."""
     async with opened(tmp_path) as store:
         namespace = await make_namespace(store)
         await write(store, namespace, *(add(name, number=1) for name in "abc"))
@@ -135,7 +135,7 @@ class LearnsAfterEachMiss(dict[str, int]):
 
 
 async def test_counters_whose_ids_become_known_during_a_scan_are_dirty(tmp_path: Path) -> None:
-    """Regression: the scan looked twice, and missed what the writer learned between."""
+    """Regression: the scan read twice, and missed ids that the writer learned between."""
     async with opened(tmp_path) as store:
         namespace = await make_namespace(store)
         await write(store, namespace, *(add(name, number=1) for name in "abc"))
@@ -198,7 +198,7 @@ async def test_a_page_that_fails_is_read_again(tmp_path: Path) -> None:
 
 
 async def test_a_data_directory_with_marks_goes_on(tmp_path: Path) -> None:
-    """What its marks named is found in its log; requests for recounts stay."""
+    """Its marks are found in its log; requests for recounts stay."""
     async with opened(tmp_path) as store:
         namespace = await make_namespace(store)
         await write(store, namespace, add("a"), add("b", NOW + WINDOW))
@@ -239,7 +239,7 @@ async def test_adds_missing_from_the_tail_are_found_in_the_log(tmp_path: Path) -
 
 
 async def test_nothing_is_clean_while_its_namespace_is_deleted(tmp_path: Path) -> None:
-    """The deletion may fail yet, and a watermark that moved meanwhile would stay where it is."""
+    """The deletion may still fail, and a watermark that moved would stay."""
     async with opened(tmp_path) as store:
         namespace = await make_namespace(store)
         await write(store, namespace, add("a"))

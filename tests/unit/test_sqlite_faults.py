@@ -1,4 +1,4 @@
-"""SQLite's adapter where the disk fails it: at a commit, at the way back from it, at its start."""
+"""SQLite's adapter with a failing disk: at a commit, at a rollback, at startup."""
 
 import asyncio
 import errno
@@ -91,7 +91,7 @@ async def desk(fast_dir: Path) -> AsyncIterator[Desk]:
 
 @pytest.mark.parametrize("lands", [False, True])
 async def test_a_deletion_with_a_failed_commit_has_a_known_outcome(desk: Desk, lands: bool) -> None:
-    """A commit that reports an error may be on disk: what is there is looked at."""
+    """A commit that reports an error may be on disk: the database is read."""
     desk.fail("COMMIT", after=lands)
     with pytest.raises(StoreUnavailableError):
         await desk.store.control.delete_namespace(desk.namespace)
@@ -106,7 +106,7 @@ async def test_a_deletion_with_a_failed_commit_has_a_known_outcome(desk: Desk, l
 
 
 async def test_all_of_a_namespace_that_could_not_be_deleted_is_dirty(desk: Desk) -> None:
-    """Its tail was dropped for the deletion: what it notes later is not all that there is."""
+    """Its tail was dropped for the deletion: later notes are incomplete."""
     store, namespace = desk.store, desk.namespace
     await desk.add(1)
     desk.fail("COMMIT")

@@ -1,4 +1,4 @@
-"""What a start does while the store is in trouble, in virtual time."""
+"""Startup while the store is unavailable, in virtual time."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from tests.support.virtual import virtually
 
 
 class Store:
-    """In trouble until some time; each try takes as long as it is told."""
+    """Unavailable until some time; each attempt takes the planned time."""
 
     def __init__(self, well_at_s: float, try_s: float = 0.0) -> None:
         self.tries: list[float] = []
@@ -40,7 +40,7 @@ def test_a_store_that_is_well_is_asked_once(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_short_trouble_is_waited_for_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """With its cause, and at a level that is logged where nothing else was asked for."""
+    """With its cause, at a level that is logged by default."""
     store = Store(20)
     assert virtually(StartupRetry(30 * SECOND).run(store.open)) == "open"
     assert lines(caplog) == ["waiting up to 30s for the store: in trouble, try 1"]

@@ -1,4 +1,4 @@
-"""A process whose store decides by its own clock follows that clock, and not the machine's."""
+"""A process over a store with a clock of its own follows that clock, not the machine's."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.contracts.cases import DATASET
 
 
 class Machine(StoreClock):
-    """A machine whose boot clock the test holds."""
+    """A machine with the test's boot clock."""
 
     boot_us = SECOND
 
@@ -24,7 +24,7 @@ class Machine(StoreClock):
 
 
 class Source:
-    """A store whose clock is known to within a millisecond."""
+    """A store with a clock that is known to within a millisecond."""
 
     def __init__(self, clock: Machine) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""What keeps several API processes running, with processes that a test plays."""
+"""The supervisor of several API processes, played by a test."""
 
 import asyncio
 import signal
@@ -12,7 +12,7 @@ from tests.support.waiting import eventually
 
 
 class Played:
-    """A worker that does what the test says."""
+    """A worker that follows the test."""
 
     def __init__(self) -> None:
         self.ready = asyncio.Event()
@@ -33,7 +33,7 @@ class Stage:
 
     def __init__(self, count: int) -> None:
         self.started: list[tuple[int, Played]] = []
-        self.told_ready = 0
+        self.ready_calls = 0
         self.supervisor = Supervisor(count, self._start, drain_s=0.05, pause_min_s=0.001)
         self.running = asyncio.create_task(self.supervisor.run(self._ready))
 
@@ -43,15 +43,12 @@ class Stage:
         return worker
 
     def _ready(self) -> None:
-        self.told_ready += 1
+        self.ready_calls += 1
 
     async def nth(self, count: int) -> Played:
         """The worker that was started *count*-th, as soon as it is."""
 
-        async def there() -> bool:
-            return len(self.started) >= count
-
-        await eventually(there, f"{count} workers were started")
+        await eventually(lambda: len(self.started) >= count, f"{count} workers were started")
         return self.started[count - 1][1]
 
     async def both_ready(self) -> tuple[Played, Played]:
@@ -60,10 +57,7 @@ class Stage:
         second = await self.nth(2)
         second.ready.set()
 
-        async def told() -> bool:
-            return self.told_ready == 1
-
-        await eventually(told, "it was told that all are ready")
+        await eventually(lambda: self.ready_calls == 1, "it reported that all are ready")
         return first, second
 
     async def end(self) -> int:
@@ -83,7 +77,7 @@ async def stage(count: int = 2) -> AsyncIterator[Stage]:
 
 
 async def test_the_first_worker_starts_alone() -> None:
-    """Where it cannot start, none can: it says why once, and not once a worker."""
+    """If it cannot start, none can: the reason is logged once."""
     async with stage() as it:
         (await it.nth(1)).end(2)
         assert await it.running == 2
@@ -95,7 +89,7 @@ async def test_the_other_workers_start_when_the_first_is_ready() -> None:
         (await it.nth(1)).ready.set()
         await it.nth(3)
         assert [number for number, _ in it.started] == [0, 1, 2]
-        assert it.told_ready == 0
+        assert it.ready_calls == 0
 
 
 async def test_a_worker_that_dies_is_started_again_in_its_place() -> None:
@@ -105,7 +99,7 @@ async def test_a_worker_that_dies_is_started_again_in_its_place() -> None:
         await it.nth(3)
         assert it.started[2][0] == 1
         assert await it.end() == 0
-        assert it.told_ready == 1
+        assert it.ready_calls == 1
 
 
 async def test_a_worker_that_cannot_restart_ends_no_other() -> None:
@@ -142,10 +136,7 @@ async def test_a_worker_that_does_not_end_is_killed() -> None:
         it.supervisor.end()
         first.end(0)
 
-        async def killed() -> bool:
-            return signal.SIGKILL in second.sent
-
-        await eventually(killed, "the worker that hangs is killed")
+        await eventually(lambda: signal.SIGKILL in second.sent, "the worker that hangs is killed")
         second.end(-signal.SIGKILL)
         assert await it.running == 0
 

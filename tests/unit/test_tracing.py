@@ -1,4 +1,4 @@
-"""What turns traces on, and what it says where it cannot."""
+"""The switch of traces, and its error if they are not possible."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_without_the_extra_a_start_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "counter.telemetry.otel", raising=False)
-    # As where it is not installed: the API may be there without the SDK.
+    # As if it is not installed: the API may be there without the SDK.
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(StartupError, match=r"opentelemetry.sdk.* is not installed: pip install"):
         open_tracing(Settings(traces="otlp"))

@@ -1,4 +1,4 @@
-"""Adds of one turn of the event loop: one write for all, and each told its own, whatever fails."""
+"""Adds of one turn of the event loop: one write, and each caller gets its own outcome."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -28,7 +28,7 @@ from tests.support.rest import fresh
 from tests.support.times import DAY, SECOND, START_US
 from tests.support.waiting import eventually
 
-Told = list[tuple[str, Written | CounterError]]
+Results = list[tuple[str, Written | CounterError]]
 
 
 def event(counter: str, delta: int = 1, time_us: int = START_US) -> Event:
@@ -40,17 +40,17 @@ def namespace(name: str, version: int = 1) -> Namespace:
 
 
 class Desk:
-    """A gatherer over a writer that the test controls: what it was asked for, when it returns."""
+    """A gatherer over a writer that the test controls."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(START_US)
         self.load = Load(self.clock)
         self.gatherer = AddGatherer(self._write, self.load)
         self.writes: list[tuple[str, list[str]]] = []
-        self.told: Told = []
+        self.results: Results = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        #: What becomes of a counter's add, if not NEW.
+        #: The outcome of a counter's add, if not NEW.
         self.outcomes: dict[str, Written | CounterError] = {}
 
     async def _write(
@@ -65,7 +65,7 @@ class Desk:
             self.gatherer.add(namespace, each, self.done(each.counter))
 
     def done(self, name: str) -> Any:
-        return lambda outcome: self.told.append((name, outcome))
+        return lambda outcome: self.results.append((name, outcome))
 
 
 async def settle() -> None:
@@ -81,7 +81,7 @@ async def test_the_adds_of_a_turn_are_one_write_and_each_gets_its_own_outcome() 
     assert desk.writes == []
     await settle()
     assert desk.writes == [("a", list(desk.outcomes))]
-    assert desk.told == list(desk.outcomes.items())
+    assert desk.results == list(desk.outcomes.items())
 
 
 async def test_adds_in_flight_and_the_time_of_their_turn_are_measured() -> None:
@@ -108,7 +108,7 @@ async def test_two_namespaces_of_a_turn_are_two_writes() -> None:
         desk.add(other, event(f"b{number}"))
     await settle()
     assert desk.writes == [("a", ["a1", "a2"]), ("b", ["b1", "b2"])]
-    assert sorted(desk.told, key=lambda each: each[0]) == [
+    assert sorted(desk.results, key=lambda each: each[0]) == [
         *(("a1", Written.NEW), ("a2", Written.NEW)),
         *(("b1", Written.REPLAYED), ("b2", Written.REPLAYED)),
     ]
@@ -133,10 +133,10 @@ async def test_the_next_turn_does_not_wait_for_the_write_of_this_one() -> None:
     desk.add(at, event("second"))
     await settle()
     assert desk.writes == [("a", ["first"]), ("a", ["second"])]
-    assert desk.told == []
+    assert desk.results == []
     desk.may_answer.set()
     await settle()
-    assert [name for name, _ in desk.told] == ["first", "second"]
+    assert [name for name, _ in desk.results] == ["first", "second"]
 
 
 async def test_a_callback_may_add_again_at_once() -> None:
@@ -149,7 +149,7 @@ async def test_a_callback_may_add_again_at_once() -> None:
     desk.gatherer.add(at, event("first"), again)
     await settle()
     assert desk.writes == [("a", ["first"]), ("a", ["again"])]
-    assert [name for name, _ in desk.told] == ["again"]
+    assert [name for name, _ in desk.results] == ["again"]
 
 
 async def test_a_callback_that_fails_keeps_no_other_from_being_called(
@@ -166,7 +166,7 @@ async def test_a_callback_that_fails_keeps_no_other_from_being_called(
     desk.gatherer.add(at, event("broken"), fails)
     desk.add(at, event("behind"))
     await settle()
-    assert [name for name, _ in desk.told] == ["before", "behind"]
+    assert [name for name, _ in desk.results] == ["before", "behind"]
     assert "the handler is closed" in caplog.text
 
 
@@ -177,24 +177,21 @@ async def app(fast_dir: Path) -> AsyncIterator[App]:
 
 
 class Counting:
-    """Adds through the service's own turns, and what came back for each."""
+    """Adds through the service's own turns, and their outcomes."""
 
     def __init__(self, app: App) -> None:
         self.service: CounterService = app.application.service
         self.namespace = self.service.namespaces.get("default")
-        self.told: Told = []
+        self.results: Results = []
 
     def add(self, each: Event) -> bool:
         return self.service.add_soon(
-            self.namespace, each, lambda outcome: self.told.append((each.counter, outcome))
+            self.namespace, each, lambda outcome: self.results.append((each.counter, outcome))
         )
 
-    async def all_told(self, count: int) -> Told:
-        async def told() -> bool:
-            return len(self.told) >= count
-
-        await eventually(told, f"{count} adds are told of")
-        return self.told
+    async def first_results(self, count: int) -> Results:
+        await eventually(lambda: len(self.results) >= count, f"{count} adds have results")
+        return self.results
 
 
 async def test_new_and_replayed_adds_are_tallied_once_each(app: App) -> None:
@@ -203,12 +200,12 @@ async def test_new_and_replayed_adds_are_tallied_once_each(app: App) -> None:
     old, new = event("old", 5, now_us), event("new", 7, now_us)
     other = old._replace(delta=6)
     assert counting.add(old)
-    await counting.all_told(1)
+    await counting.first_results(1)
     # A conflict is left to the handler, which tallies it.
     for each in (old, new, other, old, new):
         assert counting.add(each)
-    told = await counting.all_told(6)
-    assert told == [
+    results = await counting.first_results(6)
+    assert results == [
         ("old", Written.NEW),
         *(("old", Written.REPLAYED), ("new", Written.NEW), ("old", Written.CONFLICT)),
         *(("old", Written.REPLAYED), ("new", Written.REPLAYED)),
@@ -224,18 +221,18 @@ async def test_an_error_of_the_store_is_reported_to_all_and_counts_as_unknown(ap
     with store_that_fails(app, "append"):
         for name in "abc":
             assert counting.add(event(name, 1, app.clock.now_us()))
-        told = await counting.all_told(3)
-    assert [name for name, _ in told] == ["a", "b", "c"]
-    assert all(isinstance(outcome, StoreUnavailableError) for _, outcome in told)
+        results = await counting.first_results(3)
+    assert [name for name, _ in results] == ["a", "b", "c"]
+    assert all(isinstance(outcome, StoreUnavailableError) for _, outcome in results)
     tally = counting.service.tally
     assert {outcome: number for outcome, number in tally.items() if number} == {"unknown": 3}
     # The room in the queue was given back.
     assert counting.add(event("d", 1, app.clock.now_us()))
-    assert (await counting.all_told(4))[-1] == ("d", Written.NEW)
+    assert (await counting.first_results(4))[-1] == ("d", Written.NEW)
 
 
 async def test_a_fault_that_was_unexpected_is_reported_to_all_too(app: App) -> None:
-    """Who is told nothing waits for ever."""
+    """A caller without a result would wait for ever."""
     counting = Counting(app)
 
     async def fault(*_: Any) -> None:
@@ -244,10 +241,10 @@ async def test_a_fault_that_was_unexpected_is_reported_to_all_too(app: App) -> N
     with patch.object(app.store.events, "append", fault):
         for name in "ab":
             assert counting.add(event(name, 1, app.clock.now_us()))
-        told = await counting.all_told(2)
-    assert all(type(outcome) is CounterError for _, outcome in told)
+        results = await counting.first_results(2)
+    assert all(type(outcome) is CounterError for _, outcome in results)
     assert counting.add(event("d", 1, app.clock.now_us()))
-    assert (await counting.all_told(3))[-1] == ("d", Written.NEW)
+    assert (await counting.first_results(3))[-1] == ("d", Written.NEW)
 
 
 async def test_too_many_waiting_adds_are_refused_before_any_work(app: App) -> None:
@@ -255,12 +252,12 @@ async def test_too_many_waiting_adds_are_refused_before_any_work(app: App) -> No
     with patch("counter.limits.PENDING_WRITES_MAX", 2):
         for name in "abc":
             counting.add(event(name, 1, app.clock.now_us()))
-        [(refused, error)] = counting.told
+        [(refused, error)] = counting.results
         assert (refused, type(error)) == ("c", OverloadedError)
-        assert (await counting.all_told(3))[1:] == [("a", Written.NEW), ("b", Written.NEW)]
+        assert (await counting.first_results(3))[1:] == [("a", Written.NEW), ("b", Written.NEW)]
     assert counting.service.tally["refused"] == 1
     assert counting.add(event("d", 1, app.clock.now_us()))
-    assert (await counting.all_told(4))[-1] == ("d", Written.NEW)
+    assert (await counting.first_results(4))[-1] == ("d", Written.NEW)
 
 
 @pytest.mark.parametrize("off_us", [-DAY, -6 * SECOND, 6 * SECOND, DAY])
@@ -270,7 +267,7 @@ async def test_adds_that_may_be_late_are_left_to_the_handler(app: App, off_us: i
         assert not counting.add(event("c", 1, app.clock.now_us() + off_us))
         await settle()
     append.assert_not_called()
-    assert counting.told == []
+    assert counting.results == []
 
 
 async def test_best_effort_adds_of_a_turn_are_one_call_of_the_cache(app: App) -> None:
@@ -284,7 +281,7 @@ async def test_best_effort_adds_of_a_turn_are_one_call_of_the_cache(app: App) ->
             assert counting.add(counting.service.change(name, delta))
         await settle()
     increment.assert_awaited_once_with(counting.namespace, [("c", 3), ("d", 4)])
-    assert counting.told == [("c", Written.UNVERIFIED), ("d", down)]
+    assert counting.results == [("c", Written.UNVERIFIED), ("d", down)]
     assert counting.service.tally["best_effort"] == 1
     assert counting.service.tally["unknown"] == 1
 
@@ -311,7 +308,7 @@ async def test_an_add_that_fails_alone_is_reported_alone(app: App) -> None:
     with patch.object(app.store.events, "append", append):
         for name in ("a", "bad"):
             assert counting.add(event(name, 1, app.clock.now_us()))
-        assert await counting.all_told(2) == [("a", Written.UNVERIFIED), ("bad", down)]
+        assert await counting.first_results(2) == [("a", Written.UNVERIFIED), ("bad", down)]
     tally = counting.service.tally
     assert {outcome: number for outcome, number in tally.items() if number} == {
         "unverified": 1,
@@ -321,5 +318,5 @@ async def test_an_add_that_fails_alone_is_reported_alone(app: App) -> None:
         app.store.events, "append", AsyncMock(side_effect=SliceMissingError("planted"))
     ):
         assert counting.add(event("c", 1, app.clock.now_us()))
-        assert (await counting.all_told(3))[-1] == ("c", Written.LATE)
+        assert (await counting.first_results(3))[-1] == ("c", Written.LATE)
     assert sum(tally.values()) == 2

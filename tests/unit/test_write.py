@@ -36,7 +36,7 @@ from counter.types import (
     Written,
 )
 from counter.windows import window_of
-from tests.rollup.world import DATASET, SETTINGS, WINDOW, World
+from tests.rollup.world import DATASET, SETTINGS, WINDOW, begun
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
@@ -61,7 +61,7 @@ _Outcomes = Sequence[Written | UnavailableError]
 
 
 class Steps(MemoryCache):
-    """A store and a guard that note what they are asked, and answer when the test says."""
+    """A store and a guard that record their requests, and answer when the test says."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
@@ -207,7 +207,7 @@ async def test_a_mark_that_is_durable_is_not_left_again(desk: Desk) -> None:
 
 
 async def test_an_event_without_its_mark_is_not_written(desk: Desk) -> None:
-    """The others of its list are; and its mark is left again the next time."""
+    """The rest of its list is; and its mark is left again the next time."""
     writing = await desk.begin(EVENT, OTHER)
     await desk.steps.answer([Guarded.NEW] * 2)
     await desk.steps.answer({MARK: DOWN})
@@ -274,7 +274,7 @@ async def test_events_known_to_the_guard_are_still_written(desk: Desk) -> None:
 
 
 async def test_another_payload_is_not_written(desk: Desk) -> None:
-    """Nor is a mark of it left; others of its list are written."""
+    """Nor is a mark of it left; the rest of its list is written."""
     writing = await desk.begin()
     await desk.steps.answer([Guarded.OTHER])
     assert await writing == [Written.CONFLICT]
@@ -310,8 +310,7 @@ async def test_a_write_that_is_cancelled_leaves_no_add_under_way(desk: Desk) -> 
 async def test_a_mark_in_flight_is_not_durable() -> None:
     """Another add in the same window of the counter leaves one of its own: the process may die
     before the first one's has arrived."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     works, held, on_its_way = world.store.rollups.mark, asyncio.Event(), asyncio.Event()
     left: list[str] = []
 
@@ -335,9 +334,8 @@ async def test_a_mark_in_flight_is_not_durable() -> None:
 
 
 async def test_an_add_that_the_store_alone_gave_up_is_not_acknowledged() -> None:
-    """A store may fail for one event of many: alone, and in the midst of others."""
-    world = World()
-    namespace = await world.begin(shards=1)
+    """A store may fail for one event of many: alone, and among successful ones."""
+    world, namespace = await begun(shards=1)
     gone = WriteTimeoutError("a planted fault", retry_after_us=1)
 
     async def append(
@@ -349,9 +347,9 @@ async def test_an_add_that_the_store_alone_gave_up_is_not_acknowledged() -> None
         with pytest.raises(WriteTimeoutError):
             await world.add("c", 2)
         adds = [Add("c", delta, world.token()) for delta in (1, 2, 3)]
-        told = await world.api.add_many(namespace, adds)
-    assert told[1] is gone
-    assert [isinstance(each, Added) for each in told] == [True, False, True]
+        results = await world.api.add_many(namespace, adds)
+    assert results[1] is gone
+    assert [isinstance(each, Added) for each in results] == [True, False, True]
 
 
 def test_the_number_of_remembered_marks_is_bounded() -> None:
@@ -364,8 +362,7 @@ def test_the_number_of_remembered_marks_is_bounded() -> None:
 
 
 async def test_a_token_of_the_very_end_of_the_future_limit_is_taken() -> None:
-    world = World()
-    namespace = await world.begin(shards=1)
+    world, namespace = await begun(shards=1)
     time_us = world.clock.now_us() + namespace.settings.future_limit_us
     added = await world.api.add(namespace, "c", 1, Token(bytes(16), time_us))
     assert added.event_time_us == time_us
