@@ -58,6 +58,19 @@ async def dies_everywhere(storage: str, directory: Path, prepare: Prepare, check
     raise AssertionError(f"the work has more than {STEPS_MAX} steps")
 
 
+def finishes(times: int = 1, **counts: int) -> Check:
+    """Another process does the work so often; then the counts are these."""
+
+    async def check(place: Place, work: Work) -> None:
+        other = await place.process()
+        for _ in range(times):
+            await work(other)
+        await place.close_windows(other)
+        assert await other.counts(*counts) == [*counts.values()]
+
+    return check
+
+
 async def test_an_add(storage: str, fast_dir: Path) -> None:
     """Sent again, it counts once, wherever the first server died."""
 
@@ -65,13 +78,7 @@ async def test_an_add(storage: str, fast_dir: Path) -> None:
         token = place.token()
         return lambda process: process.add("c", 7, token)
 
-    async def check(place: Place, work: Work) -> None:
-        other = await place.process()
-        await work(other)
-        await place.close_windows(other)
-        assert await other.counts("c") == [7]
-
-    await dies_everywhere(storage, fast_dir, prepare, check)
+    await dies_everywhere(storage, fast_dir, prepare, finishes(c=7))
 
 
 async def test_an_add_that_is_asked_about_only_later(storage: str, fast_dir: Path) -> None:
@@ -102,13 +109,7 @@ async def test_a_clear(storage: str, fast_dir: Path) -> None:
         await first.add("c", 1, place.token(-SECOND))
         return lambda process: process.clear("c", token)
 
-    async def check(place: Place, work: Work) -> None:
-        other = await place.process()
-        await work(other)
-        await place.close_windows(other)
-        assert await other.counts("c") == [1]
-
-    await dies_everywhere(storage, fast_dir, prepare, check)
+    await dies_everywhere(storage, fast_dir, prepare, finishes(c=1))
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["retried", "late"])
@@ -238,14 +239,7 @@ async def test_a_reservation(storage: str, fast_dir: Path) -> None:
     async def prepare(place: Place) -> Work:
         return lambda process: process.add("c", 7, "order:1")
 
-    async def check(place: Place, work: Work) -> None:
-        other = await place.process()
-        await work(other)
-        await work(other)
-        await place.close_windows(other)
-        assert await other.counts("c") == [7]
-
-    await dies_everywhere(storage, fast_dir, prepare, check)
+    await dies_everywhere(storage, fast_dir, prepare, finishes(times=2, c=7))
 
 
 async def test_a_reservation_that_went_stale(storage: str, fast_dir: Path) -> None:
@@ -291,14 +285,8 @@ async def test_a_rollup(storage: str, fast_dir: Path) -> None:
         place.clock.advance(LATE)
         return Process.roll_up
 
-    async def check(place: Place, work: Work) -> None:
-        other = await place.process()
-        await work(other)
-        await place.close_windows(other)
-        found = await other.counts(*(f"c{number}" for number in range(5)))
-        assert found == [110, 112, 14, 17, 0]
-
-    await dies_everywhere(storage, fast_dir, prepare, check)
+    expected = finishes(c0=110, c1=112, c2=14, c3=17, c4=0)
+    await dies_everywhere(storage, fast_dir, prepare, expected)
 
 
 async def test_a_rollup_of_more_than_the_tail_holds(storage: str, fast_dir: Path) -> None:
