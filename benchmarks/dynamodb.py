@@ -166,7 +166,7 @@ def _site(bench: Bench) -> Iterator[_Site]:
     if problem := missing():
         raise MissingToolError(problem)
     # The engine asks for some, and takes any.
-    os.environ |= {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing"}
+    os.environ |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "nothing"}
     engine = DynamodbServer(bench.fresh_folder("dynamodb"))
     engine.start()
     try:

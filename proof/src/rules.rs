@@ -37,7 +37,7 @@ rules! {
     // A late token: Resolver (counter/core/resolve.py)
     ClockBeforeLookUp, "clock-before-look-up", "a resolver reads the clock after the look-up";
     WaitUntilClosed, "wait-until-closed", "a token is decided while its window is open";
-    FirstDecisionStands, "first-decision-stands", "a resolver goes by its own decision, not by the first one";
+    FirstDecisionIsFinal, "first-decision-is-final", "a resolver goes by its own decision, not by the first one";
     TombstoneOnVoid, "tombstone-on-void", "what is decided void is not hidden";
     TombstoneStays, "tombstone-stays", "what hides a void event is purged before the event's slice is dropped";
     RewriteOnApplied, "rewrite-on-applied", "what is decided applied is not written again";
@@ -131,7 +131,7 @@ rules! {
     NotMadeAgain, "not-made-again", "a slice that was dropped is made again";
     NamespacesAfterClock, "namespaces-after-clock", "a slice is dropped by a copy of the directory of any age";
     // The cache of counts: CountReader (counter/core/read.py), BatchRoller._tell_cache, Cache.put_many
-    CachedAsOf, "cached-as-of", "a count out of the cache is told as of the watermark";
+    CachedAsOf, "cached-as-of", "a count out of the cache is reported as of the watermark";
     CacheNotAccurate, "cache-not-accurate", "an accurate read takes a count out of the cache";
     TailNotCached, "tail-not-cached", "a count is put into the cache with its live tail";
     PutAsOfBatch, "put-as-of-batch", "a worker puts a count into the cache as of the end of the next window";
@@ -155,7 +155,7 @@ impl Rule {
         use Rule::*;
         match self {
             SkewInClosing | SkewTwiceInClosing | ClockGuard => "skewed clocks",
-            FirstDecisionStands => "three requests",
+            FirstDecisionIsFinal => "three requests",
             TailBeyondNow => "slow reader",
             WatermarkBeforeHead => "reader",
             DropAfterRollup | DropAfterRetention | DecidingMargin => "retention",

@@ -98,16 +98,16 @@ def test_an_export_comes_to_the_same_counts_elsewhere_and_is_counted_once(
 ) -> None:
     """Names in any script, counts past 64 bits, zeros; a second and a third import do nothing."""
     assert exit_code("export", "out.ndjson", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     header, *lines, trailer = written()
     assert [each["counter"] for each in lines] == sorted(COUNTS)
-    assert told["lines"] == trailer["lines"] == len(COUNTS)
-    assert told["sum"] == trailer["sum"] == sum(COUNTS.values())
+    assert report["lines"] == trailer["lines"] == len(COUNTS)
+    assert report["sum"] == trailer["sum"] == sum(COUNTS.values())
     for _ in range(3):
         assert exit_code("import", "out.ndjson", "--namespace", target, "--verify", "--json") == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["lines"], told["verified"]) == (len(COUNTS), True)
-    assert told["id"] == header["export_id"]
+        report = json.loads(capsys.readouterr().out)
+        assert (report["lines"], report["verified"]) == (len(COUNTS), True)
+    assert report["id"] == header["export_id"]
     assert without_marks(counts(service, target)) == COUNTS
 
 

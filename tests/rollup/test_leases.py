@@ -66,7 +66,7 @@ class Crew:
         """Every worker that lives takes a turn, and a look's time passes."""
         for worker in list(self.workers.values()):
             await self.turn(worker)
-            self.check_nobody_shares()
+            self.check_no_slot_is_shared()
         self.clock.advance(LOOK)
 
     async def turn(self, worker: Leases) -> None:
@@ -81,7 +81,7 @@ class Crew:
         for _ in range(number):
             await self.round()
 
-    def check_nobody_shares(self) -> None:
+    def check_no_slot_is_shared(self) -> None:
         """No two workers hold a slot, among those with looks on time."""
         due_us = self.clock.boottime_us() - LOOK
         looked_us = {each: self._looked_us.get(each, 0) for each in self.workers.values()}
@@ -91,7 +91,7 @@ class Crew:
 
     def check_shared_out(self) -> None:
         """All slots are held, each by one worker that lives, and evenly."""
-        self.check_nobody_shares()
+        self.check_no_slot_is_shared()
         shares = [worker.held() for worker in self.workers.values()]
         assert sorted(slot for share in shares for slot in share) == sorted(SLOTS)
         sizes = [len(share) for share in shares]
@@ -160,7 +160,7 @@ def test_whichever_workers_come_and_go_the_slots_end_up_shared_out(
             else:
                 await crew.turn(crew.workers[picked])
                 crew.clock.advance(LOOK // 2)
-            crew.check_nobody_shares()
+            crew.check_no_slot_is_shared()
         if not crew.workers:
             crew.join("last")
         # Who died keeps its slots for a lease's time, and is taken for alive as long.

@@ -25,7 +25,7 @@ def dynamodb(
     server = DynamodbServer(tmp_path_factory.mktemp("dynamodb"))
     with pytest.MonkeyPatch.context() as patched:
         # The engine asks for some, and takes any.
-        patched.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        patched.setenv("AWS_ACCESS_KEY_ID", "none")
         patched.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
         server.start()
         _Shared.options = DynamodbOptions(region="local", endpoint=server.endpoint)

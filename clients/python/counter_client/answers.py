@@ -120,7 +120,7 @@ class Asked(NamedTuple):
 
 def added_of(body: Mapping[str, Any], asked: Asked) -> Added:
     """Parse the answer to an add."""
-    event_time, replayed, retry_safe = _told(body, asked)
+    event_time, replayed, retry_safe = _outcome(body, asked)
     if member(body, "delta", int) != asked.delta:
         raise ValueError("the answer is about another delta")
     return Added(asked.counter, asked.delta, event_time, replayed, retry_safe)
@@ -138,11 +138,11 @@ def added_count_of(body: Mapping[str, Any], asked: Asked) -> AddedCount:
 
 def cleared_of(body: Mapping[str, Any], asked: Asked) -> Cleared:
     """Parse the answer to a clear or a delete."""
-    event_time, replayed, _ = _told(body, asked)
+    event_time, replayed, _ = _outcome(body, asked)
     return Cleared(asked.counter, event_time, replayed)
 
 
-def _told(body: Mapping[str, Any], asked: Asked) -> tuple[datetime, bool | None, bool]:
+def _outcome(body: Mapping[str, Any], asked: Asked) -> tuple[datetime, bool | None, bool]:
     """Return the event time, ``replayed`` and ``retry_safe`` of an answer."""
     if body["namespace"] != asked.namespace or body["counter"] != asked.counter:
         raise ValueError("the answer is about another counter")

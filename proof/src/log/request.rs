@@ -220,7 +220,7 @@ impl Log {
     fn decide(&self, s: &State, token: usize, outcome: Outcome) -> Next {
         let mut decided = s.clone();
         let first = *decided.decided[token].get_or_insert(outcome);
-        let adopted = if self.breaks(Rule::FirstDecisionStands) { outcome } else { first };
+        let adopted = if self.breaks(Rule::FirstDecisionIsFinal) { outcome } else { first };
         ("decides, or adopts the decision", decided, Step::Decided(adopted))
     }
 
