@@ -21,7 +21,6 @@ from counter.types import Token
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.model import Model, Send
 from tests.support.rest import Rest, item, new_token
-from tests.support.rest import Rest, item
 from tests.support.seeds import seed_of
 from tests.support.server import SMALL_WINDOWS, Server, serving
 from tests.support.times import to_us
