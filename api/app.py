@@ -15,9 +15,8 @@ from fastapi import FastAPI
 from api.http.auth import Authorizer
 from api.http.call import AsgiScope, Receive, Send
 from api.http.connections import Connections, ReadQueue
-from api.http.hooks import Observer
 from api.http.load_shedding import LoadShedder
-from api.http.middleware import Pipeline
+from api.http.pipeline import Observer, Pipeline
 from api.http.routing import routes_of
 from api.routes.add_stream import AddStreams
 from api.routes.counters import CounterRoutes
@@ -270,9 +269,9 @@ def create_app(
         site,
         authorizer,
         shedder,
+        requests,
         body_bytes_max=settings.body_bytes_max,
         observers=_observers(settings, tracing),
-        tally=requests,
     )
     application = Application(
         *(pipeline, site, service, worker, store, cache, settings, clock, guard, health),

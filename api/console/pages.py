@@ -9,7 +9,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from api.http.call import AsgiScope, Receive, Response, Send, header_of
+from api.http.call import AsgiScope, Receive, Send, first_values
+from api.http.responses import Response
 from counter.errors import MethodNotAllowedError, NotFoundError
 
 PATH: Final = "/console"
@@ -30,8 +31,8 @@ _INDEX: Final = "index.html"
 class Console:
     """The ASGI application of the page and its files."""
 
-    async def __call__(self, scope: AsgiScope, _: Receive, send: Send) -> None:
-        await console_response(scope).send(send)
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        await console_response(scope).send(send, receive)
 
 
 def console_response(scope: AsgiScope) -> Response:
@@ -48,7 +49,7 @@ def console_response(scope: AsgiScope) -> Response:
     if found is None:
         raise NotFoundError(f"there is nothing at {path[:200]!r}")
     headers = found.headers
-    if found.headers[0][1] in (header_of(scope, b"if-none-match") or b""):
+    if found.headers[0][1] in (first_values(scope["headers"]).get(b"if-none-match", b"")):
         return Response(304, b"", found.content_type, headers)
     return found
 

@@ -7,8 +7,9 @@ neither the response nor its timing shows whether such a namespace exists.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Final, NamedTuple
 
 from counter.core.namespaces import unknown
@@ -129,16 +130,36 @@ class Caller:
 
     def reserve(self, count: int) -> None:
         """See :class:`counter.core.rate_limits.Allowance`."""
-        self._charge("reservations", count)
+        self._charge_own("reservations", count)
 
     def resolve(self, count: int, *, overdraws: bool = False) -> None:
         """See :class:`counter.core.rate_limits.Allowance`."""
-        self._charge("resolutions", count, overdraws=overdraws)
+        self._charge_own("resolutions", count, overdraws=overdraws)
 
-    def _charge(self, name: str, count: int, *, overdraws: bool = False) -> None:
+    def _charge_own(self, name: str, count: int, *, overdraws: bool = False) -> None:
         bucket = self._buckets.get(name)
         if bucket is not None:
-            self._authorizer.take(bucket, count, overdraws=overdraws)
+            self._authorizer.charge_one(bucket, count, overdraws=overdraws)
+
+    def admit(self, namespace: Namespace | None, adds: int) -> None:
+        """Take one request and *adds* adds to *namespace* from the rates. Raises
+        RateLimitedError."""
+        meters = self.meters(namespace)
+        if meters.is_empty:
+            return
+        for bucket in meters.requests:
+            self._authorizer.charge_one(bucket, 1)
+        if adds and meters.adds:
+            self._authorizer.charge_all(meters.adds, adds)
+
+    def charge(self, namespace: Namespace | None, adds: int) -> None:
+        """Take *adds* adds to *namespace* from the rates. Raises RateLimitedError."""
+        self._authorizer.charge_all(self.meters(namespace).adds, adds)
+
+    def charge_requests(self, namespace: Namespace | None, requests: int) -> None:
+        """Take *requests* more for a request that was admitted; later ones wait for them."""
+        for bucket in self.meters(namespace).requests:
+            self._authorizer.charge_one(bucket, requests, overdraws=True)
 
     def forget_meters(self) -> None:
         """Look up the buckets of namespaces again."""
@@ -156,6 +177,19 @@ class Caller:
             meters = _meters(namespace.version, self._buckets, shared)
             self._meters[namespace.id] = meters
         return meters
+
+
+class KeyMemory:
+    """The key that a connection had last: a key costs each of its requests one comparison."""
+
+    __slots__ = ("authorization", "caller", "version")
+
+    caller: Caller
+
+    def __init__(self) -> None:
+        self.authorization = b""
+        #: The version of the keys that this holds for.
+        self.version = -1
 
 
 @dataclass(slots=True)
@@ -182,6 +216,8 @@ class Authorizer:
         service's own origin or of *origins*."""
         self.ring = ring
         self._hosts = hosts or HostRule()
+        #: The last Host that was allowed.
+        self._host: bytes | None = None
         self._origins = frozenset(each.encode() for each in origins)
         #: The default rates per second of a caller, by :data:`LIMITED`.
         self.rates = rates or {}
@@ -197,38 +233,46 @@ class Authorizer:
         #: How often a rate was exceeded, by kind.
         self.limited = dict.fromkeys(LIMITED, 0)
 
-    def answers(self, host: bytes) -> bool:
-        """Return whether a request with this Host is answered; if keys exist, always."""
-        return self.ring.required or self._hosts.answers(host)
+    def identify(
+        self, method: str, first: Mapping[bytes, bytes], memory: KeyMemory | None
+    ) -> Caller:
+        """Return the caller of a request by its headers: *first* has the first value of each.
+        Raises OriginRefusedError and the errors of :meth:`caller`."""
+        self.check_origin(method, first)
+        authorization = first.get(b"authorization")
+        if memory is None:
+            return self.caller(authorization)
+        if memory.version != self.ring.version or not compare_digest(
+            memory.authorization, authorization or b""
+        ):
+            memory.caller = self.caller(authorization)
+            memory.authorization, memory.version = authorization or b"", self.ring.version
+        return memory.caller
 
-    def check_page(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def check_origin(self, method: str, first: Mapping[bytes, bytes]) -> None:
         """Raise OriginRefusedError for a request that a foreign web page may have sent, if no keys
         exist. If keys exist, a page needs one, and browsers never add it.
         """
         if self.ring.required:
             return
-        host = origin = site = b""
-        for name, value in headers:
-            if name == b"host":
-                host = value
-                if not self.answers(host):
-                    raise OriginRefusedError(
-                        f"Host is {_shown(host)}: without API keys only localhost, loopback"
-                        " addresses and the names in hosts are answered; set hosts, create a key,"
-                        " or give --insecure"
-                    )
-            elif name == b"origin":
-                origin = value
-            elif name == b"sec-fetch-site":
-                site = value
+        host, origin = first.get(b"host"), first.get(b"origin", b"")
+        if host is not None and host != self._host:
+            if not self._hosts.answers(host):
+                raise OriginRefusedError(
+                    f"Host is {_shown(host)}: without API keys only localhost, loopback"
+                    " addresses and the names in hosts are answered; set hosts, create a key,"
+                    " or give --insecure"
+                )
+            self._host = host
         if method in _ONLY_READ or origin in self._origins:
             return
         own = origin.partition(b"://")[2].lower()
-        if origin and own != host.lower():
+        if origin and own != (host or b"").lower():
             raise OriginRefusedError(
                 f"Origin is {_shown(origin)}: without API keys only the service's own pages and"
                 " those of cors_origins may write; list it there, or create a key"
             )
+        site = first.get(b"sec-fetch-site", b"")
         if not origin and site.strip().lower() == b"cross-site":
             raise OriginRefusedError(
                 "Sec-Fetch-Site is cross-site: without API keys only the service's own pages and"
@@ -304,38 +348,16 @@ class Authorizer:
             # It may refer to a dropped bucket, and then there would be two.
             caller.forget_meters()
 
-    def admit(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
-        """Take one request and *adds* adds to *namespace* from the rates. Raises
-        RateLimitedError."""
-        meters = caller.meters(namespace)
-        if meters.is_empty:
-            return
+    def charge_all(self, buckets: Sequence[TokenBucket], amount: int) -> None:
+        """Take *amount* from each bucket, or from none. Raises RateLimitedError."""
         now_s = self._now_s()
-        for bucket in meters.requests:
-            if not bucket.take(1, now_s):
-                raise self._refused(bucket, now_s)
-        if adds and meters.adds:
-            self._take_all(meters.adds, adds, now_s)
-
-    def charge(self, caller: Caller, namespace: Namespace | None, adds: int) -> None:
-        """Take *adds* adds to *namespace* from the rates. Raises RateLimitedError."""
-        self._take_all(caller.meters(namespace).adds, adds, self._now_s())
-
-    def charge_requests(self, caller: Caller, namespace: Namespace | None, requests: int) -> None:
-        """Take *requests* more for a request that was admitted; later ones wait for them."""
-        now_s = self._now_s()
-        for bucket in caller.meters(namespace).requests:
-            bucket.take(requests, now_s, overdraws=True)
-
-    def _take_all(self, buckets: Sequence[TokenBucket], amount: int, now_s: float) -> None:
-        """Take *amount* from each bucket, or from none."""
         for place, bucket in enumerate(buckets):
             if not bucket.take(amount, now_s):
                 for taken in buckets[:place]:
                     taken.give_back(amount)
                 raise self._refused(bucket, now_s)
 
-    def take(self, bucket: TokenBucket, amount: int, *, overdraws: bool) -> None:
+    def charge_one(self, bucket: TokenBucket, amount: int, *, overdraws: bool = False) -> None:
         """Take *amount* from *bucket*. Raises RateLimitedError, unless it *overdraws*."""
         now_s = self._now_s()
         if not bucket.take(amount, now_s, overdraws=overdraws):

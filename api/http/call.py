@@ -1,4 +1,4 @@
-"""A request as the handlers see it, and their answer: bytes in, bytes out.
+"""A request as the handlers see it.
 
 The routes work on these and not on a framework's request, because at tens of thousands of requests
 a second the framework's objects cost more than the count itself.
@@ -7,32 +7,33 @@ a second the framework's objects cost more than the count itself.
 from __future__ import annotations
 
 import re
+import secrets
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel
-
 from api.http.models import Body, QueryModel, read_body, read_query
-from counter.core.admission import Bounded
 from counter.core.rate_limits import UNLIMITED, Allowance
 from counter.core.results import Credential
 from counter.errors import (
     BodyTooLargeError,
+    CounterError,
     InvalidParameterError,
     TokenAmbiguousError,
     UnsupportedMediaTypeError,
 )
-from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX
+from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX, REQUEST_ID_CHARS_MAX
 from counter.names import check_counter_name
 from counter.security.audit_log import Who
 from counter.tokens import token_of_uuid7
 from counter.types import Namespace, Token
 
 if TYPE_CHECKING:
-    from api.http.auth import Caller
+    from api.http.auth import Caller, KeyMemory
+    from api.http.load_shedding import LoadShedder
+    from api.http.routing import Route
 
 
 AsgiScope = MutableMapping[str, Any]
@@ -40,6 +41,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+#: How long the client waits for its response: a duration, such as ``250ms``.
+TIMEOUT_HEADER: Final = b"request-timeout"
+App = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 _Body = TypeVar("_Body", bound=Body)
 _Query = TypeVar("_Query", bound=QueryModel)
 
@@ -62,89 +67,85 @@ class ClientGoneError(Exception):
     """The client disconnected before its request was complete: no response can be sent."""
 
 
-class Response(NamedTuple):
-    """A response: its status, body and headers."""
+class Target(NamedTuple):
+    """What a request is for: its route, None without one, and the names in its path."""
 
-    status: int
-    body: bytes
-    content_type: bytes = JSON
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-
-    @classmethod
-    def json(
-        cls, answer: BaseModel, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> Response:
-        """Return *answer* in JSON, with the members that are set."""
-        return Response(status, answer.model_dump_json(exclude_unset=True).encode(), JSON, headers)
-
-    @property
-    def head(self) -> tuple[tuple[bytes, bytes], ...]:
-        """All headers, with those that describe the body."""
-        if self.status in (NO_CONTENT, NOT_MODIFIED):
-            return self.headers
-        length = b"%d" % len(self.body)
-        return ((b"content-type", self.content_type), (b"content-length", length), *self.headers)
-
-    def with_headers(self, *more: tuple[bytes, bytes]) -> Response:
-        """Return this answer with *more* headers."""
-        return self._replace(headers=(*self.headers, *more))
-
-    async def send(self, send: Send) -> None:
-        """Send the response over ASGI."""
-        head = {"type": "http.response.start", "status": self.status, "headers": [*self.head]}
-        await send(head)
-        await send({"type": "http.response.body", "body": self.body})
-
-
-class Found(Protocol):
-    """The route of a request, as logs and traces know it."""
-
-    name: str
-    path: str
-    writes: bool
-
-
-def _free(_adds: int) -> None:
-    """Take nothing: no rate limits the caller."""
-
-
-async def _open() -> None:
-    """Let every request in."""
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """A request: its scope, and the parts of its path that name a namespace, a counter or a key."""
-
-    scope: AsgiScope
-    receive: Receive
-    body_bytes_max: int
-    request_id: str
+    method: str
+    route: Route | None
     namespace: str = ""
     counter: str = ""
-    #: The id of a key in the path.
+    #: The id of a key.
     key_id: str = ""
-    #: The namespace of that name; None if there is none.
-    found: Namespace | None = None
+    #: Makes the error for a path that has no route, or that has an invalid name.
+    refusal: Callable[[], CounterError] | None = None
+
+
+class Ttls(NamedTuple):
+    """How long a namespace honours a token, and an arbitrary key: headers of responses."""
+
+    namespace: Namespace
+    of_token: Headers
+    of_key: Headers
+
+
+class Call:
+    """A request to ``/v1``: what was sent, and what the pipeline found out about it."""
+
+    body_bytes_max: int = 0
+    query_string: bytes = b""
+    scheme: str = "http"
+    client: tuple[str, int] | None = None
+    #: The key that the connection had last, if it remembers it.
+    memory: KeyMemory | None = None
     #: The caller; None before authentication.
     caller: Caller | None = None
-    route: Found | None = None
-    #: Whether the request was counted against the caller's rates already.
-    admitted: bool = False
-    #: Takes a number of adds from the caller's rates. Raises RateLimitedError.
-    charge: Callable[[int], None] = _free
-    #: Takes a number of requests more from the caller's rates, which later requests wait for.
-    charge_requests: Callable[[int], None] = _free
-    #: Called when the body is complete. Raises OverloadedError if the write would wait for too
-    #: long.
-    let_in: Callable[[], Awaitable[None]] = _open
-    #: The memory that all bodies share, and how many bytes of it this one holds.
-    room: Bounded | None = None
+    #: The namespace of the path; None if there is none, or before it is looked up.
+    found: Namespace | None = None
+    #: How long its token is honoured; None if it has none, or was not admitted.
+    ttls: Ttls | None = None
+    #: The namespace whose rates the request is taken from.
+    rated: Namespace | None = None
+    #: Whether the request has passed the pipeline's checks.
+    is_admitted: bool = False
+    #: Limits the memory of bodies, and rejects writes that would wait for too long.
+    shedder: LoadShedder | None = None
+    #: Bytes of the memory that all bodies share.
     held: int = 0
-    #: Further fields for the request log.
-    logged: dict[str, Any] = field(default_factory=dict)
     #: Whether the Idempotency-Key is a UUIDv7, so that its time is the token's.
     key_is_token: bool = False
+
+    def __init__(
+        self,
+        target: Target,
+        headers: list[tuple[bytes, bytes]],
+        first: Mapping[bytes, bytes],
+        request_id: bytes,
+    ) -> None:
+        """*first* has the first value of each header, by its name in lower case."""
+        self.target = target
+        self.route = target.route
+        self.namespace = target.namespace
+        self.counter = target.counter
+        self.key_id = target.key_id
+        self.headers = headers
+        self.first = first
+        self.id = request_id
+        #: Further fields for the request log.
+        self.logged: dict[str, Any] = {}
+
+    @property
+    def method(self) -> str:
+        """The method; GET for a HEAD."""
+        return self.target.method
+
+    @property
+    def request_id(self) -> str:
+        """The request id as text."""
+        return self.id.decode()
+
+    async def receive(self) -> Message:
+        """Return the next part of the request, as over ASGI."""
+        raise NotImplementedError
 
     @property
     def allowance(self) -> Allowance:
@@ -155,7 +156,7 @@ class Call:
     def who(self) -> Who:
         """The caller, for the audit log: the key's id, never its secret, and the address."""
         key = None if self.caller is None else self.caller.key
-        client = self.scope.get("client")
+        client = self.client
         return Who(
             # Without keys it may be anyone.
             "anyone" if key is None else f"key:{key.id}",
@@ -163,18 +164,33 @@ class Call:
             request_id=self.request_id,
         )
 
+    def charge(self, adds: int) -> None:
+        """Take *adds* adds from the rates. Raises RateLimitedError."""
+        if self.caller is not None:
+            self.caller.charge(self.rated, adds)
+
+    def charge_requests(self, requests: int) -> None:
+        """Take *requests* more for this one; later requests wait for them."""
+        if self.caller is not None:
+            self.caller.charge_requests(self.rated, requests)
+
+    async def let_in(self) -> None:
+        """Wait until the write may begin. Raises OverloadedError if it would wait for too long."""
+        if self.shedder is not None and self.route is not None and self.route.writes:
+            await self.shedder.let_in(self.first.get(TIMEOUT_HEADER))
+
     def sees(self, namespace: str) -> bool:
         """Return whether the caller's key covers *namespace*."""
         return self.caller is None or self.caller.sees(namespace)
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the value of the header *name* (in lower case)."""
-        return header_of(self.scope, name)
+        """Return the first value of the header *name* (in lower case)."""
+        return self.first.get(name)
 
     def tags(self, name: bytes) -> frozenset[bytes]:
         """Return the entity tags of the header *name*: ``*`` alone for any, none without the
         header. Raises InvalidParameterError."""
-        values = [value for key, value in self.scope["headers"] if key == name]
+        values = [value for key, value in self.headers if key == name]
         given = b",".join(values).strip()
         if not values or given == b"*":
             return frozenset(values[:1] and (b"*",))
@@ -189,7 +205,7 @@ class Call:
 
     def query(self, model: type[_Query]) -> _Query:
         """Return the query as *model*. Raises InvalidParameterError."""
-        return read_query(model, self.scope["query_string"])
+        return read_query(model, self.query_string)
 
     def content_type(self, *allowed: bytes) -> bytes:
         """Return the body's media type, one of *allowed*. Raises UnsupportedMediaTypeError."""
@@ -204,7 +220,7 @@ class Call:
     def require_plain(self) -> None:
         """Raise UnsupportedMediaTypeError if the body is compressed: a small one could be large
         when it is decoded, and adds are small."""
-        for name, value in self.scope["headers"]:
+        for name, value in self.headers:
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 raise UnsupportedMediaTypeError(
                     f"Content-Encoding is {value[:80].decode('latin-1')}; send the body without one"
@@ -227,8 +243,8 @@ class Call:
                 raise ClientGoneError
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if self.room is not None:
-                self.room.take(len(parts[-1]))
+            if self.shedder is not None:
+                self.shedder.bodies.take(len(parts[-1]))
                 self.held += len(parts[-1])
             if size > self.body_bytes_max:
                 raise self._too_large(size)
@@ -255,7 +271,7 @@ class Call:
 
     def credential(self, token: Token | None) -> Credential:
         """Return the token of the body or of the Idempotency-Key header; never both."""
-        keys = [value for name, value in self.scope["headers"] if name == b"idempotency-key"]
+        keys = [value for name, value in self.headers if name == b"idempotency-key"]
         if not keys:
             return token
         if len(keys) > 1:
@@ -304,19 +320,61 @@ def _key_of(text: str) -> str:
     return key
 
 
-def header_of(scope: AsgiScope, name: bytes) -> bytes | None:
-    """Return the value of the header *name* (in lower case)."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return None
+class RequestIds:
+    """Generate ids that are unique across processes. They are in the response and in log lines."""
+
+    __slots__ = ("new",)
+
+    def __init__(self) -> None:
+        name = secrets.token_hex(6).encode() + b"%08x"
+        #: Returns the next id.
+        self.new: Callable[[], bytes] = map(name.__mod__, count()).__next__
+
+    def of(self, first: Mapping[bytes, bytes]) -> bytes:
+        """Return the client's X-Request-Id if it has 1 to REQUEST_ID_CHARS_MAX visible ASCII
+        characters; otherwise a new id. *first* has the first value of each header."""
+        given = first.get(b"x-request-id")
+        if given and len(given) <= REQUEST_ID_CHARS_MAX and given.isascii():
+            text = given.decode("ascii")
+            if text.isprintable() and " " not in text:
+                return given
+        return self.new()
 
 
-def preferred(scope: AsgiScope, offers: Sequence[bytes]) -> bytes:
+class AsgiCall(Call):
+    """A request that came over ASGI."""
+
+    def __init__(
+        self,
+        target: Target,
+        scope: AsgiScope,
+        receive: Receive,
+        ids: RequestIds,
+        body_bytes_max: int,
+    ) -> None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        first = first_values(headers)
+        super().__init__(target, headers, first, ids.of(first))
+        self._receive = receive
+        self.query_string = scope["query_string"]
+        self.scheme = scope.get("scheme", self.scheme)
+        self.client = scope.get("client")
+        self.body_bytes_max = body_bytes_max
+
+    async def receive(self) -> Message:
+        return await self._receive()
+
+
+def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return the first value of each header, by its name."""
+    return dict(reversed(headers))
+
+
+def preferred(headers: Iterable[tuple[bytes, bytes]], offers: Sequence[bytes]) -> bytes:
     """Return the media type of *offers* that Accept prefers (RFC 9110, 12.5.1): by its quality,
     then the one that is named the most exactly, then the first one."""
     qualities: dict[bytes, float] = {}
-    accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
+    accept = b",".join(value for name, value in headers if name == b"accept")
     for part in accept.lower().split(b","):
         media, *parameters = (each.strip() for each in part.split(b";"))
         texts = [each[2:] for each in parameters if each[:2] == b"q="] or [b"1"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from api.http.call import NO_CONTENT, AsgiScope, Message, Receive, Response, Send, header_of
-from api.http.middleware import App
+from api.http.call import NO_CONTENT, App, AsgiScope, Message, Receive, Send, first_values
+from api.http.responses import Response
 
 _METHODS: Final = b"GET, HEAD, POST, PUT, DELETE"
 _SENT: Final = (
@@ -39,10 +39,10 @@ class Cors:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        origin = header_of(scope, b"origin")
-        asked = header_of(scope, b"access-control-request-method")
-        if scope["method"] == "OPTIONS" and asked is not None:
-            await self._preflight(origin).send(send)
+        first = first_values(scope["headers"])
+        origin = first.get(b"origin")
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in first:
+            await self._preflight(origin).send(send, receive)
             return
         allowed = [_VARY]
         if origin is not None and origin in self._origins:

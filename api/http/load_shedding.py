@@ -15,15 +15,12 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Final
 
-from api.http.answers import problem_response
-from api.http.call import Response
+from api.http.responses import Response, problem_response
 from counter import limits
 from counter.core.admission import Bounded, Load
 from counter.durations import parse_duration
 from counter.errors import InvalidParameterError, OverloadedError
 
-#: How long the client waits for its response: a duration, such as ``250ms``.
-TIMEOUT_HEADER: Final = b"request-timeout"
 #: Longer values are not parsed, because parsed ones are cached.
 _TIMEOUT_BYTES_MAX: Final = 64
 #: The pace of rejections: 5,000 a second, about a tenth of what a core can do.

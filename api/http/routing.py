@@ -1,4 +1,4 @@
-"""The routes of ``/v1``: FastAPI matches and documents them, and the pipeline answers them.
+"""The routes of ``/v1``: FastAPI documents them, and the pipeline finds and answers them.
 
 A handler declares its namespace, query and body as in FastAPI, and FastAPI makes the document from
 that. :class:`Route` reads them, because errors must come in one order (key, namespace, parameters,
@@ -14,7 +14,7 @@ from http import HTTPStatus
 from inspect import signature
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
-from fastapi import Depends, Header, HTTPException, Path, Request, Security
+from fastapi import Depends, Header, Path, Security
 from fastapi import Response as PlainResponse
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -23,7 +23,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import SkipJsonSchema
 from starlette.routing import Route as PlainRoute
 
-from api.http.call import NO_CONTENT, AsgiScope, Call, Receive, Response, Send
+from api.http.call import NO_CONTENT, Call
+from api.http.responses import Response
 from counter import limits
 from counter.core.namespaces import unknown
 from counter.core.service import CounterService
@@ -59,10 +60,9 @@ class OpenMetrics(PlainResponse):
     media_type = "application/openmetrics-text"
 
 
-def call_of(request: Request) -> Call:
-    """Return the request as handlers see it."""
-    call: Call = request.scope["call"]
-    return call
+def call_of() -> Call:
+    """Stand for the call, which the pipeline passes to handlers, in the document."""
+    raise NotImplementedError
 
 
 #: The first parameter of every handler.
@@ -125,25 +125,18 @@ class Route(PlainRoute):
         self.body_may_be_empty = self.body not in (None, hints.get("body"))
         self._described = {"answer": _model(hints.get("return")), **described}
 
-    async def handle(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Have the pipeline answer the request."""
-        if scope["method"] != self.method:
-            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
-        await scope["serve"](self, scope, receive, send)
-
-    async def answer(self, call: Call) -> Response:
-        """Read the handler's parameters from *call*, and return its response."""
-        taken: dict[str, Any] = {}
+    async def read(self, call: Call) -> Mapping[str, Any]:
+        """Return the handler's arguments from *call*: the namespace, the query and the body."""
+        arguments: dict[str, Any] = {}
         if self.takes_namespace:
-            taken["namespace"] = namespace = namespace_of(call)
+            arguments["namespace"] = namespace = namespace_of(call)
             if self.shows is not None:
                 CounterService.require_events(namespace, self.shows)
         if self.query is not None:
-            taken["query"] = call.query(self.query)
+            arguments["query"] = call.query(self.query)
         if self.body is not None:
-            taken["body"] = await call.json(self.body, may_be_empty=self.body_may_be_empty)
-        answer = await self.handler(call, **taken)
-        return answer if isinstance(answer, Response) else Response.json(answer)
+            arguments["body"] = await call.json(self.body, may_be_empty=self.body_may_be_empty)
+        return arguments
 
     def described(self) -> APIRoute:
         """Return the route as FastAPI describes it.

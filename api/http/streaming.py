@@ -1,4 +1,4 @@
-"""Streaming answers: sent in pieces until they end or the client disconnects."""
+"""Streaming responses: sent in pieces until they end or the client disconnects."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final
 
-from api.http.call import Call, Receive, Response, Send
+from api.http.call import Call, Receive, Send
 from api.http.connections import Shares, peer_of
+from api.http.responses import Response
 from counter.errors import OverloadedError
 from counter.limits import SECOND
 
@@ -36,7 +37,7 @@ class StreamResponse(Response):
         made.stream, made.ended = self.stream, self.ended
         return made
 
-    async def serve(self, send: Send, receive: Receive, *, only_head: bool) -> None:
+    async def send(self, send: Send, receive: Receive, *, only_head: bool = False) -> None:
         """Send it over ASGI until it ends or the client disconnects."""
         head = [(b"content-type", self.content_type), *self.headers]
         try:
@@ -96,14 +97,14 @@ class Streams:
         self.by_key = Shares(per_key)
         self.by_address = Shares(per_address)
 
-    def enter(self, call: Call) -> Callable[[], None]:
+    def count(self, call: Call) -> Callable[[], None]:
         """Count a stream for the key and the address of *call*; return a function that ends the
         count. Raises OverloadedError."""
         if self.is_closed:
             raise OverloadedError("this process is shutting down", retry_after_us=SECOND)
         if self.open >= self.most:
             raise self._refusal("this process", self.most)
-        address = peer_of(call.scope.get("client"))
+        address = peer_of(call.client)
         key = call.caller.key if call.caller is not None else None
         holders = [(self.by_key, key.id, f"the key {key.id}")] if key is not None else []
         if address:
@@ -114,7 +115,7 @@ class Streams:
             for shares, holder in taken:
                 shares.give_back(holder)
 
-        def leave() -> None:
+        def end() -> None:
             self.open -= 1
             give_back()
 
@@ -124,7 +125,7 @@ class Streams:
                 raise self._refusal(name, shares.most)
             taken.append((shares, holder))
         self.open += 1
-        return leave
+        return end
 
     def _refusal(self, whose: str, most: int) -> OverloadedError:
         return OverloadedError(

@@ -15,7 +15,7 @@ from typing import Final
 from api.http.auth import Authorizer, Caller
 from api.http.call import NDJSON, Call, Message, Receive, Send
 from api.http.connections import ReadQueue
-from api.http.middleware import known_error
+from api.http.pipeline import known_error
 from api.http.problems import problem_bytes
 from api.http.streaming import StreamResponse, Streams
 from api.routes.items import Items, texts_of
@@ -79,14 +79,14 @@ class AddStreams:
     async def open(self, call: Call) -> StreamResponse:
         """Return the response to a body of lines. Raises OverloadedError."""
         await call.let_in()
-        leave = self.streams.enter(call)
+        end = self.streams.count(call)
         lines = _Lines(call.receive)
         self._bodies.add(lines)
 
         def ended() -> None:
             self._bodies.discard(lines)
             lines.close()
-            leave()
+            end()
 
         # A client that waits for 100 Continue gets it by this, and only before a response begins.
         await lines.start()
@@ -169,7 +169,7 @@ class AddStreams:
             wait_us = _LOOK_US
             if self._service.load.refuses() is None:
                 try:
-                    self._authorizer.charge(caller, namespace, adds)
+                    caller.charge(namespace, adds)
                     return caller, namespace
                 except RateLimitedError as error:
                     wait_us = error.retry_after_us or SECOND

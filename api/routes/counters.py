@@ -10,23 +10,7 @@ from typing import Annotated, Any, Final
 from fastapi import Query
 from pydantic.json_schema import SkipJsonSchema
 
-from api.http.answer_models import (
-    AddAndGetAnswer,
-    AddAnswer,
-    AtomicAddAnswer,
-    BatchAddAnswer,
-    BatchGetAnswer,
-    ClearAnswer,
-    CountAnswer,
-)
-from api.http.answers import (
-    added_response,
-    added_text,
-    cleared_response,
-    count_response,
-    count_text,
-)
-from api.http.call import JSON, NDJSON, Call, Response
+from api.http.call import JSON, NDJSON, Call
 from api.http.connections import ReadQueue, Steps
 from api.http.models import (
     AddBody,
@@ -37,6 +21,23 @@ from api.http.models import (
     StalenessQuery,
 )
 from api.http.problems import ItemProblems, problem_bytes
+from api.http.response_models import (
+    AddAndGetAnswer,
+    AddAnswer,
+    AtomicAddAnswer,
+    BatchAddAnswer,
+    BatchGetAnswer,
+    ClearAnswer,
+    CountAnswer,
+)
+from api.http.responses import (
+    Response,
+    added_response,
+    added_text,
+    cleared_response,
+    count_response,
+    count_text,
+)
 from api.http.routing import COUNTER, NAMESPACE, REPLAYED, TTL, CallOf, InNamespace, keyed, route
 from api.routes.add_stream import AddStreams
 from api.routes.items import Items, check_number, lines_of, texts_of, token_of

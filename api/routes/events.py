@@ -18,11 +18,12 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from api.http.answer_models import CloudEventsAnswer
-from api.http.call import JSON, NO_CONTENT, Call, Response
+from api.http.call import JSON, NO_CONTENT, Call
 from api.http.connections import ReadQueue, Steps
 from api.http.models import CloudEventBody
 from api.http.problems import shown
+from api.http.response_models import CloudEventsAnswer
+from api.http.responses import Response
 from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
 from api.telemetry.request_log import LoggedWrite
 from counter.config.event_rules import EVENT_TEXT, CloudEvent, adds_of, need_extensions, rules_of
@@ -186,7 +187,7 @@ class EventRoutes:
         UnsupportedMediaTypeError."""
         headers = [
             (name.removeprefix(_PREFIX).decode(), value)
-            for name, value in call.scope["headers"]
+            for name, value in call.headers
             if name.startswith(_PREFIX)
         ]
         given = call.header(b"content-type") or b""
@@ -214,9 +215,7 @@ class EventRoutes:
 
 
 def _wants_outcomes(call: Call) -> bool:
-    return any(
-        name == b"prefer" and _REPRESENTATION.search(value) for name, value in call.scope["headers"]
-    )
+    return any(name == b"prefer" and _REPRESENTATION.search(value) for name, value in call.headers)
 
 
 def _keyed(

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from fastapi import Query
 
-from api.http.answer_models import (
+from api.http.models import BusiestQuery, NoQuery
+from api.http.response_models import (
     BusiestAnswer,
     BusyCounter,
     Outcomes,
@@ -16,7 +17,6 @@ from api.http.answer_models import (
     ShardAnswer,
     ShardsAnswer,
 )
-from api.http.models import BusiestQuery, NoQuery
 from api.http.routing import NAMESPACE, CallOf, InNamespace, route
 from api.routes.hot_counters import Busiest, busiest
 from api.telemetry.exposition import ApiExposition

@@ -12,11 +12,11 @@ import pydantic_core
 from msgspec import Raw, Struct
 from pydantic import TypeAdapter, ValidationError
 
-from api.http.answers import added_texts
 from api.http.connections import Steps
 from api.http.fast_json import read_batch, read_lines
 from api.http.models import BatchAddBody, BatchAddItem, TokenBody, check_size, read_body
 from api.http.problems import ItemProblems, body_error
+from api.http.responses import added_texts
 from counter.background import TURN_ITEMS
 from counter.core.rate_limits import Allowance
 from counter.core.results import Add, Added

@@ -11,10 +11,11 @@ from typing import Annotated, Final
 
 from fastapi import Query
 
-from api.http.answer_models import KeyAnswer, KeyPostAnswer, KeysAnswer
 from api.http.auth import Authorizer
-from api.http.call import Call, Response
+from api.http.call import Call
 from api.http.models import KeyBody, NoQuery
+from api.http.response_models import KeyAnswer, KeyPostAnswer, KeysAnswer
+from api.http.responses import Response
 from api.http.routing import CallOf, route
 from counter.errors import NotFoundError, PreconditionFailedError
 from counter.ports import Clock

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import Query
 
-from api.http.answers import count_text
 from api.http.auth import Authorizer
-from api.http.call import Call, Response
+from api.http.call import Call
 from api.http.models import NoQuery
 from api.http.problems import problem_bytes
+from api.http.responses import Response, count_text
 from api.http.routing import COUNTER, CallOf, EventStream, InNamespace, route
 from api.http.streaming import EVENT_STREAM, StreamResponse, Streams, stream_of
 from counter import limits
@@ -101,12 +101,12 @@ class LiveRoutes:
     ) -> Response:
         """A counter's count as it changes, by server-sent events."""
         first = await self._service.reader.read_one(namespace, call.counter, None)
-        leave = self.streams.enter(call)
+        end = self.streams.count(call)
         watch = self._join(namespace, call.counter, first)
         return StreamResponse.of(
             EVENT_STREAM,
             stream_of(lambda: self._pieces(call, watch)),
-            lambda: self._leave(watch, leave),
+            lambda: self._end(watch, end),
         )
 
     def close(self) -> None:
@@ -124,8 +124,8 @@ class LiveRoutes:
         watch.watchers += 1
         return watch
 
-    def _leave(self, watch: _Watch, leave: Callable[[], None]) -> None:
-        leave()
+    def _end(self, watch: _Watch, end: Callable[[], None]) -> None:
+        end()
         watch.watchers -= 1
         if not watch.watchers:
             del self._watches[watch.namespace.id, watch.counter]

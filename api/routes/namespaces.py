@@ -13,15 +13,16 @@ from typing import Annotated, Any, Final
 from fastapi import Query
 from pydantic.json_schema import SkipJsonSchema
 
-from api.http.answer_models import (
+from api.http.call import Call
+from api.http.models import ClientsBody, NamespaceBody, NoQuery, TokensBody
+from api.http.response_models import (
     IssuedToken,
     NamespaceAnswer,
     NamespacePutAnswer,
     NamespacesAnswer,
     TokensAnswer,
 )
-from api.http.call import Call, Response
-from api.http.models import ClientsBody, NamespaceBody, NoQuery, TokensBody
+from api.http.responses import Response
 from api.http.routing import ETAG, NAMESPACE, CallOf, InNamespace, created, matched, route
 from counter.config.namespace_rules import (
     Clients,

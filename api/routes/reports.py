@@ -17,16 +17,8 @@ from weakref import WeakValueDictionary
 from fastapi import Query
 from pydantic.json_schema import SkipJsonSchema
 
-from api.http.answer_models import (
-    CountersAnswer,
-    EventAnswer,
-    EventsAnswer,
-    HistoryAnswer,
-    RecountAnswer,
-)
-from api.http.answers import count_text, json_text, metric_text, metrics_head
 from api.http.auth import Authorizer
-from api.http.call import CSV, JSON, OPENMETRICS, Call, Response, preferred
+from api.http.call import CSV, JSON, OPENMETRICS, Call, preferred
 from api.http.models import (
     CountersOrder,
     CountersQuery,
@@ -35,6 +27,14 @@ from api.http.models import (
     PrefixQuery,
     RecountBody,
 )
+from api.http.response_models import (
+    CountersAnswer,
+    EventAnswer,
+    EventsAnswer,
+    HistoryAnswer,
+    RecountAnswer,
+)
+from api.http.responses import Response, count_text, json_text, metric_text, metrics_head
 from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetrics, route
 from api.http.streaming import StreamResponse, stream_of
 from counter import limits
@@ -122,7 +122,7 @@ class ReportRoutes:
         from_us = to_us - limits.HOUR if query.from_ is None else query.from_
         step_us = _step(query.step, from_us, to_us, window_us)
         settled, rows, as_of_us = await self.service.reader.history(namespace, call.counter, to_us)
-        is_csv = preferred(call.scope, (JSON, b"text/csv")) != JSON
+        is_csv = preferred(call.headers, (JSON, b"text/csv")) != JSON
         # In a thread: thousands of points take the event loop's time of several requests.
         body = await asyncio.to_thread(
             lambda: _history_text(

@@ -17,9 +17,9 @@ from starlette.routing import Route as PlainRoute
 from api.console.pages import PATH, Console
 from api.document.openapi import DESCRIPTION, LICENSE, SERVERS, TAGS, document_of
 from api.document.problem_page import POLICY, problems_page
-from api.http.answer_models import HealthAnswer, ReadyAnswer
 from api.http.call import preferred
 from api.http.problems import PROBLEM_TYPE
+from api.http.response_models import HealthAnswer, ReadyAnswer
 from api.http.routing import Route, problem
 from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
@@ -130,7 +130,7 @@ def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
 
 async def _home(request: Request) -> Response:
     """Lead a browser to the console: terminals make the address of the service a link."""
-    if preferred(request.scope, (PROBLEM_TYPE, _HTML)) != _HTML:
+    if preferred(request.scope["headers"], (PROBLEM_TYPE, _HTML)) != _HTML:
         raise NotFoundError(
             "there is nothing at '/'; /console is a page for people, and /docs describes the API"
         )

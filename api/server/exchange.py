@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from api.http.call import NO_CONTENT, NOT_MODIFIED, AsgiScope, Message, Receive, Send
+from api.http.call import NO_CONTENT, NOT_MODIFIED, App, AsgiScope, Message
 from counter.errors import CounterError
-
-App = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 
 #: Reading pauses at this number of bytes of a body that its handler has not read.
 BODY_BYTES_WAITING_MAX: Final = 65_536
@@ -38,7 +36,7 @@ class Exchange(Protocol):
     expects_continue: bool
     was_continued: bool
     #: What has arrived of the request's body, and was not read.
-    body: bytes | bytearray
+    unread: bytes | bytearray
     more_body: bool
     response_started: bool
     response_complete: bool
@@ -95,7 +93,6 @@ class AsgiExchange:
         "_connection",
         "_head",
         "_is_chunked",
-        "body",
         "expects_continue",
         "is_disconnected",
         "keep_alive",
@@ -103,6 +100,7 @@ class AsgiExchange:
         "response_complete",
         "response_started",
         "scope",
+        "unread",
         "was_continued",
     )
 
@@ -119,7 +117,7 @@ class AsgiExchange:
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
         self.was_continued = False
-        self.body: bytes | bytearray = bytearray()
+        self.unread: bytes | bytearray = bytearray()
         self.more_body = True
         self.is_disconnected = False
         self.response_started = False
@@ -132,7 +130,7 @@ class AsgiExchange:
 
     def add_body(self, body: bytes) -> None:
         """See :class:`Exchange`."""
-        self.body += body
+        self.unread += body
         self._changed.set()
 
     def end_body(self) -> None:
@@ -171,7 +169,7 @@ class AsgiExchange:
             self._changed.clear()
         if self.is_disconnected or self.response_complete:
             return {"type": "http.disconnect"}
-        body, self.body = bytes(self.body), bytearray()
+        body, self.unread = bytes(self.unread), bytearray()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:

@@ -24,14 +24,14 @@ from httptools import (
     parse_url,
 )
 
+from api.http.call import App, RequestIds
 from api.http.connections import FULL, LATE, MALFORMED, UNTAKEN, Connections, peer_of
 from api.http.problems import problem_bytes, retry_after_s
-from api.http.response_headers import COMMON_HEADERS, RequestIds
+from api.http.responses import COMMON_LINES
 from api.server.exchange import (
     BODY_BYTES_WAITING_MAX,
     STATUS_LINES,
     UNANSWERED,
-    App,
     AsgiExchange,
     Exchange,
 )
@@ -312,7 +312,7 @@ class HttpProtocol(asyncio.Protocol):
         return (
             latest is not None
             and not latest.response_complete
-            and len(latest.body) > BODY_BYTES_WAITING_MAX
+            and len(latest.unread) > BODY_BYTES_WAITING_MAX
         )
 
     def _read(self, data: bytes) -> None:
@@ -504,7 +504,7 @@ class HttpProtocol(asyncio.Protocol):
         if latest is None or latest.response_complete:
             return
         latest.add_body(body)
-        if len(latest.body) > BODY_BYTES_WAITING_MAX:
+        if len(latest.unread) > BODY_BYTES_WAITING_MAX:
             self.pause_reading()
 
     def on_message_complete(self) -> None:
@@ -529,7 +529,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def _next(self) -> None:
         """Start the next request that is pending; without one, the connection is idle."""
-        self.resume_reading()
+        if self.is_reading_paused or self._unread or self._held_bytes:
+            self.resume_reading()
         if self.pending:
             self._run(self.pending.popleft())
         elif self.waiting_since_s is None:
@@ -648,7 +649,7 @@ class HttpProtocol(asyncio.Protocol):
             % (
                 STATUS_LINES[error.status],
                 b"" if wait_s is None else b"retry-after: %d\r\n" % wait_s,
-                *(len(body), COMMON_HEADERS % self.ids.new(), body),
+                *(len(body), COMMON_LINES % self.ids.new(), body),
             )
         )
 

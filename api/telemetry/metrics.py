@@ -89,7 +89,7 @@ class RequestMetrics:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], list[float]] = {}
 
-    def answered(self, route: str, status: int, took_s: float) -> None:
+    def count(self, route: str, status: int, took_s: float) -> None:
         """Count a request to *route*, such as ``GET /v1/namespaces/{namespace}``. This is on the
         hot path: a lookup, a bisection and two additions."""
         counts = self._seen.get((route, status))

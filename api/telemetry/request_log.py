@@ -17,8 +17,9 @@ from http import HTTPStatus
 from typing import Any, Final, Literal, NamedTuple
 
 from api.http.auth import Caller
-from api.http.call import Call, Response
-from api.http.hooks import Ended
+from api.http.call import Call
+from api.http.pipeline import Ended
+from api.http.responses import Response
 from counter.clock import to_rfc3339
 from counter.core.results import Added, Credential
 from counter.errors import CounterError
@@ -64,7 +65,7 @@ class LoggedWrite(NamedTuple):
 
 
 class RequestLog:
-    """Log requests; see :class:`api.http.hooks.Observer`."""
+    """Log requests; see :class:`api.http.pipeline.Observer`."""
 
     def __init__(self, which: Which, now_s: Callable[[], float] = time.monotonic) -> None:
         self.wants_all = which == "all"
@@ -76,12 +77,12 @@ class RequestLog:
         #: Failures of this second that were not logged, by code.
         self._left_out: Counter[str] = Counter()
 
-    def began(self, call: Call) -> Ended:
+    def begin(self, call: Call) -> Ended:
         """Set the request id for log lines meanwhile; return the function that logs its end."""
         began_s = self._now_s()
         REQUEST_ID.set(call.request_id)
 
-        def ended(response: Response | None) -> None:
+        def end(response: Response | None) -> None:
             if self.wants_all or (self._failures and response is not None and _failed(response)):
                 writes = call.route is not None and call.route.writes
                 line = _of_call(call) | end_of(response, writes, call.logged)
@@ -90,7 +91,7 @@ class RequestLog:
             # Not reset by token: a cancelled task may be closed from another context.
             REQUEST_ID.set("")
 
-        return ended
+        return end
 
     def _write(self, line: dict[str, Any]) -> None:
         status, code = line.get("status"), line.get("code")
@@ -130,7 +131,7 @@ def _failed(response: Response) -> bool:
 def _of_call(call: Call) -> dict[str, Any]:
     return {
         "request_id": call.request_id,
-        "method": call.scope["method"],
+        "method": call.method,
         "route": None if call.route is None else call.route.path,
         "namespace": call.namespace[:NAMESPACE_NAME_CHARS_MAX],
         "counter": call.counter,

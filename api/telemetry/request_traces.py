@@ -9,8 +9,9 @@ from opentelemetry import context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from api.http.call import Call, Response
-from api.http.hooks import Ended
+from api.http.call import Call
+from api.http.pipeline import Ended
+from api.http.responses import Response
 from api.telemetry.request_log import end_of
 from counter.limits import NAMESPACE_NAME_CHARS_MAX
 
@@ -18,7 +19,7 @@ _TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
 
 
 class RequestSpans:
-    """Make spans of requests; see :class:`api.http.hooks.Observer`.
+    """Make spans of requests; see :class:`api.http.pipeline.Observer`.
 
     Attributes have the names of OpenTelemetry's HTTP conventions, or ``counter.…``. None contains a
     key's secret, a query or a body."""
@@ -29,7 +30,7 @@ class RequestSpans:
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
-    def began(self, call: Call) -> Ended:
+    def begin(self, call: Call) -> Ended:
         """Start a span; calls to the store become its children."""
         carrier = {
             name.decode(): value.decode("latin-1")
@@ -42,7 +43,9 @@ class RequestSpans:
         )
         token = context.attach(set_span_in_context(span, parent))
 
-        def ended(response: Response | None) -> None:
+        def end(response: Response | None) -> None:
+            if call.caller is not None and call.caller.key is not None:
+                span.set_attribute("counter.key", call.caller.key.id)
             writes = call.route is not None and call.route.writes
             for name, value in end_of(response, writes, call.logged).items():
                 if name == "status" and value is not None:
@@ -57,17 +60,17 @@ class RequestSpans:
             context.detach(token)
             span.end()
 
-        return ended
+        return end
 
 
 def _name(call: Call) -> str:
-    return str(call.scope["method"]) if call.route is None else call.route.name
+    return str(call.method) if call.route is None else call.route.name
 
 
 def _attributes(call: Call) -> dict[str, Any]:
     attributes: dict[str, Any] = {
-        "http.request.method": call.scope["method"],
-        "url.scheme": call.scope.get("scheme", "http"),
+        "http.request.method": call.method,
+        "url.scheme": call.scheme,
         "counter.request_id": call.request_id,
     }
     if call.route is not None:
@@ -76,6 +79,4 @@ def _attributes(call: Call) -> dict[str, Any]:
         attributes["counter.namespace"] = call.namespace[:NAMESPACE_NAME_CHARS_MAX]
     if call.counter:
         attributes["counter.name"] = call.counter
-    if call.caller is not None and call.caller.key is not None:
-        attributes["counter.key"] = call.caller.key.id
     return attributes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api.http.answers import metrics_head
+from api.http.responses import metrics_head
 from tests.deploy.expositions import everything, families_of
 from tests.deploy.test_alerts import ALERTS
 from tests.support.promtool import promtool

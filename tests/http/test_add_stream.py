@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 import pytest
 
-from api.http.answers import added_texts
+from api.http.auth import Caller
 from api.http.fast_json import read_lines
+from api.http.responses import added_texts
 from api.routes import add_stream, items
 from api.routes.add_stream import AddStreams
 from api.routes.items import Items
@@ -176,7 +177,7 @@ async def test_who_reads_no_answers_is_read_no_more(fast_dir: Path) -> None:
             nonlocal held
             held = max(held, *(len(each._data) for each in streams._bodies), 0)
             (protocol,) = wire.connections
-            held = max(held, len(protocol.latest.body))
+            held = max(held, len(protocol.latest.unread))
             return bool(protocol.is_reading_paused and not protocol.writable.is_set())
 
         async def send() -> None:
@@ -235,7 +236,7 @@ async def test_it_waits_for_a_rate_that_does_not_say_how_long(
     refusals = chain([RateLimitedError("wait")], repeat(None))
     async with open_stream(wire.port) as client:
         await client.status()
-        with patch.object(streams._authorizer, "charge", side_effect=refusals):
+        with patch.object(Caller, "charge", side_effect=refusals):
             client.send(line(1))
             assert (await client.answer() or {})["replayed"] is False
     assert waits == [1.0]

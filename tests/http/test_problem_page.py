@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from api.document.problem_page import POLICY, problems_page, shapes
-from api.http.answer_models import Problem
 from api.http.problems import problem_of, problem_types
+from api.http.response_models import Problem
 from counter.errors import CounterError
 
 PAGE = problems_page().decode()

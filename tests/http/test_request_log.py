@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.http.call import Call, Response
+from api.http.call import AsgiCall, RequestIds, Target
+from api.http.responses import Response
 from api.http.routing import Route
 from api.telemetry.request_log import RequestLog
 from counter.limits import INT64_MAX
@@ -182,13 +183,14 @@ async def test_a_flood_of_failures_is_reported_in_a_few_lines(
 ) -> None:
     now_s = [0.0]
     log = RequestLog("failures", lambda: now_s[0])
-    call = Call({"method": "POST", "headers": []}, _nothing, 0, "r")
-    call.route = Route("POST", ADD, _nothing, Scope.WRITE, writes=True)
+    target = Target("POST", Route("POST", ADD, _nothing, Scope.WRITE, writes=True))
+    scope = {"query_string": b"", "headers": []}
+    call = AsgiCall(target, scope, _nothing, RequestIds(), 0)
     problem = Response(503, b'{"code":"overloaded","applied":null}', b"application/problem+json")
 
     def fail(times: int) -> None:
         for _ in range(times):
-            log.began(call)(problem)
+            log.begin(call)(problem)
 
     fail(1_000)
     assert [each["outcome"] for each in told(caplog)] == ["refused"] * 10

@@ -48,7 +48,7 @@ _UNTOUCHED: Final = "untouched"
 #: With --changed-since, tests of these run only if one of the paths has changed, the test itself,
 #: or a module that it imports.
 WATCHED: Final[dict[str, tuple[str, ...]]] = {
-    "tests/browser": ("api/console", "api/http/response_headers.py", "api/routes/site.py", "docs"),
+    "tests/browser": ("api/console", "api/http/responses.py", "api/routes/site.py", "docs"),
     "tests/benchmarks": ("benchmarks",),
     "tests/docs": ("README.md", "docs", "scripts"),
     "tests/clients/test_generated.py": ("api", "clients/generated", "counter/types.py"),

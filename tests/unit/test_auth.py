@@ -27,7 +27,7 @@ def admitted(authorizer: Authorizer, numbers: range) -> list[int]:
     found = []
     for number in numbers:
         try:
-            authorizer.admit(authorizer.anyone, space(number), 1)
+            authorizer.anyone.admit(space(number), 1)
         except RateLimitedError:
             continue
         found.append(number)
@@ -72,14 +72,14 @@ def test_adds_that_a_namespace_refuses_take_nothing_of_their_senders_rate(clock:
     ring = KeyRing(MemoryStore(clock).keys, clock)
     authorizer = Authorizer(ring, {"adds": 10}, lambda: clock.boottime_us() / SECOND)
     narrow, wide = space(1), replace(space(2), settings=replace(SETTINGS, adds_per_s=0))
-    authorizer.admit(authorizer.anyone, narrow, 1)
+    authorizer.anyone.admit(narrow, 1)
     with pytest.raises(RateLimitedError, match="namespace 'n1'"):
-        authorizer.charge(authorizer.anyone, narrow, 1_000)
+        authorizer.anyone.charge(narrow, 1_000)
     with pytest.raises(RateLimitedError, match="namespace 'n1'"):
-        authorizer.admit(authorizer.anyone, narrow, 1)
-    authorizer.admit(authorizer.anyone, wide, 9)
+        authorizer.anyone.admit(narrow, 1)
+    authorizer.anyone.admit(wide, 9)
     with pytest.raises(RateLimitedError, match="a client without a key"):
-        authorizer.admit(authorizer.anyone, wide, 1)
+        authorizer.anyone.admit(wide, 1)
 
 
 def test_namespaces_without_rates_share_nothing(authorizer: Authorizer) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from api.http.call import Call, Message
+from api.http.call import AsgiCall, Call, Message, RequestIds, Target
 from api.http.connections import ReadQueue
 from api.routes.events import EventRoutes
 from counter import limits
@@ -41,7 +41,8 @@ def batch(events: int) -> Call:
         return {"body": body, "type": "http.request"}
 
     headers = [(b"content-type", b"application/cloudevents-batch+json")]
-    return Call({"headers": headers}, receive, body_bytes_max=len(body), request_id="")
+    scope = {"query_string": b"", "headers": headers}
+    return AsgiCall(Target("POST", None), scope, receive, RequestIds(), len(body))
 
 
 async def test_rules_are_applied_to_a_long_batch_in_many_turns_of_the_event_loop() -> None:

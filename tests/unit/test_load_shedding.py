@@ -6,10 +6,13 @@ from functools import partial
 
 import pytest
 
-from api.http.call import Call, Message, Response
+from api.http.call import AsgiCall, Message, RequestIds, Target
 from api.http.load_shedding import LoadShedder, timeout_us
+from api.http.responses import Response
+from api.http.routing import Route
 from counter.core.admission import Load
 from counter.errors import InvalidParameterError, OverloadedError
+from counter.types import Scope
 from tests.support.clock import FakeClock
 from tests.support.times import SECOND, START_US
 from tests.support.virtual import virtually
@@ -72,9 +75,14 @@ def test_a_refused_body_is_read_whole_and_its_handler_called_in_its_turn() -> No
     async def receive() -> Message:
         return parts.pop(0)
 
+    async def never() -> Response:
+        raise AssertionError
+
     async def handle() -> float:
-        call = Call({"headers": []}, receive, body_bytes_max=100, request_id="")
-        call.let_in = partial(flooded().let_in, None)
+        target = Target("POST", Route("POST", "/v1/adds", never, Scope.WRITE, writes=True))
+        scope = {"query_string": b"", "headers": []}
+        call = AsgiCall(target, scope, receive, RequestIds(), 100)
+        call.shedder = flooded()
         with pytest.raises(OverloadedError):
             await call.body()
         return asyncio.get_running_loop().time()

@@ -52,9 +52,9 @@ def test_calls_and_those_that_failed_are_counted() -> None:
 
 def test_requests_are_reported_by_route_and_status_and_their_times_by_class() -> None:
     requests = RequestMetrics()
-    requests.answered(ADD, 200, 0.003)
-    requests.answered(ADD, 201, 0.004)
-    requests.answered(ADD, 409, 60)
+    requests.count(ADD, 200, 0.003)
+    requests.count(ADD, 201, 0.004)
+    requests.count(ADD, 409, 60)
     found = samples(requests.collect())
     assert [found[f"counter_requests_total {ADD} {status}"] for status in (200, 201, 409)] == [
         1
@@ -69,8 +69,8 @@ def test_unknown_routes_are_counted_together() -> None:
     """Whatever comes, there are only so many series."""
     requests = RequestMetrics()
     for number in range(2_000):
-        requests.answered(f"GET /{number}", 200, 0.001)
-    requests.answered("GET /0", 200, 0.001)
+        requests.count(f"GET /{number}", 200, 0.001)
+    requests.count("GET /0", 200, 0.001)
     found = samples(requests.collect())
     routes = [name for name in found if name.startswith("counter_requests_total")]
     assert len(routes) <= 513

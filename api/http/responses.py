@@ -1,4 +1,4 @@
-"""Make the responses of hot routes, whose JSON is written directly, and problems."""
+"""Responses and their headers; the JSON of hot routes, which is written directly; problems."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
-from api.http.answer_models import ClearAnswer
-from api.http.call import JSON, Response
+from pydantic import BaseModel
+
+from api.http.call import JSON, NO_CONTENT, NOT_MODIFIED, Headers, Receive, Send
 from api.http.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
+from api.http.response_models import ClearAnswer
 from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.results import Added
@@ -22,6 +24,61 @@ from counter.windows import honoured_for
 
 _REPLAYED_HEADER: Final = (b"idempotency-replayed", b"true")
 _REPLAYED_TEXT: Final[Mapping[bool | None, str]] = {True: "true", False: "false", None: "null"}
+#: Of every response: a count is true only at its instant, and browsers must not guess types.
+COMMON_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+#: The same as lines of a head, with a place for the request id.
+COMMON_LINES: Final = b"x-request-id: %s\r\n" + b"".join(
+    b"%s: %s\r\n" % each for each in COMMON_HEADERS
+)
+#: The documentation page starts with an inline script.
+_DOCS_POLICY: Final = (
+    b"default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
+    b" img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_POLICY: Final = b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
+
+
+def page_headers(path: str) -> Headers:
+    """Return what the page at *path* has besides."""
+    return (
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-frame-options", b"DENY"),
+        (b"content-security-policy", _DOCS_POLICY if path == "/docs" else _POLICY),
+    )
+
+
+class Response(NamedTuple):
+    """A response: its status, body and headers."""
+
+    status: int
+    body: bytes
+    content_type: bytes = JSON
+    headers: Headers = ()
+
+    @classmethod
+    def json(cls, model: BaseModel, status: int = 200, headers: Headers = ()) -> Response:
+        """Return *model* in JSON, with the members that are set."""
+        return Response(status, model.model_dump_json(exclude_unset=True).encode(), JSON, headers)
+
+    @property
+    def head(self) -> Headers:
+        """All headers, with those that describe the body."""
+        if self.status in (NO_CONTENT, NOT_MODIFIED):
+            return self.headers
+        length = b"%d" % len(self.body)
+        return ((b"content-type", self.content_type), (b"content-length", length), *self.headers)
+
+    def with_headers(self, *more: tuple[bytes, bytes]) -> Response:
+        """Return this response with *more* headers."""
+        return self._replace(headers=(*self.headers, *more))
+
+    async def send(self, send: Send, receive: Receive, *, only_head: bool = False) -> None:
+        """Send the response over ASGI."""
+        await send({"type": "http.response.start", "status": self.status, "headers": [*self.head]})
+        await send({"type": "http.response.body", "body": b"" if only_head else self.body})
 
 
 def problem_response(error: CounterError) -> Response:
@@ -47,7 +104,7 @@ def problem_response(error: CounterError) -> Response:
     return Response(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
 
 
-def ttl_header(namespace: Namespace, *, is_key: bool) -> tuple[tuple[bytes, bytes], ...]:
+def ttl_header(namespace: Namespace, *, is_key: bool) -> Headers:
     """Return the header that says how long a token is honoured, or an arbitrary key; none if the
     namespace has no tokens."""
     if namespace.settings.counter_type is CounterType.BEST_EFFORT:
@@ -66,7 +123,7 @@ def json_text(text: str) -> str:
 
 
 def added_text(namespace: Namespace, added: Added, extra: str = "") -> str:
-    """Return an add's answer in JSON; *extra* are further members, each after a comma."""
+    """Return the response to an add in JSON; *extra* are further members, each after a comma."""
     if namespace.settings.counter_type is CounterType.BEST_EFFORT:
         extra += ',"retry_safe":false'
     return (
@@ -104,13 +161,13 @@ def _outcome_text(
 
 
 def added_response(namespace: Namespace, added: Added, extra: str = "") -> Response:
-    """Return an add's answer."""
+    """Return the response to an add."""
     headers = (_REPLAYED_HEADER,) if added.replayed else ()
     return Response(200, added_text(namespace, added, extra).encode(), JSON, headers)
 
 
 def cleared_response(namespace: Namespace, cleared: Added) -> Response:
-    """Return a clear's answer."""
+    """Return the response to a clear."""
     body = ClearAnswer(
         namespace=namespace.name,
         counter=cleared.counter,

@@ -1,6 +1,6 @@
 """Answers, as pydantic models: what the OpenAPI document says of them.
 
-Hot answers are written as text in :mod:`api.http.answers`; tests/http/test_fuzz.py holds what is
+Hot answers are written as text in :mod:`api.http.responses`; tests/http/test_fuzz.py holds what is
 answered to these models.
 """
 
