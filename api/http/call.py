@@ -11,10 +11,11 @@ import secrets
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from api.http.models import Body, QueryModel, read_body, read_query
+from counter.core.admission import Bounded
 from counter.core.rate_limits import UNLIMITED, Allowance
 from counter.core.results import Credential
 from counter.errors import (
@@ -32,8 +33,6 @@ from counter.types import Namespace, Token
 
 if TYPE_CHECKING:
     from api.http.auth import Caller, KeyMemory
-    from api.http.load_shedding import LoadShedder
-    from api.http.routing import Route
 
 
 AsgiScope = MutableMapping[str, Any]
@@ -67,11 +66,30 @@ class ClientGoneError(Exception):
     """The client disconnected before its request was complete: no response can be sent."""
 
 
+class Admission(Protocol):
+    """Limits the memory of bodies, and rejects writes that would wait for too long."""
+
+    bodies: Bounded
+
+    async def let_in(self, timeout: bytes | None) -> None:
+        """Wait until a write may begin: *timeout* is its header Request-Timeout. Raises
+        OverloadedError."""
+        ...
+
+
+class RouteInfo(Protocol):
+    """A route as requests, logs and traces know it; see :class:`api.http.routing.Route`."""
+
+    name: str
+    path: str
+    writes: bool
+
+
 class Target(NamedTuple):
     """What a request is for: its route, None without one, and the names in its path."""
 
     method: str
-    route: Route | None
+    route: RouteInfo | None
     namespace: str = ""
     counter: str = ""
     #: The id of a key.
@@ -108,7 +126,7 @@ class Call:
     #: Whether the request has passed the pipeline's checks.
     is_admitted: bool = False
     #: Limits the memory of bodies, and rejects writes that would wait for too long.
-    shedder: LoadShedder | None = None
+    shedder: Admission | None = None
     #: Bytes of the memory that all bodies share.
     held: int = 0
     #: Whether the Idempotency-Key is a UUIDv7, so that its time is the token's.
