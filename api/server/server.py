@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import uvicorn
 
+from api.http.call import App
 from api.http.connections import Connections
-from api.http.middleware import App
 from api.server.protocol import cut_slow_clients
 from api.server.tls import Certificates, TlsListener
 from counter.background import pause
