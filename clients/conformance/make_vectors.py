@@ -803,7 +803,7 @@ def _budget_steps(budget: Budget, steps: Sequence[tuple[str, float, float]]) -> 
             budget.call()
             found.append({"call": True})
         else:
-            wait_s = budget.take(now_s, wait_max_s)
+            wait_s = budget.reserve(now_s, wait_max_s)
             found.append({"now_s": now_s, "wait_max_s": wait_max_s, "wait_s": wait_s})
     return {
         "retries_at_once": budget.at_once,

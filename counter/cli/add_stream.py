@@ -24,11 +24,11 @@ from counter.cli.client import (
     ServiceFlags,
     delta_of,
     duration_us,
+    explain,
     fail,
     finishing,
-    opened,
+    open_client,
     options_of,
-    said,
 )
 from counter.cli.terminal import (
     exiting,
@@ -56,7 +56,7 @@ def add_lines(service: ServiceFlags) -> None:
     """
     stream = _Stream(service)
     options = replace(options_of(service), on_flush=stream.record_refusal)
-    with opened(service, options) as client, _signals(stream):
+    with open_client(service, options) as client, _signals(stream):
         buffer = client.buffer()
         failure: Exception | None = None
         try:
@@ -132,7 +132,7 @@ class _Stream:
             self._end_with_left(failure)
             return
         if failure is not None:
-            why = said(failure, self._service) if isinstance(failure, CounterError) else failure
+            why = explain(failure, self._service) if isinstance(failure, CounterError) else failure
             fail(f"{why}\n{counted}; no line after that", EXIT_NOT_DONE)
         if self.signal is not None:
             fail(f"interrupted: {counted}", 128 + self.signal)
@@ -147,7 +147,7 @@ class _Stream:
         else:
             rejected, unsent = error.rejected, error.unsent
             cause = error.__cause__
-            remark(said(cause, self._service) if isinstance(cause, CounterError) else str(error))
+            remark(explain(cause, self._service) if isinstance(cause, CounterError) else str(error))
             if error.unfinished:
                 remark(f"it is unknown whether these are counted\n{FINISHING}")
             for unfinished in error.unfinished:
@@ -157,7 +157,7 @@ class _Stream:
             may_be = isinstance(each.error, (UnknownOutcomeError, TokenTooOldError))
             is_open = is_open or may_be
             what = "may be counted" if may_be else "is not counted"
-            remark(f"{each.counter}: {each.delta:+} {what}: {said(each.error)}")
+            remark(f"{each.counter}: {each.delta:+} {what}: {explain(each.error)}")
         if unsent:
             remark("what is not counted is on standard output, as lines for add --stream")
         read = plural(self._lines, "line was", "lines were")

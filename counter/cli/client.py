@@ -239,7 +239,7 @@ def delta_of(text: str) -> int:
 
 
 @contextmanager
-def opened(
+def open_client(
     flags: ServiceFlags, options: Options | None = None, api_key: str | None = None
 ) -> Iterator[CounterClient]:
     """Return a client of the service, with :func:`options_of` *flags* and :func:`key_of` *flags*
@@ -282,7 +282,7 @@ def key_in(file: Path) -> str:
 
 
 @contextmanager
-def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
+def exit_codes(flags: ServiceFlags | None = None) -> Iterator[None]:
     """Exit with the code of commands against a service, and print the error to standard error.
 
     *flags* are used in the command that finishes an add with an unknown outcome.
@@ -308,7 +308,7 @@ def ended(flags: ServiceFlags | None = None) -> Iterator[None]:
         report_unfinished(error.unfinished, flags or DEFAULT_SERVICE, why=why_unknown(error))
         raise SystemExit(EXIT_UNKNOWN) from None
     except CounterError as error:
-        fail(said(error, flags), exit_code(error))
+        fail(explain(error, flags), exit_code(error))
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_NOT_DONE)
 
@@ -333,7 +333,7 @@ def exit_code(error: CounterError) -> int:
     )
 
 
-def said(error: CounterError, flags: ServiceFlags | None = None) -> str:
+def explain(error: CounterError, flags: ServiceFlags | None = None) -> str:
     """Return the text of *error* of a command with *flags*, and the fix, in terms of the command
     line."""
     listed = error.fields.get("errors")

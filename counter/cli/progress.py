@@ -19,12 +19,12 @@ class Bar:
         self._shown = shown
         self._task = None if shown is None else shown.add_task(what, total=total)
 
-    def go_on(self, by: int) -> None:
+    def advance(self, by: int) -> None:
         """Advance by an amount."""
         if self._shown is not None and self._task is not None:
             self._shown.advance(self._task, by)
 
-    def be_at(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int) -> None:
         """Set the amount done and the total."""
         if self._shown is not None and self._task is not None:
             self._shown.update(self._task, completed=done, total=total)

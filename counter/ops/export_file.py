@@ -81,7 +81,7 @@ class ExportWriter:
         self.file.flush()
         return trailer
 
-    def go_on(self) -> int:
+    def resume(self) -> int:
         """Read what an earlier run wrote, up to the first incomplete line; return its end in bytes.
 
         Raises StartupError if the header is missing or different.
@@ -186,7 +186,7 @@ class PartFile:
     def begin(self, writer: ExportWriter) -> bool:
         """Have *writer* begin, or continue an interrupted run; return whether it continues."""
         try:
-            end = writer.go_on()
+            end = writer.resume()
         except StartupError as error:
             raise StartupError(f"{self.part}: {error}") from None
         self.file.seek(end)

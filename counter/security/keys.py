@@ -180,7 +180,7 @@ class KeyRing:
             asyncio.create_task(every(seconds, work, stop, _log, what))
             for seconds, work, what in (
                 (_READ_EVERY_S, self.refresh, "reading the API keys"),
-                (_NOTE_EVERY_S, self._note_uses, "storing the last uses of API keys"),
+                (_NOTE_EVERY_S, self._save_uses, "storing the last uses of API keys"),
             )
         ]
         try:
@@ -191,9 +191,9 @@ class KeyRing:
             # Uses whose recording is cancelled here are recorded below.
             await asyncio.gather(*loops, return_exceptions=True)
         with suppress(CounterError):
-            await self._note_uses()
+            await self._save_uses()
 
-    async def _note_uses(self) -> None:
+    async def _save_uses(self) -> None:
         used, self._used = self._used, {}
         if not used:
             return

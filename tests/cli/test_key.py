@@ -82,7 +82,7 @@ async def test_a_process_that_serves_from_the_directory_learns_of_it(shell: KeyS
         await ring.refresh()
         found = ring.find(text.encode())
         assert found is not None
-        await ring._note_uses()
+        await ring._save_uses()
         assert (await in_thread(shell.listed))[0]["last_used"] is not None
         await in_thread(shell.run, "revoke", text)
         await ring.refresh()

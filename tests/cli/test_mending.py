@@ -169,10 +169,10 @@ def test_a_recount_that_changed_a_count_says_so(
             return SimpleNamespace(as_of=datetime.min.replace(tzinfo=UTC))
 
     @contextmanager
-    def opened(_: Any) -> Iterator[Mended]:
+    def open_client(_: Any) -> Iterator[Mended]:
         yield Mended()
 
-    monkeypatch.setattr(counter.cli.commands.recount, "opened", opened)
+    monkeypatch.setattr(counter.cli.commands.recount, "open_client", open_client)
     assert exit_code("recount", "seen") == 1
     assert "its count is 7, and it was 9, which was wrong" in capsys.readouterr().out
 

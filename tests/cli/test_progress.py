@@ -19,5 +19,5 @@ def test_a_file_may_be_named_like_markup() -> None:
         patch("counter.cli.progress.Screen", return_value=console),
         progress("reading [/x].csv", 1) as bar,
     ):
-        bar.go_on(1)
+        bar.advance(1)
     assert "[/x].csv" in screen.getvalue()

@@ -14,7 +14,14 @@ from cyclopts import App
 
 from counter.__main__ import main
 from counter.cli.app import app as counter
-from counter.cli.client import ServiceFlags, ended, exit_code, finishing, opened, options_of
+from counter.cli.client import (
+    ServiceFlags,
+    exit_code,
+    exit_codes,
+    finishing,
+    open_client,
+    options_of,
+)
 from counter.cli.terminal import print_out
 from counter.config.report import load
 from counter.errors import StartupError
@@ -52,7 +59,7 @@ def parsed(*words: str) -> ServiceFlags:
 
 def end_of(error: BaseException, flags: ServiceFlags | None = None) -> int:
     """The exit code that *error* leads to."""
-    with pytest.raises(SystemExit) as end, ended(flags):
+    with pytest.raises(SystemExit) as end, exit_codes(flags):
         raise error
     return int(end.value.code or 0)
 
@@ -76,16 +83,16 @@ def test_the_key_is_of_its_file_or_the_environment(
 ) -> None:
     """An error names its source, and never the key."""
     monkeypatch.setenv("COUNTER_API_KEY", "no key at all")
-    with pytest.raises(InvalidParameterError) as error, opened(AWAY):
+    with pytest.raises(InvalidParameterError) as error, open_client(AWAY):
         pass
     assert "no key at all" not in error.value.detail
     path = tmp_path / "key"
     path.write_text("ck_1\n")
-    with opened(replace(AWAY, api_key_file=path)):
+    with open_client(replace(AWAY, api_key_file=path)):
         pass
     with (
         pytest.raises(StartupError, match="No such file"),
-        opened(replace(AWAY, api_key_file=tmp_path / "gone")),
+        open_client(replace(AWAY, api_key_file=tmp_path / "gone")),
     ):
         pass
 
@@ -103,7 +110,7 @@ def test_the_key_is_of_its_file_or_the_environment(
 def test_an_invalid_option_ends_with_2(
     flags: ServiceFlags, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end, ended(), opened(flags):
+    with pytest.raises(SystemExit) as end, exit_codes(), open_client(flags):
         pass
     assert end.value.code == 2
     out, err = capsys.readouterr()
@@ -116,7 +123,7 @@ def test_a_read_whose_connection_is_refused_is_not_retried(
 ) -> None:
     """Regression: it was, until --timeout had passed."""
     flags = replace(AWAY, timeout="1h")
-    with pytest.raises(SystemExit) as end, ended(flags), opened(flags) as client:
+    with pytest.raises(SystemExit) as end, exit_codes(flags), open_client(flags) as client:
         client.get("c")
     assert end.value.code == 2
     first, last = capsys.readouterr().err.splitlines()
@@ -187,7 +194,7 @@ def test_a_full_standard_output_ends_with_141(
     """Regression: an add that was counted ended with 2, which says that nothing was sent."""
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(SystemExit) as caught, ended():
+        with pytest.raises(SystemExit) as caught, exit_codes():
             print("counted")
     assert caught.value.code == 141
     assert capfd.readouterr().err == "counter: standard output: No space left on device\n"
@@ -204,7 +211,7 @@ def test_a_full_unbuffered_standard_output_ends_with_141(
         io.TextIOWrapper(full, write_through=True) as unbuffered,
     ):
         monkeypatch.setattr(sys, "stdout", unbuffered)
-        with pytest.raises(SystemExit) as caught, ended():
+        with pytest.raises(SystemExit) as caught, exit_codes():
             print_out("counted")
         assert (caught.value.code, capfd.readouterr().err) == (141, message)
     with Path("/dev/full").open("wb", buffering=0) as full:
@@ -291,5 +298,5 @@ def test_without_standard_output_a_finished_command_succeeds(
 ) -> None:
     """Regression: an add that was counted ended with 1, which says that it is not."""
     monkeypatch.setattr(sys, "stdout", None)
-    with ended():
+    with exit_codes():
         pass

@@ -15,8 +15,8 @@ from counter.cli.client import (
     FLAG_FIELDS,
     SERVICE_PHRASES,
     ServiceFlags,
+    explain,
     in_words,
-    said,
     why_unknown,
 )
 from counter.cli.commands.namespace import CreateFlags
@@ -67,7 +67,7 @@ ROOMS = ("api/routes", "api/http", "counter/core", "counter/config")
 
 def test_no_message_of_a_problem_speaks_of_requests() -> None:
     texts = {
-        code: said(
+        code: explain(
             CounterError(" ".join(each["detail"].split()), code=code, **each.get("fields", {}))
         )
         for code, each in PROBLEMS.items()
@@ -138,19 +138,19 @@ def test_each_field_that_is_wrong_is_a_line_with_its_flag() -> None:
     first = {"field": "adds_per_s", "message": "no", "value": "-1"}
     second = {"field": "requests_per_s", "message": "too many", "value": "5"}
     missing = {"field": "shards", "message": "Field required", "value": None}
-    assert said(wrong(first, second, missing)).splitlines() == [
+    assert explain(wrong(first, second, missing)).splitlines() == [
         "--adds-per-s: no (it is -1)",
         "--requests-per-s: too many (it is 5)",
         "--shards: Field required",
     ]
     # Nested fields are no flags.
     nested = {"field": "event_rules.0.type", "message": "no", "value": None}
-    assert said(wrong(first, nested)).splitlines()[1] == "event_rules.0.type: no"
+    assert explain(wrong(first, nested)).splitlines()[1] == "event_rules.0.type: no"
 
 
 @pytest.mark.parametrize("errors", [None, "x", 5, [], ["x"], [None], [{}], [{"field": 5}, 5]])
 def test_an_answer_of_another_service_is_printed_as_it_is(errors: Any) -> None:
-    assert said(CounterError("no", errors=errors)).startswith("no")
+    assert explain(CounterError("no", errors=errors)).startswith("no")
 
 
 def test_commands_speak_of_no_requests() -> None:
@@ -193,4 +193,4 @@ def test_one_is_not_many() -> None:
 
 def test_the_namespace_of_a_hint_is_ready_for_a_shell() -> None:
     error = CounterError("n", code="scope_insufficient", scope="write")
-    assert said(error, ServiceFlags(namespace="a b")).endswith("--namespace 'a b' --scope write")
+    assert explain(error, ServiceFlags(namespace="a b")).endswith("--namespace 'a b' --scope write")

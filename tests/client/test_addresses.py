@@ -38,7 +38,7 @@ def test_after_a_while_one_attempt_finds_out(endpoints: Endpoints, clock: Clock)
     endpoints.failed("a")
     clock.now_s = 1.0
     assert [endpoints.pick(0) for _ in range(3)] == ["a", "b", "b"]
-    endpoints.answered("a")
+    endpoints.mark_reachable("a")
     assert [endpoints.pick(0) for _ in range(3)] == ["a"] * 3
 
 

@@ -290,7 +290,7 @@ def test_a_budget_gives_no_more_than_its_bucket_and_its_rate(
     now_s, made = 0.0, []
     for step_s in steps:
         now_s += step_s
-        wait_s = budget.take(now_s, 1.0)
+        wait_s = budget.reserve(now_s, 1.0)
         if wait_s is not None:
             made.append(now_s + wait_s)
     for number, at_s in enumerate(made, start=1):
@@ -331,9 +331,9 @@ def test_a_key_is_sent_no_longer_than_the_service_remembers_it() -> None:
 
 def test_a_retry_that_begins_at_the_last_moment_is_made() -> None:
     budget = small_budget(at_once=1.0, per_s=1.0, per_call=0.0)
-    assert budget.take(0.0, 0.0) == 0.0
-    assert budget.take(0.0, 0.5) is None
-    assert budget.take(0.0, 1.0) == 1.0
+    assert budget.reserve(0.0, 0.0) == 0.0
+    assert budget.reserve(0.0, 0.5) is None
+    assert budget.reserve(0.0, 1.0) == 1.0
 
 
 @pytest.mark.parametrize("given", [{}, {"max_staleness": "0s"}])
@@ -344,7 +344,7 @@ def test_a_bound_of_staleness_is_sent_if_it_is_given(given: dict[str, str]) -> N
 
 def test_the_budget_of_retries_is_filled_by_time() -> None:
     budget = small_budget(at_once=1.0, per_s=1.0, per_call=0.0)
-    pauses = [budget.take(now_s, 0.0) for now_s in (0.0, 0.5, 1.0, 1.5, 3.0, 3.5)]
+    pauses = [budget.reserve(now_s, 0.0) for now_s in (0.0, 0.5, 1.0, 1.5, 3.0, 3.5)]
     assert pauses == [0.0, None, 0.0, None, 0.0, None]
 
 
@@ -357,7 +357,7 @@ def test_the_budget_of_retries_is_changed_under_its_lock() -> None:
     taken: list[bool] = []
     budget = small_budget(at_once=1.0, per_s=1.0, per_call=0.5)
     budget.lock = Locked()
-    budget.take(0.0, 0.0)
+    budget.reserve(0.0, 0.0)
     budget.call()
     assert taken == [True, True]
 

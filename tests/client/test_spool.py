@@ -420,7 +420,7 @@ def test_a_sync_has_on_disk_what_was_open_when_the_sending_ended(tmp_path: Path)
     merging.begin()
     merging.open["a"] = 1
     merging.fail(ClosedError("the client is closed"))
-    merging.backlog.put(merging.take())
+    merging.backlog.put(merging.drain())
     merging.backlog.close()
     assert unsent(tmp_path / "spool") == {"a": 1}
 

@@ -244,13 +244,13 @@ def move_adds_outside_of_the_lock(patch: pytest.MonkeyPatch) -> None:
 
     def careless(self: Buffer) -> int:
         with self._lock:
-            taken = self._merging.take()
+            taken = self._merging.drain()
         self._merging.backlog.put(taken)
         with self._lock:
             self._merging.held = len(self._merging.backlog)
             return self._merging.backlog.begun
 
-    patch.setattr(Buffer, "_take", careless)
+    patch.setattr(Buffer, "_move_to_backlog", careless)
 
 
 def wake_no_flush(patch: pytest.MonkeyPatch) -> None:

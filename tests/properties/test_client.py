@@ -78,13 +78,13 @@ def take_cut_requests_for_unsent(patch: pytest.MonkeyPatch) -> None:
 
 def flush_too_early(patch: pytest.MonkeyPatch) -> None:
     """A flush does not wait for the piece that is being sent."""
-    flushed = buffer.Merging.note_finished
+    flushed = buffer.Merging.record_finished
 
     def early(self: buffer.Merging, rejected: Any) -> None:
         flushed(self, rejected)
         self.finished += 1
 
-    patch.setattr(buffer.Merging, "note_finished", early)
+    patch.setattr(buffer.Merging, "record_finished", early)
 
 
 FAULTS: list[tuple[Fault, int]] = [

@@ -297,9 +297,9 @@ async def test_uses_are_recorded_and_failed_records_are_retried(world: World) ->
     ring.find(world.sent)
     world.store.down = True
     with pytest.raises(StoreUnavailableError):
-        await ring._note_uses()
+        await ring._save_uses()
     world.store.down = False
-    await ring._note_uses()
+    await ring._save_uses()
     assert world.store.noted == [(ID, START_US + MINUTE + 1)]
 
 

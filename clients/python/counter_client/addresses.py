@@ -162,7 +162,7 @@ class Endpoints:
                 return url
         return first
 
-    def answered(self, url: str) -> None:
+    def mark_reachable(self, url: str) -> None:
         """Record that *url* answered, with any status."""
         if self._away_until_s:
             self._away_until_s.pop(url, None)

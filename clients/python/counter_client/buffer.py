@@ -139,7 +139,7 @@ class Merging:
         """Whether the open adds must be sent before ``max_delay``."""
         return (len(self.open) + self.held) * 2 >= self.bounds.max_items
 
-    def take(self) -> dict[str, int]:
+    def drain(self) -> dict[str, int]:
         """Remove and return all open adds, including stranded ones that only a spool can save."""
         taken, self.open = self.open, {}
         stranded, self.stranded = self.stranded, {}
@@ -165,7 +165,7 @@ class Merging:
         call_hook(self._policy.options.on_flush, flush)
         return rejected
 
-    def note_trouble(self) -> None:
+    def record_trouble(self) -> None:
         """Record that an attempt at the piece failed, or some of its items did."""
         delivery = self.delivery
         if delivery is None or delivery.trouble is None:
@@ -180,17 +180,17 @@ class Merging:
         self.failure = error
         self.stranded, self.open = self.open, {}
 
-    def note_finished(self, rejected: list[Rejected]) -> None:
+    def record_finished(self, rejected: list[Rejected]) -> None:
         """Record that a piece ended; keep its *rejected* items for the next flush or close."""
         self.rejected += rejected[: _REJECTED_MAX - len(self.rejected)]
         self.held = len(self.backlog)
         self.finished = self.backlog.finished
 
-    def note_end(self) -> None:
+    def record_end(self) -> None:
         """Record the rejected items of the last piece, after sending has stopped."""
         self.rejected += self.backlog.refused()
 
-    def take_rejected(self) -> tuple[Rejected, ...]:
+    def pop_rejected(self) -> tuple[Rejected, ...]:
         """Return the items rejected since the last call."""
         rejected, self.rejected = tuple(self.rejected), []
         return rejected
@@ -201,7 +201,7 @@ class Merging:
         is_left = bool(len(self.backlog) or self.open or self.stranded)
         if why is not None and (is_left or self.failure is not None):
             raise self._unsent(why)
-        if rejected := self.take_rejected():
+        if rejected := self.pop_rejected():
             raise RejectedError(rejected)
 
     def _unsent(self, why: str) -> UnsentError:
@@ -220,7 +220,7 @@ class Merging:
             f" {len(open_adds)} counters were not sent{reason}",
             unfinished,
             open_adds,
-            self.take_rejected(),
+            self.pop_rejected(),
         )
         error.__cause__ = cause
         return error
@@ -335,7 +335,7 @@ class Buffer:
     def sync(self) -> None:
         """Write all adds so far to the spool, if there is one: they survive this process."""
         self._check_process()
-        self._take_uninterrupted()
+        self._move_uninterrupted()
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until each add so far is counted.
@@ -355,7 +355,7 @@ class Buffer:
         merging = self._merging
         refusals = merging.refusals
         try:
-            target = self._take_uninterrupted()
+            target = self._move_uninterrupted()
         except StoreUnavailableError as error:
             return error.detail
         end_s = None if timeout is None else time.monotonic() + timeout
@@ -395,7 +395,7 @@ class Buffer:
             self._thread.join()
             self._merging.backlog.close()
         # Sending has stopped, so the leftovers are final.
-        self._merging.note_end()
+        self._merging.record_end()
         self._merging.check_flushed(why)
 
     def __enter__(self) -> Buffer:
@@ -428,32 +428,32 @@ class Buffer:
         except CounterError as error:
             _LOG.error("a buffer was left open until the program ended: %s", error)
 
-    def _take_uninterrupted(self) -> int:
-        """Run :meth:`_take` outside the main thread, where a KeyboardInterrupt could strike between
-        taking adds and saving them."""
+    def _move_uninterrupted(self) -> int:
+        """Run :meth:`_move_to_backlog` outside the main thread, where a KeyboardInterrupt could
+        strike between removing adds and saving them."""
         if threading.current_thread() is not threading.main_thread():
-            return self._take()
+            return self._move_to_backlog()
         done: Future[int] = Future()
 
-        def take() -> None:
+        def move() -> None:
             try:
-                done.set_result(self._take())
+                done.set_result(self._move_to_backlog())
             except BaseException as error:
                 done.set_exception(error)
 
         try:
-            threading.Thread(target=take, name="counter-take").start()
+            threading.Thread(target=move, name="counter-move").start()
         except RuntimeError:
             # No new threads can start when the program ends.
-            take()
+            move()
         return done.result()
 
-    def _take(self) -> int:
+    def _move_to_backlog(self) -> int:
         """Move the open adds into the backlog; return the value of ``finished`` when they end."""
         merging = self._merging
         with self._taking:
             with self._lock:
-                taken = merging.take()
+                taken = merging.drain()
             # Outside the lock: this may wait for a disk, and adds must not.
             merging.backlog.put(taken)
             with self._lock:
@@ -465,7 +465,7 @@ class Buffer:
             while self._wait_for_work():
                 # Pieces are sent one at a time; adds made meanwhile are merged.
                 if self._is_due():
-                    self._take()
+                    self._move_to_backlog()
                 self._deliver()
         except _StopError:
             pass
@@ -513,7 +513,7 @@ class Buffer:
         with self._taking:
             rejected = merging.finish(begin_s)
         with self._lock:
-            merging.note_finished(rejected)
+            merging.record_finished(rejected)
             self._done.notify_all()
 
     def _do(self, effect: Effect) -> Any:
@@ -529,7 +529,7 @@ class Buffer:
     def _pause(self, seconds: float) -> None:
         """Wait before the next attempt; meanwhile write new adds to the spool when due."""
         merging = self._merging
-        merging.note_trouble()
+        merging.record_trouble()
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             with self._lock:
@@ -539,7 +539,7 @@ class Buffer:
                 if self._work.wait_for(lambda: self._stop, left_s):
                     return
             if merging.durable and merging.open:
-                self._take()
+                self._move_to_backlog()
 
 
 class _StopError(Exception):
@@ -621,7 +621,7 @@ class AsyncBuffer:
     async def sync(self) -> None:
         """Write all adds so far to the spool, if there is one: they survive this process."""
         self._merging.check_process()
-        await self._take()
+        await self._move_to_backlog()
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until each add so far is counted. Raises as :meth:`counter_client.Buffer.flush`."""
@@ -638,7 +638,7 @@ class AsyncBuffer:
         merging = self._merging
         refusals = merging.refusals
         try:
-            target = await self._take()
+            target = await self._move_to_backlog()
         except StoreUnavailableError as error:
             return error.detail
         self._some.set()
@@ -669,7 +669,7 @@ class AsyncBuffer:
             async with self._taking:
                 self._merging.backlog.close()
         # Sending has stopped, so the leftovers are final.
-        self._merging.note_end()
+        self._merging.record_end()
         self._merging.check_flushed(why)
         return None
 
@@ -692,12 +692,12 @@ class AsyncBuffer:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _take(self) -> int:
+    async def _move_to_backlog(self) -> int:
         """Move the open adds into the backlog; return the value of ``finished`` when they end."""
         merging = self._merging
         async with self._taking:
             # Under the lock: a task cancelled while it waits for it must not have taken adds.
-            taken = merging.take()
+            taken = merging.drain()
             await self._done(lambda: merging.backlog.put(taken))
             merging.held = len(merging.backlog)
             return merging.backlog.begun
@@ -725,7 +725,7 @@ class AsyncBuffer:
             while True:
                 await self._wait_for_work()
                 if self._is_due():
-                    await self._take()
+                    await self._move_to_backlog()
                 await self._deliver()
         except Exception as error:
             self._merging.fail(error)
@@ -774,7 +774,7 @@ class AsyncBuffer:
             return
         await drive_async(delivery.for_ever(self._policy), self._do)
         rejected = await self._disk(lambda: merging.finish(begin_s))
-        merging.note_finished(rejected)
+        merging.record_finished(rejected)
         await self._notify()
 
     async def _do(self, effect: Effect) -> Any:
@@ -787,7 +787,7 @@ class AsyncBuffer:
     async def _pause(self, seconds: float) -> None:
         """Wait before the next attempt; meanwhile write new adds to the spool when due."""
         merging = self._merging
-        merging.note_trouble()
+        merging.record_trouble()
         await self._notify()
         end_s = self._policy.now_s() + seconds
         while (left_s := end_s - self._policy.now_s()) > 0:
@@ -795,4 +795,4 @@ class AsyncBuffer:
                 left_s = min(left_s, max(_TICK_S, merging.bounds.max_delay))
             await asyncio.sleep(left_s)
             if merging.durable and merging.open:
-                await self._take()
+                await self._move_to_backlog()

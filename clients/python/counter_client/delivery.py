@@ -181,7 +181,7 @@ class Delivery:
                 pause_s = min(pause_s, _PAUSE_MAX_S)
             else:
                 left_s = end_s - policy.now_s() - pause_s
-                budget_s = policy.budget.take(policy.now_s(), left_s) if left_s > 0 else None
+                budget_s = policy.budget.reserve(policy.now_s(), left_s) if left_s > 0 else None
                 if budget_s is None:
                     return
                 pause_s = max(pause_s, budget_s)

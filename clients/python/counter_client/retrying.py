@@ -88,7 +88,7 @@ class Budget:
         with self.lock.here():
             self.left = min(self.at_once, self.left + self.per_call)
 
-    def take(self, now_s: float, wait_max_s: float) -> float | None:
+    def reserve(self, now_s: float, wait_max_s: float) -> float | None:
         """Take one retry; return the seconds to wait for it, or None if that exceeds *wait_max_s*
         (then nothing is taken)."""
         with self.lock.here():
@@ -169,7 +169,7 @@ def attempts(call: Call[T], policy: Policy) -> Steps[T]:
                 unknown = True
             pause_s = policy.pause_s(number, error)
             left_s = end_s - now_s() - pause_s
-            budget_s = policy.budget.take(now_s(), left_s) if left_s > 0 else None
+            budget_s = policy.budget.reserve(now_s(), left_s) if left_s > 0 else None
             if budget_s is None:
                 if is_void:
                     raise

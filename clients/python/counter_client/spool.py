@@ -299,9 +299,9 @@ class Slot(Backlog):
                     f" {self._commits_path.name} says {known[:40]!r}; so adds are lost, or would be"
                     f" sent again. To have it sent as it is, delete {self._commits_path.name}"
                 )
-        self._note_commits()
+        self._save_commits()
 
-    def _note_commits(self) -> None:
+    def _save_commits(self) -> None:
         try:
             with self._commits_path.open("r+b", buffering=0) as file:
                 file.write(_commits_text(self._commits))
@@ -374,7 +374,7 @@ class Slot(Backlog):
                 self._db.execute("UPDATE state SET commits = ?", (self._commits + 1,))
                 self._db.execute("COMMIT")
                 self._commits += 1
-                self._note_commits()
+                self._save_commits()
             except sqlite3.Error as error:
                 raise StoreUnavailableError(f"the spool cannot be written: {error}") from error
 

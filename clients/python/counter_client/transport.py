@@ -237,7 +237,7 @@ class Common:
             _LOG.exception("a hook of the counter client failed before an attempt")
             return _UNWATCHED
 
-    def note(
+    def record_attempt(
         self,
         send: Send,
         url: str,
@@ -250,7 +250,7 @@ class Common:
         """Record whether *url* answered, call the hooks, and return the attempt's seconds."""
         took_s = time.perf_counter() - begin_s
         if isinstance(answer, Response):
-            self.answered(url)
+            self.mark_reachable(url)
         else:
             self.endpoints.failed(url)
         if self.options.on_attempt is not None or watch is not _UNWATCHED:
@@ -262,10 +262,10 @@ class Common:
             call_hook(watch.ended, attempt)
         return took_s
 
-    def answered(self, url: str) -> None:
+    def mark_reachable(self, url: str) -> None:
         """Record that a server answered at *url*."""
         self._has_answered = True
-        self.endpoints.answered(url)
+        self.endpoints.mark_reachable(url)
 
     def streamed(self, request: Request) -> dict[str, Any]:
         """Return the httpx arguments for a stream, which may be silent between lines."""
@@ -350,7 +350,7 @@ class Body:
                 f"the answer has the content encoding {packing[:40]!r}, which was not requested"
             )
 
-    def take(self, part: bytes) -> bool:
+    def append(self, part: bytes) -> bool:
         """Add *part*; return whether to read on. Raises UnexpectedAnswerError past the bound."""
         for each in self.unpacked(part):
             self._parts.append(each)
@@ -382,7 +382,7 @@ class _Lines:
         self._body = Body(response, "live")
         self._rest = b""
 
-    def take(self, part: bytes) -> Iterator[str]:
+    def feed(self, part: bytes) -> Iterator[str]:
         """Yield the lines that end in *part*. Raises UnexpectedAnswerError past the bound."""
         for each in self._body.unpacked(part):
             *ended, self._rest = (self._rest + each).split(b"\n")
@@ -399,7 +399,7 @@ def read_body(response: httpx.Response, what: str, end_s: float) -> bytes:
     Raises UnexpectedAnswerError if it is too large, and ReadTimeout if it is too slow."""
     body = Body(response, what)
     for part in response.iter_raw():
-        if not body.take(part):
+        if not body.append(part):
             break
         if time.perf_counter() > end_s:
             raise httpx.ReadTimeout("the answer comes too slowly")
@@ -410,7 +410,7 @@ async def _read_body(response: httpx.Response, what: str) -> bytes:
     """Read the whole body in an event loop; the caller bounds the time."""
     body = Body(response, what)
     async for part in response.aiter_raw():
-        if not body.take(part):
+        if not body.append(part):
             break
     return body.whole()
 
@@ -464,7 +464,7 @@ class SyncTransport(Common):
         except BaseException:
             call_hook(watch.ended, None)
             raise
-        self.note(send, url, begin_s, answer, watch)
+        self.record_attempt(send, url, begin_s, answer, watch)
         return answer
 
     def lines(self, request: Request, number: int) -> Iterator[str]:
@@ -480,10 +480,10 @@ class SyncTransport(Common):
                     end_s = time.perf_counter() + self.options.attempt_timeout_s
                     body = read_body(response, request.operation, end_s)
                     raise error_of_answer(*_response_of(response, body)[:4])
-                self.answered(url)
+                self.mark_reachable(url)
                 lines = _Lines(response)
                 for part in response.iter_raw():
-                    yield from lines.take(part)
+                    yield from lines.feed(part)
         except _ENDED as error:
             self.endpoints.failed(url)
             raise self.unreachable(url, error, request) from error
@@ -530,7 +530,7 @@ class AsyncTransport(Common):
         waiting: set[asyncio.Future[Answer]] = {first}
         try:
             done, _ = await asyncio.wait(waiting, timeout=delay_s)
-            if done or self._budget.take(time.monotonic(), 0.0) is None:
+            if done or self._budget.reserve(time.monotonic(), 0.0) is None:
                 return await first
             waiting.add(asyncio.ensure_future(self._once(_next(send, delay_s), hedged=True)))
             found: list[Answer] = []
@@ -572,7 +572,7 @@ class AsyncTransport(Common):
             # Usually a cancellation because the other hedge was faster.
             call_hook(watch.ended, None)
             raise
-        took_s = self.note(send, url, begin_s, answer, watch, hedged=hedged)
+        took_s = self.record_attempt(send, url, begin_s, answer, watch, hedged=hedged)
         if isinstance(answer, Response):
             self._seen_s.append(took_s)
         return answer
@@ -588,10 +588,10 @@ class AsyncTransport(Common):
                     async with asyncio.timeout(self.options.attempt_timeout_s):
                         body = await _read_body(response, request.operation)
                     raise error_of_answer(*_response_of(response, body)[:4])
-                self.answered(url)
+                self.mark_reachable(url)
                 lines = _Lines(response)
                 async for part in response.aiter_raw():
-                    for line in lines.take(part):
+                    for line in lines.feed(part):
                         yield line
         except _ENDED as error:
             self.endpoints.failed(url)

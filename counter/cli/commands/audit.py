@@ -113,7 +113,7 @@ class _Audit:
         with progress(f"auditing {namespace.name}", total) as bar:
             look = partial(self._audit, namespace)
             summary = await audited(
-                self.auditor, namespace, names, self.pace, look, on_batch=bar.go_on
+                self.auditor, namespace, names, self.pace, look, on_batch=bar.advance
             )
         wrong = [each for each in summary.wrong.values() if each.repairs]
         if self.flags.repair and wrong:
@@ -167,7 +167,7 @@ class _Audit:
                 done = [each.counter for each in verdicts if each.state is State.RIGHT]
                 summary.repaired += done
                 left = [name for name in left if name not in done]
-                bar.go_on(len(done))
+                bar.advance(len(done))
         if left:
             remark(f"{namespace.name}: {len(left):,} are not recounted yet: is a worker running?")
 

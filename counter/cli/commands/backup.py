@@ -34,7 +34,7 @@ def backup(
         now_us, speed = SystemClock().now_us(), _bytes_per_s(rate)
         with ending_in_order(), progress("copying", None) as bar:
             made = settings.kind.back_up(
-                settings, destination, now_us=now_us, bytes_per_s=speed, progress=bar.be_at
+                settings, destination, now_us=now_us, bytes_per_s=speed, progress=bar.update
             )
         did = {"backup": str(destination), "data": data, "as_of": made.begun_at}
         print_answer(
@@ -60,7 +60,7 @@ def restore(
         log, now_us = AdminLog(settings.audit_log, clock), clock.now_us()
         with progress("restoring", None) as bar:
             made = settings.kind.restore(
-                settings, source, now_us=now_us, progress=bar.be_at, without_keys=without_keys
+                settings, source, now_us=now_us, progress=bar.update, without_keys=without_keys
             )
         did = {"data": data, "backup": str(source), "as_of": made.begun_at}
         log.record("backup.restore", os_user(), Act(did))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from counter.cli.client import EXIT_NO, ServiceFlags, ended, fail, key_in, opened
+from counter.cli.client import EXIT_NO, ServiceFlags, exit_codes, fail, key_in, open_client
 from counter.cli.contexts import (
     CONTEXT_VARIABLE,
     NAME,
@@ -67,7 +67,7 @@ def add(
     override: Annotated[bool, flag("Replace a context of the name", name="--replace")] = False,
 ) -> None:
     """Add a context."""
-    with ended():
+    with exit_codes():
         contexts = load_contexts()
         if not NAME.fullmatch(name):
             raise StartupError(
@@ -84,7 +84,7 @@ def add(
         )
         given = {k: v for k, v in asdict(made).items() if k != "api_key" and v is not None}
         # Opening a client checks the values.
-        with opened(ServiceFlags(**given), api_key=made.api_key):
+        with open_client(ServiceFlags(**given), api_key=made.api_key):
             pass
         save_contexts(replace(contexts, by_name={**contexts.by_name, name: made}))
         remark(f"context {name!r} is added: counter context use {name} makes it the current one")
@@ -96,7 +96,7 @@ def _absolute(path: Path | None) -> str | None:
 
 def list_(*, json: JsonLines = False) -> None:
     """Show all contexts, never a key."""
-    with ended():
+    with exit_codes():
         contexts = load_contexts()
         if not contexts.by_name and not json:
             remark("there are no contexts: counter context add makes one")
@@ -128,7 +128,7 @@ def show(
     json: JsonLines = False,
 ) -> None:
     """Show a context, without its key."""
-    with ended():
+    with exit_codes():
         contexts = load_contexts()
         chosen = name or os.environ.get(CONTEXT_VARIABLE) or contexts.current
         if chosen is None:
@@ -152,7 +152,7 @@ def remove(name: _Which, /) -> None:
 @contextmanager
 def _of_one(name: str) -> Iterator[Contexts]:
     """Yield all contexts. Exits with EXIT_NO if there is none of the name."""
-    with ended():
+    with exit_codes():
         contexts = load_contexts()
         try:
             contexts.named(name)

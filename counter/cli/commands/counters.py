@@ -17,13 +17,13 @@ from counter.cli.client import (
     ServiceFlags,
     credential_of,
     delta_of,
-    ended,
+    exit_codes,
+    explain,
     fail,
     finishing,
-    opened,
+    open_client,
     options_of,
     report_unfinished,
-    said,
     why_unknown,
 )
 from counter.cli.terminal import (
@@ -70,7 +70,7 @@ def add(
     json: JsonLines = False,
 ) -> None:
     """Add, once."""
-    with ended(service):
+    with exit_codes(service):
         if stream:
             if name is not None or get or token is not None or key is not None or json:
                 raise StartupError("--stream: it takes no NAME, --get, --token, --key or --json")
@@ -110,7 +110,7 @@ def clear(
     json: JsonLines = False,
 ) -> None:
     """Set to 0, once."""
-    with ended(service):
+    with exit_codes(service):
         _end(service, "clear", name, _given(token, key), "cleared", json=json)
 
 
@@ -125,7 +125,7 @@ def delete(
     json: JsonLines = False,
 ) -> None:
     """Delete, once."""
-    with ended(service):
+    with exit_codes(service):
         given = _given(token, key)
         checked_name(name)
         # A shell may have closed it.
@@ -201,7 +201,7 @@ def _once(
         return Unfinished(operation, service.namespace, (item,), str(chosen))
 
     attempts = Attempts(service.timeout)
-    with opened(service, options_of(service, attempts)) as client:
+    with open_client(service, options_of(service, attempts)) as client:
         try:
             try:
                 return str(chosen), send(client, chosen)
@@ -215,7 +215,7 @@ def _once(
         except UnknownOutcomeError as error:
             if given is None and not error.sent:
                 cause = error.__cause__
-                why = said(cause, service) if isinstance(cause, CounterError) else error.detail
+                why = explain(cause, service) if isinstance(cause, CounterError) else error.detail
                 fail(f"{why}\nnothing was sent: it is not counted", EXIT_NOT_DONE)
             report_unfinished(unfinished(), service, why=why_unknown(error))
             if json:
@@ -254,7 +254,7 @@ def get(
     json: JsonLines = False,
 ) -> None:
     """Print counts."""
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         if not names:
             raise StartupError("NAME is missing: give the name of a counter, or of several")
         if len(names) == 1:
@@ -286,7 +286,7 @@ def list_(
     json: JsonLines = False,
 ) -> None:
     """Print counters with their counts."""
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         if by not in ("name", "count"):
             raise StartupError(f"--by: {by[:40]!r} is neither name nor count")
         if limit < 0:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Annotated
 
-from counter.cli.client import DEFAULT_SERVICE, ServiceFlags, ended, opened
+from counter.cli.client import DEFAULT_SERVICE, ServiceFlags, exit_codes, open_client
 from counter.cli.commands.counters import Name
 from counter.cli.terminal import (
     JsonLines,
@@ -47,7 +47,7 @@ def history(
     json: JsonLines = False,
 ) -> None:
     """Print the count at the end of each step."""
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         if csv and json:
             raise StartupError("--csv and --json exclude each other: give one")
         since, until = _span(start, end)
@@ -76,7 +76,7 @@ def events(
     json: JsonLines = False,
 ) -> None:
     """Print the adds and clears themselves, latest first."""
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         if limit < 0:
             raise StartupError(f"--limit: it is {limit}; it must be 0, for all, or more")
         checked_name(name)

@@ -16,10 +16,10 @@ from counter.cli.client import (
     EXIT_NO,
     PlaceFlags,
     ServiceFlags,
-    ended,
+    exit_codes,
     fail,
     in_words,
-    opened,
+    open_client,
 )
 from counter.cli.terminal import (
     JsonLines,
@@ -90,7 +90,7 @@ def create(
 ) -> None:
     """Create a namespace."""
     service = _of(place, name)
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         try:
             made = client.create_namespace(**_given(settings or CreateFlags()))
         except PreconditionFailedError:
@@ -111,7 +111,7 @@ def change(
 ) -> None:
     """Change a namespace's settings."""
     service = _of(place, name)
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         given = _given(settings or ChangeFlags())
         if not given:
             raise StartupError("nothing to change: give a setting, such as --cache-ttl 5s")
@@ -121,7 +121,7 @@ def change(
 def list_(place: PlaceFlags | None = None, *, json: JsonLines = False) -> None:
     """Show all namespaces that the caller may see."""
     service = _of(place, ServiceFlags.namespace)
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         found = client.namespaces()
         if json:
             for each in found:
@@ -135,7 +135,7 @@ def list_(place: PlaceFlags | None = None, *, json: JsonLines = False) -> None:
 def show(name: _Which, /, place: PlaceFlags | None = None, *, json: JsonLines = False) -> None:
     """Show a namespace's settings."""
     service = _of(place, name)
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         _show(client.namespace(), json=json)
 
 
@@ -149,7 +149,7 @@ def delete(
 ) -> None:
     """Delete a namespace with all its data."""
     service = _of(place, name)
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         client.namespace()
         if not yes:
             _ask(name)

@@ -11,9 +11,9 @@ from counter.cli.client import (
     EXIT_NO,
     EXIT_UNKNOWN,
     ServiceFlags,
-    ended,
+    exit_codes,
     fail,
-    opened,
+    open_client,
 )
 from counter.cli.progress import progress
 from counter.cli.terminal import Json, exiting, flag, instant, print_answer
@@ -36,7 +36,7 @@ def recount(
     json: Json = False,
 ) -> None:
     """Recount a counter from its events; see ``counter recount --help``."""
-    with ended(flags), opened(flags) as client:
+    with exit_codes(flags), open_client(flags) as client:
         step = _step(client)
         before = _rolled_up(client, counter, datetime.now(UTC) + timedelta(days=1), step)
         windows = client.recount(counter)

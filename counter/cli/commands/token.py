@@ -14,10 +14,10 @@ from counter.cli.client import (
     credential_of,
     delta_of,
     duration_us,
-    ended,
+    exit_codes,
     fail,
     in_words,
-    opened,
+    open_client,
 )
 from counter.cli.terminal import (
     JsonLines,
@@ -51,11 +51,11 @@ def new(
     json: JsonLines = False,
 ) -> None:
     """Make tokens."""
-    with ended(service):
+    with exit_codes(service):
         if not 1 <= count <= BATCH_ITEMS_MAX:
             raise StartupError(f"COUNT: it is {count}; 1 to {BATCH_ITEMS_MAX} are made at a time")
         if served:
-            with opened(service) as client:
+            with open_client(service) as client:
                 made = client.tokens(count)
         else:
             made = [Token.new() for _ in range(count)]
@@ -74,10 +74,10 @@ def show(
     json: JsonLines = False,
 ) -> None:
     """Show a token's time and age, and whether it is still accepted."""
-    with ended(service):
+    with exit_codes(service):
         found = _token(token)
         if accept_limit is None:
-            with opened(service) as client:
+            with open_client(service) as client:
                 settings = client.namespace()
                 now_us = client.tokens()[0].generation_time_us
             limit_us = parse_duration(settings["accept_limit"])
@@ -109,7 +109,7 @@ def derive(
     json: JsonLines = False,
 ) -> None:
     """Print the token of a step."""
-    with ended():
+    with exit_codes():
         parent = Token.parse(token)
         made = parent.derive(label)
         if json:
@@ -135,17 +135,17 @@ def resolve(
     json: JsonLines = False,
 ) -> None:
     """Find the outcome of a token."""
-    with ended(service):
+    with exit_codes(service):
         if token.startswith("{"):
             unfinished = Unfinished.parse(token)
             service = replace(service, namespace=unfinished.namespace)
-            with opened(service) as client:
+            with open_client(service) as client:
                 _refuse_best_effort(client)
                 _decide(client, unfinished, json=json)
             return
         if name is None:
             raise StartupError("NAME: give the counter that the token was sent to")
-        with opened(service) as client:
+        with open_client(service) as client:
             credential = credential_of(token)
             _refuse_best_effort(client)
             found = [] if isinstance(credential, Key) else _found(client, name, credential)

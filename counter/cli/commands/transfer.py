@@ -18,11 +18,11 @@ from counter.cli.client import (
     EXIT_UNKNOWN,
     ServiceFlags,
     duration_us,
-    ended,
     exit_code,
+    exit_codes,
+    explain,
     fail,
-    opened,
-    said,
+    open_client,
 )
 from counter.cli.progress import progress
 from counter.cli.terminal import (
@@ -62,7 +62,7 @@ def export(
     json: Annotated[bool, flag("Print a summary of the export as JSON")] = False,
 ) -> None:
     """Write the exact counts of a namespace to a file; see ``counter export --help``."""
-    with ended(flags), opened(flags) as client:
+    with exit_codes(flags), open_client(flags) as client:
         check_file_name(file)
         namespace = client.namespace()
         refuse_best_effort(namespace, "export")
@@ -123,11 +123,11 @@ def batches(names: Iterator[str]) -> Iterator[list[str]]:
 def _copied(client: CounterClient, writer: ExportWriter) -> Mapping[str, Any]:
     """Write all counters that come after the last one of *writer*; return the trailer."""
     with progress("exporting", None) as bar:
-        bar.go_on(writer.lines)
+        bar.advance(writer.lines)
         for batch in batches(_names(client, writer)):
             for each in client.get_many(batch, max_staleness="0s"):
                 writer.put(CountLine(each.counter, each.count, _rfc3339(each.as_of)))
-            bar.go_on(len(batch))
+            bar.advance(len(batch))
     return writer.end(_now())
 
 
@@ -192,7 +192,7 @@ class _Import:
         if not self.what.add and not self.importer.find_begun():
             self._refuse_others()
         with progress("importing", self.file.lines) as bar:
-            self.importer.run(self.file.chunks(), lambda done: bar.be_at(done, self.file.lines))
+            self.importer.run(self.file.chunks(), lambda done: bar.update(done, self.file.lines))
         if self.what.verify:
             self._verify()
 
@@ -246,7 +246,7 @@ class _Import:
                     batch[counter] = batch.get(counter, 0) + count
                 for each in self.client.get_many(list(batch), max_staleness="0s"):
                     yield batch[each.counter], each
-                bar.go_on(len(batch))
+                bar.advance(len(batch))
 
     def document(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
@@ -278,7 +278,7 @@ def import_(
 ) -> None:
     """Count the lines of a file, each exactly once; see ``counter import --help``."""
     what = what or ImportFlags()
-    with ended(flags):
+    with exit_codes(flags):
         if what.add and what.verify:
             raise StartupError(
                 "--verify: with --add the earlier counts are unknown; omit one of them"
@@ -290,12 +290,12 @@ def import_(
                 " Give a file"
             )
         with progress(f"reading {file}", None) as bar:
-            found = examine(file, bar.be_at, what.id)
-        with opened(flags) as client:
+            found = examine(file, bar.update, what.id)
+        with open_client(flags) as client:
             namespace = _target(client, found.header, create=what.create)
         refuse_best_effort(namespace, "import")
         key_ttl_us = parse_iso_duration(namespace["key_ttl"])
-        with opened(_patient(flags)) as client:
+        with open_client(_patient(flags)) as client:
             importer = Importer(client, found.id, key_ttl_us)
             _run(_Import(found, what, client, importer), flags)
 
@@ -335,7 +335,7 @@ def _run(run: _Import, flags: ServiceFlags) -> None:
         # Nothing is changed before the first line.
         begun = run.importer.has_begun or isinstance(error, UnknownOutcomeError)
         code = EXIT_UNKNOWN if begun else exit_code(error)
-        fail(f"{said(error, flags)}\n{_resume(run)}", code)
+        fail(f"{explain(error, flags)}\n{_resume(run)}", code)
     for each in run.different[:_SHOWN_MAX]:
         remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
     if run.different:

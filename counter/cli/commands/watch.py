@@ -18,10 +18,10 @@ from counter.cli.client import (
     DEFAULT_SERVICE,
     ServiceFlags,
     duration_us,
-    ended,
+    exit_codes,
     in_words,
     key_of,
-    opened,
+    open_client,
     options_of,
     urls_of,
 )
@@ -65,7 +65,7 @@ def watch(
     json: JsonLines = False,
 ) -> None:
     """Print a line for each change of a count."""
-    with ended(service):
+    with exit_codes(service):
         lasting_s = None if lasting is None else duration_us("for", lasting) / SECOND
         if count is not None and count < 1:
             raise StartupError(f"--count: it is {count}; it must be 1 or more")
@@ -149,18 +149,18 @@ def top(
     json: JsonLines = False,
 ) -> None:
     """Show the busiest counters."""
-    with ended(service), opened(service) as client:
+    with exit_codes(service), open_client(service) as client:
         _check_top(limit, by, read)
         pause_s = duration_us("every", every) / SECOND
         if by == _COUNT:
             if live:
                 raise StartupError("--live: every counter would be read at each refresh; omit it")
-            _tell_highest(client, limit, read, json=json)
+            _print_highest(client, limit, read, json=json)
         elif not live:
-            _tell_busiest(client.busiest(limit, span=span), json=json)
+            _print_busiest(client.busiest(limit, span=span), json=json)
         elif json or not (console := Screen()).is_terminal:
             while True:
-                _tell_busiest(client.busiest(limit, span=span), json=json)
+                _print_busiest(client.busiest(limit, span=span), json=json)
                 time.sleep(pause_s)
         else:
             with Live(console=console, auto_refresh=False, screen=True) as screen:
@@ -180,7 +180,7 @@ def _check_top(limit: int, by: str, read: int) -> None:
         raise StartupError(f"--read: it is {read}; it must be 0, for all, or more")
 
 
-def _tell_busiest(found: Busiest, *, json: bool) -> None:
+def _print_busiest(found: Busiest, *, json: bool) -> None:
     if json:
         print_out(json_line(asdict(found)))
         return
@@ -198,7 +198,7 @@ def _shown(found: Busiest) -> str:
     return f"{table(('COUNTER', 'ADDS/S', 'COUNT'), rows)}\n{period}"
 
 
-def _tell_highest(client: CounterClient, limit: int, read: int, *, json: bool) -> None:
+def _print_highest(client: CounterClient, limit: int, read: int, *, json: bool) -> None:
     """Print the counters with the highest counts of those that are read."""
     done = 0
     with progress("counters", read or None) as bar:
@@ -207,7 +207,7 @@ def _tell_highest(client: CounterClient, limit: int, read: int, *, json: bool) -
             nonlocal done
             for each in islice(counts, read or None):
                 done += 1
-                bar.go_on(1)
+                bar.advance(1)
                 yield each
 
         counts = client.counts(max_staleness="0s", limit=read + 1 if read else None)
