@@ -1,7 +1,7 @@
 """What an abuse costs a service process: its memory, its health check, and another client.
 
-A script of this folder attacks a service on loopback from a process of its own, for a bounded time,
-while this one measures. Run one with ``python -m tests.abuse.NAME``.
+An attack runs against a service on loopback from a process of its own, for a bounded time, while
+this one measures. Run one in full size with ``python -m tests.abuse NAME``.
 """
 
 import asyncio

@@ -10,7 +10,6 @@ import time
 from urllib.request import Request, urlopen
 
 from counter.limits import BATCH_ITEMS_MAX, COUNTER_NAME_CHARS_MAX
-from tests.abuse.figures import report
 from tests.support.bytes_on_wire import request
 from tests.support.rest import new_token, on_wire
 
@@ -21,7 +20,9 @@ _SCRAPE = f"{_NAMESPACE}/metrics"
 _OTHER = "/v1/namespaces/default/metrics"
 
 
-def attack(port: int, counters: int, lists: int, scrapes: int, slow: int, seconds: float) -> None:
+def whole_namespaces(
+    port: int, counters: int, lists: int, scrapes: int, slow: int, seconds: float
+) -> None:
     """Have *lists* and *scrapes* connections ask again and again, and *slow* ones once."""
     _fill(f"http://127.0.0.1:{port}{_NAMESPACE}", counters)
     slow_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(slow)]
@@ -77,9 +78,3 @@ def _ask(port: int, target: str, ends_s: float) -> None:
 def _send(sent: Request) -> None:
     with urlopen(sent) as answer:
         answer.read()
-
-
-if __name__ == "__main__":
-    kind = sys.argv[1] if sys.argv[1:] else ""
-    figures = {"lists": (10_000, 100, 0, 0), "scrapes": (10_000, 0, 60, 150)}
-    report(attack, *figures.get(kind, (10_000, 100, 60, 150)), 10.0)
