@@ -255,11 +255,20 @@ class _Idle:
 
 def _node_figure(run: Run, adds: Figure) -> Figure:
     """The least bytes of a node of Cassandra: copies written, shared among the nodes."""
-    from counter.storage.cassandra.connection import count_nodes
+    from counter.storage.cassandra.connection import CassandraConnection
     from counter.storage.cassandra.settings import CassandraSettings
 
     settings = cast(CassandraSettings, run.settings)
-    nodes = asyncio.run(count_nodes(settings.options()))
+
+    async def count_nodes() -> int:
+        connection = CassandraConnection(settings.options())
+        await connection.open()
+        try:
+            return sum(connection.nodes_by_datacenter().values())
+        finally:
+            await connection.close()
+
+    nodes = asyncio.run(count_nodes())
     copies = sum(number for _, number in settings.placements()["default"].replication)
     return Figure(
         "node_adds" if copies == 1 else "node_copies",

@@ -79,10 +79,6 @@ class Namespaces:
         keeps_events = namespace.settings.counter_type is not CounterType.BEST_EFFORT
         return writes and keeps_events and not self.is_fresh
 
-    def at_hand(self, name: str, *, writes: bool) -> Namespace | None:
-        """Return the namespace *name* if it is known and needs no read of the directory."""
-        return None if self.doubts(name, writes=writes) else self._by_name.get(name)
-
     async def reread(self) -> None:
         """Read the directory again; calls while a read is scheduled share it."""
         if self._store.capabilities.embedded:

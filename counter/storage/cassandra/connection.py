@@ -495,16 +495,6 @@ def _writes(statement: Any) -> bool:
     return not cql.lstrip().upper().startswith("SELECT")
 
 
-async def count_nodes(options: CassandraOptions) -> int:
-    """The nodes of all data centers, up or not. Raises StartupError and UnavailableError."""
-    connection = CassandraConnection(options)
-    await connection.open()
-    try:
-        return sum(connection.nodes_by_datacenter().values())
-    finally:
-        await connection.close()
-
-
 #: Statements on their way at once; the others wait, and may become fewer by gathering.
 STREAM_IN_FLIGHT_MAX: Final = 1_024
 
