@@ -74,7 +74,7 @@ def add_lines(service: ServiceFlags) -> None:
 
 
 class _Stream:
-    """Lines, and what became of them."""
+    """The lines and their outcomes."""
 
     def __init__(self, service: ServiceFlags) -> None:
         self.timeout_s = duration_us("timeout", service.timeout) / SECOND
@@ -83,7 +83,7 @@ class _Stream:
         self._service = service
         self._lines = 0
         self._sum = 0
-        #: What the service says to every batch.
+        #: The refusal of every batch, if there is one.
         self._refusal: CounterError | None = None
 
     def record_refusal(self, flush: Flush) -> None:
@@ -125,7 +125,7 @@ class _Stream:
             mark = b""
 
     def end(self, failure: Exception | None) -> None:
-        """Print what was counted and what was not; exit unless all was."""
+        """Print how many lines are counted; exit unless all are."""
         lines = plural(self._lines, "line is counted, which comes", "lines are counted, which come")
         counted = f"{lines} to {self._sum:,}"
         if isinstance(failure, (RejectedError, UnsentError)):
@@ -139,7 +139,7 @@ class _Stream:
         print_out(counted)
 
     def _end_with_left(self, error: RejectedError | UnsentError) -> None:
-        """Print what is not counted, or not known to be, so that it can be, and exit."""
+        """Print the adds that are not counted, or not known to be, for another attempt; exit."""
         is_open = isinstance(error, UnsentError)
         unsent: Mapping[str, int] = {}
         if isinstance(error, RejectedError):

@@ -74,7 +74,7 @@ _PANELS: Final[Sequence[tuple[Group, Sequence[str]]]] = (
     ),
     (Group("Check", sort_key=5), ("doctor", "config", "audit", "recount", "plan")),
 )
-#: What others call a command: the error names the command.
+#: Names of commands in other programs: the error names the command.
 _SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
     "add": ("incr", "inc"),
     "clear": ("reset",),
@@ -459,7 +459,7 @@ def _error_of(error: CycloptsError) -> Text:
 
 
 def _what_is_wrong(error: CycloptsError, words: str) -> str:
-    """Return what is wrong with the words after the command *words*."""
+    """Return the error in the words after the command *words*."""
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.argument.name
         return f"{error.keyword} needs a value" if error.keyword else f"{name} is missing"

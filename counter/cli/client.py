@@ -1,4 +1,4 @@
-"""Share what the commands against a running service need: its address, a client, and exit codes."""
+"""Give commands of a running service its address, a client and their exit codes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _HINTS: Final[Mapping[str, str]] = {
 FINISHING: Final = (
     "This finds out; it counts once, however often it is sent, but in a BEST_EFFORT namespace:"
 )
-#: What the service says of requests, in terms of the command line.
+#: Phrases of the service about requests, in terms of the command line.
 SERVICE_PHRASES: Final[Mapping[str, str]] = {
     "; create it with PUT /v1/namespaces/{name}": "",
     ": send Authorization: Bearer <key>; counter key create makes one": "; counter key create"
@@ -223,7 +223,7 @@ class Attempts:
 
     def end(self, attempt: Attempt) -> None:
         """Report an attempt without an answer, once."""
-        # A read whose connection is refused is not tried again.
+        # A read is not retried if its connection is refused.
         if attempt.status is None and attempt.number > 0 and not self._has_reported:
             self._has_reported = True
             remark(f"{attempt.url} does not answer; trying again for {self._timeout}")
@@ -375,7 +375,7 @@ def _of_field(detail: str, field: str) -> str:
 
 
 def in_words(detail: str) -> str:
-    """Return what the service says with its advice as commands and flags, and not as requests. It
+    """Return a detail of the service with its advice as commands and flags, not as requests. It
     is one line, so that it cannot look like lines of the command's own."""
     detail = printable(detail)
     for phrase, words in SERVICE_PHRASES.items():

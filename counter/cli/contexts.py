@@ -125,7 +125,7 @@ def _path() -> Path | None:
 
 
 def _refuse_open(path: Path, found: os.stat_result, others: int, mode: str) -> None:
-    """Raise StartupError if *path* allows to others what no one else may."""
+    """Raise StartupError if *path* gives other users access."""
     if found.st_mode & others:
         raise StartupError(
             f"{path} has the mode {stat.S_IMODE(found.st_mode):04o}, and may hold API keys, which"
@@ -170,5 +170,5 @@ def fill_from_context(_: App, __: tuple[str, ...], arguments: ArgumentCollection
 
 
 def _source(argument: Argument) -> str | None:
-    """Return where the value comes from; None if it has none."""
+    """Return the source of the value; None if it has none."""
     return argument.tokens[0].source if argument.tokens else None

@@ -20,7 +20,7 @@ from counter.telemetry.logs import log_to_stderr
 _SETTINGS: Final = settings_model().model_fields
 _OF_DATASETS: Final = dataset_model().model_fields
 _OF_STORES: Final = tuple(own_settings(store_kind(each)) for each in store_names())
-#: The settings that say where the store is.
+#: The settings that locate the store.
 STORE: Final = tuple(
     dict.fromkeys(
         each
@@ -49,7 +49,7 @@ _OF_PLACE: Final[_Panels] = (
     ),
     (Group("Other settings", sort_key=2), _SETTINGS),
 )
-#: And of a command that sets up or serves what is there.
+#: And of a command that sets a store up or serves it.
 _OF_ALL: Final[_Panels] = (
     (Group("Log", sort_key=2), ("log_level", "log_format", "log_requests", "audit_log", "traces")),
     (Group("Dataset", sort_key=3), _OF_DATASETS),

@@ -21,7 +21,7 @@ from counter.durations import parse_iso_duration
 from counter.errors import CounterError, StartupError
 
 _Value = TypeVar("_Value")
-#: Exit code of a command that cannot start, or whose settings are wrong.
+#: Exit code of a command that cannot start, or has wrong settings.
 EXIT_CANNOT_START: Final = 2
 #: Exit code that shells use for an interrupted program.
 EXIT_INTERRUPTED: Final = 130
@@ -74,8 +74,8 @@ def give_up_output(error: OutputError) -> None:
 
 @contextmanager
 def exiting(code: int) -> Iterator[None]:
-    """Exit with *code* after printing, even if that fails: a script reads from the code what was
-    done. With 0, go on, and let the OutputError pass."""
+    """Exit with *code* after printing, even if that fails: the code reports the outcome to a
+    script. With 0, go on, and let the OutputError pass."""
     try:
         yield
     except OutputError as error:
@@ -87,7 +87,7 @@ def exiting(code: int) -> Iterator[None]:
 
 
 class StandardError:
-    """Standard error that discards what cannot be written, because nothing is left to report it
+    """Standard error that discards text which it cannot write: nothing is left to report that
     to, and a traceback would replace the exit code."""
 
     def __init__(self, file: IO[str] | None) -> None:
@@ -121,7 +121,7 @@ class StandardError:
 
 
 def _discard(file: IO[str]) -> None:
-    """Discard what *file* has buffered, and what is written to it later."""
+    """Discard the buffer of *file*, and everything that is written to it later."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
@@ -189,8 +189,8 @@ def _fail(message: str) -> NoReturn:
 
 
 def flag(what: str, word: str | None = None, **more: Any) -> Parameter:
-    """Return the description of a flag or an argument: what it is, without the final dot, and the
-    word for its value in the help."""
+    """Return the description of a flag or an argument: its help, without the final dot, and the
+    word for its value."""
     return Parameter(help=f"{what}.", metavar=word, negative="", show_default=default_shown, **more)
 
 

@@ -47,8 +47,8 @@ class Damage(StrEnum):
     PHANTOM_ROW = "phantom_row"
     #: The served count is not the count of the events.
     WRONG_CHECKPOINT = "wrong_checkpoint"
-    #: The checkpoint contradicts the settled count, or rows whose events are dropped or were not
-    #: compared. One of them is wrong, and the audit cannot determine which.
+    #: The checkpoint contradicts the settled count, or rows with events that are dropped or were
+    #: not compared. One of them is wrong, and the audit cannot determine which.
     CONTRADICTION = "contradiction"
     #: The settled count reaches past the dropped slices.
     WRONG_SETTLED = "wrong_settled"
@@ -250,7 +250,7 @@ class Auditor:
         }
         await self._compare(namespace, parts)
         heads = await self._store.rollups.heads(namespace, counters)
-        # It may have moved meanwhile, and the settled count with it.
+        # It may have moved since then, and the settled count with it.
         dropped_us = await self._store.control.dropped_before(namespace.dataset)
         this = _Pass(namespace, dropped_us, self.transactional, trust_settled)
         return [
@@ -295,7 +295,7 @@ class _Pass:
     trusts_settled: bool
 
     def judge(self, counter: str, part: _Part, after: Head) -> Verdict:
-        """Return this pass's verdict on a counter, whose head was *after* at the end."""
+        """Return this pass's verdict on a counter with the head *after* at the end."""
         head, findings = part.head, sorted(part.findings, key=lambda each: each.at_us)
         as_of_us = max(part.watermark_us, head.checkpoint.time_us)
         if head.settled.time_us and head.settled.time_us >= self.dropped_us:
@@ -458,7 +458,7 @@ class Pace:
 
 
 async def all_names(store: Store, namespace: Namespace, prefix: str = "") -> AsyncIterator[str]:
-    """Yield every counter of *namespace* whose name begins with *prefix*."""
+    """Yield every counter of *namespace* with the *prefix*."""
     after: str | None = None
     while True:
         page = await store.control.counters(
@@ -580,7 +580,7 @@ async def _next(names: AsyncIterator[str], count: int) -> list[str]:
 
 
 def described(verdict: Verdict) -> list[str]:
-    """Describe what is wrong with a counter, a line each."""
+    """Describe the differences of a counter, a line each."""
     shown = verdict.findings[:SHOWN_MAX]
     lines = [f"{verdict.counter!r}: {_sentence(each)}" for each in shown]
     if len(verdict.findings) > len(shown):

@@ -82,7 +82,7 @@ class ExportWriter:
         return trailer
 
     def resume(self) -> int:
-        """Read what an earlier run wrote, up to the first incomplete line; return its end in bytes.
+        """Read the lines of an earlier run, up to an incomplete one; return their end in bytes.
 
         Raises StartupError if the header is missing or different.
         """
@@ -208,7 +208,7 @@ class PartFile:
 
 
 def _move(part: Path, path: Path) -> None:
-    """Rename *part* to *path*. Raises StartupError if *path* was created meanwhile."""
+    """Rename *part* to *path*. Raises StartupError if *path* exists by now."""
     try:
         os.link(part, path)
     except FileExistsError:

@@ -1,7 +1,7 @@
 """Write the audit log: who did what to namespaces, keys, tables and counts.
 
 Each act is one line of JSON, sent to the logger ``counter.audit`` whatever ``log_level`` is. With
-the setting ``audit_log`` it also goes to a file, on disk before the act is answered. A rejected act
+the setting ``audit_log`` it also goes to a file, on disk before the response. A rejected act
 changed nothing and is not logged; an act with an unknown outcome is.
 """
 
@@ -59,7 +59,7 @@ def os_user() -> Who:
 
 @dataclass(slots=True)
 class Act:
-    """What an act did, as far as it is known yet."""
+    """The effects of an act, as far as they are known yet."""
 
     #: The object of the act: ``namespace``, ``counter``, ``key`` and the like.
     to: dict[str, Any]
@@ -120,7 +120,7 @@ class AdminLog:
             await asyncio.to_thread(self.record, what, who, act, end=end)
 
     def record(self, what: str, who: Who, act: Act, *, end: str = "done") -> None:
-        """Record that *what* was done, or may have been done (*end* is ``unknown``).
+        """Record an act *what*; *end* is ``unknown`` if it may have been done.
 
         Waits for the disk. A failing file is reported in the log, which contains the line, too.
         """

@@ -2,7 +2,7 @@
 
 With DNS rebinding, the name of a web page is made to resolve to this machine, and requests of the
 page have that name in Host. The browser then considers the service to be of the page's own origin,
-so the page could read every answer.
+so the page could read every response.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 
 class HostRule:
-    """Decides which hosts are answered: localhost, loopback addresses, and *names*.
+    """Decides which hosts are allowed: localhost, loopback addresses, and *names*.
 
-    With *any_address*, every IP address is answered: DNS rebinding needs a name and cannot use an
-    address. With *any_host*, everything is answered.
+    With *any_address*, every IP address is allowed: DNS rebinding needs a name and cannot use an
+    address. With *any_host*, everything is allowed.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class HostRule:
         self._any_host = any_host
 
     def answers(self, host: bytes) -> bool:
-        """Return whether a request with this value of the header Host is answered."""
+        """Return whether a request with this value of the header Host is allowed."""
         if self._any_host:
             return True
         name = _name(host)

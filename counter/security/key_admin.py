@@ -49,13 +49,13 @@ LABEL_CHARS_MAX: Final = 100
 LIFETIME_MAX_US: Final = 3_650 * DAY
 GRACE_MAX_US: Final = 365 * DAY
 RATE_MAX: Final = 1e9
-#: What a key may be limited in, per second.
+#: The rates of a key that can be limited, per second.
 LIMITS: Final = ("requests", "adds", "reservations", "resolutions")
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a new key allows, and for how long. Rates are per second; 0 means no bound, and None
+    """The rights of a new key, and their duration. Rates are per second; 0 means no bound, and None
     the default of the settings."""
 
     namespaces: tuple[str, ...]
@@ -159,7 +159,7 @@ class KeyAdmin:
         try:
             changed = await self._store.change_api_key(old, ended)
         except UnavailableError as error:
-            error.detail += f"; a new key {issued.key.id} is on record, of no use to anybody"
+            error.detail += f"; a new key {issued.key.id} is on record, which is of no use"
             raise
         if not changed:
             # The new key's secret was never shown; its record stays, to show what happened.
@@ -178,7 +178,7 @@ class KeyAdmin:
                 return key, False
             # A wrong clock does not matter: a revoked key is rejected, whatever the time is.
             revoked = replace(key, revoked_at_us=self._clock.now_us())
-            # A failed compare-and-set means that it was rotated or revoked meanwhile: read it
+            # A failed compare-and-set means that it has just been rotated or revoked: read it
             # again.
             if await self._store.change_api_key(key, revoked):
                 return revoked, True
@@ -192,7 +192,7 @@ class KeyAdmin:
             raise KeyInvalidError(f"the key {holder.id} was revoked or expired meanwhile")
 
     async def find(self, name: str) -> ApiKey:
-        """Return the key whose id or whole text is *name*. Raises NotFoundError."""
+        """Return the key with the id or whole text *name*. Raises NotFoundError."""
         key_id = id_in(name.strip())
         known = await self._store.api_keys()
         for each in known:
@@ -294,8 +294,8 @@ def reaches(holder: ApiKey, namespaces: Sequence[str]) -> bool:
 
 
 def handed_down(rights: Rights, holder: ApiKey, rates: Mapping[str, float], now_us: int) -> Rights:
-    """Return *rights* as *holder* may give them to a new key. What they leave out is inherited: the
-    rates, and when the key ends. *rates* are the defaults of all keys, 0 for no bound.
+    """Return *rights* as *holder* may give them to a new key. Rates and an end that they leave
+    out are inherited. *rates* are the defaults of all keys, 0 for no bound.
 
     Raises ScopeInsufficientError, naming the value, the bound and the fix.
     """
@@ -348,7 +348,7 @@ def key_document(key: ApiKey, now_us: int) -> dict[str, Any]:
 
 
 def rights_of(key: ApiKey) -> dict[str, Any]:
-    """Return what *key* allows, as lists and the audit log show it."""
+    """Return the rights of *key*, as lists and the audit log show them."""
     rates = {name: getattr(key, f"{name}_per_s") for name in LIMITS}
     return {
         "namespaces": list(key.namespaces),

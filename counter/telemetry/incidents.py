@@ -1,4 +1,4 @@
-"""Record what is wrong with a process, and since when, for /readyz."""
+"""Record the incidents of a process, and since when they last, for /readyz."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PING_S: Final = 2.0
 
 
 async def ping_error(ping: Callable[[], Awaitable[None]], what: str) -> CounterError | None:
-    """Return why *ping* of *what* fails, or takes too long; None if it is answered."""
+    """Return why *ping* of *what* fails or takes too long; None if it succeeds."""
     try:
         async with asyncio.timeout(PING_S):
             await ping()
@@ -39,7 +39,7 @@ class Incident(NamedTuple):
     worked_us: int | None
 
     def as_fields(self) -> dict[str, str | None]:
-        """Return it as a member of an answer, with times in RFC 3339."""
+        """Return it as a member of a response, with times in RFC 3339."""
         worked = None if self.worked_us is None else to_rfc3339(self.worked_us)
         return {
             "part": self.part,

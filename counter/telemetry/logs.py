@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: ``log_level`` does not apply.
 REQUESTS: Final = "counter.requests"
 AUDIT: Final = "counter.audit"
-#: The id of the current request: each line that is logged meanwhile contains it.
+#: The id of the current request: each line that is logged during it contains it.
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("request_id", default="")
 
 #: A value that needs no quotes, because it cannot be confused with other parts of the line.

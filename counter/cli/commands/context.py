@@ -40,7 +40,7 @@ _CELLS: Final[Mapping[object, str]] = {True: "*", False: "", None: "-"}
 @Parameter(name="*", group="Service")
 @dataclass(frozen=True, kw_only=True)
 class ContextFlags:
-    """What a context holds."""
+    """The values of a context."""
 
     url: Annotated[
         str, flag("The URL of its service; several are tried in order: URL,URL", "URL", alias="-u")

@@ -63,7 +63,7 @@ _KEY_CHARS_MAX: Final = 200
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class NewKey:
-    """What a key allows. A rate that is left out follows the settings."""
+    """The rights of a key. A rate that is left out follows the settings."""
 
     namespace: Annotated[
         tuple[str, ...],

@@ -41,7 +41,7 @@ _Which = Annotated[str, flag("The namespace")]
 @Parameter(name="*", group="Settings")
 @dataclass(frozen=True, kw_only=True)
 class ChangeFlags:
-    """The changeable settings of a namespace; what is left out stays as it is."""
+    """The changeable settings of a namespace; one that is left out stays as it is."""
 
     accept_limit: Annotated[
         str | None, flag("How old a token may be before it is resolved: 5s", "DURATION")

@@ -53,7 +53,7 @@ def serve_one(
 
 
 def rollup(flags: RollupFlags | None = None) -> None:
-    """Roll up what API processes wrote to a store that they share."""
+    """Roll up the writes of API processes that share a store."""
     with exit_on_error():
         settings = ready(flags).settings
         with importing():
@@ -71,7 +71,7 @@ def apply(flags: SchemaFlags | None = None, *, json: Json = False) -> None:
 
 
 async def _applied(settings: Settings) -> Sequence[str]:
-    """Apply the schema, record that in the audit log, and return what was done."""
+    """Apply the schema, record it in the audit log, and return the changes."""
     from counter.clock import SystemClock
     from counter.security.audit_log import AdminLog, os_user
 

@@ -236,7 +236,7 @@ class _Import:
         ]
 
     def _counts(self, what: str) -> Iterator[tuple[int, Count]]:
-        """Yield the counters of the target with what the file has for them, in the largest batches
+        """Yield the counters of the target with their sums in the file, in the largest batches
         that one request allows; lines of one name in one batch are summed."""
         lines = self.file.counts()
         with progress(what, self.file.lines) as bar:
@@ -249,14 +249,14 @@ class _Import:
                 bar.advance(len(batch))
 
     def document(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+        """Return the document of ``--json``."""
         document = {"id": self.file.id, "lines": self.file.lines, "sum": self.file.sum}
         if self.what.verify:
             document |= {"verified": not self.different, "different": self.different}
         return document
 
     def text(self) -> str:
-        """Return what is printed otherwise."""
+        """Return the summary for people."""
         lines = plural(
             self.file.lines, "line is counted, which comes", "lines are counted, which come"
         )
@@ -313,7 +313,7 @@ def _target(client: CounterClient, header: Mapping[str, Any], *, create: bool) -
     try:
         made = client.create_namespace(counter_type=kind)
     except PreconditionFailedError:
-        # Another import created it meanwhile.
+        # Another import has just created it.
         return client.namespace()
     remark(f"namespace {made['namespace']!r} did not exist: created, {kind}")
     return made
@@ -325,7 +325,7 @@ def _run(run: _Import, flags: ServiceFlags) -> None:
     except ImportRefusedError as error:
         fail(str(error), EXIT_NO)
     except (StartupError, OSError) as error:
-        # The file is read a second time, and was changed or removed meanwhile.
+        # The file was changed or removed before it was read a second time.
         if not run.importer.has_begun:
             raise
         fail(f"{error}\n{_resume(run)}, with the file as it was", EXIT_UNKNOWN)
