@@ -159,7 +159,7 @@ class KeyAdmin:
         try:
             changed = await self._store.change_api_key(old, ended)
         except UnavailableError as error:
-            error.detail += f"; a new key {issued.key.id} is on record, which is of no use"
+            error.detail += f"; a new key {issued.key.id} is stored, and has no use"
             raise
         if not changed:
             # The new key's secret was never shown; its record stays, to show what happened.

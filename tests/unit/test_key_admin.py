@@ -177,7 +177,7 @@ async def test_a_key_is_rotated_once_and_a_revoked_one_never(world: World) -> No
 
 
 async def test_one_of_two_concurrent_rotations_wins(world: World) -> None:
-    """The other's key is of no use to anybody."""
+    """The other's key has no use."""
     old = await world.admin.create(RIGHTS)
     other = KeyAdmin(world.store.keys, world.clock)
     won: list[str] = []
@@ -233,7 +233,7 @@ async def test_a_rotation_with_an_unknown_outcome_reports_the_new_key(world: Wor
     with pytest.raises(StoreUnavailableError) as raised:
         await world.admin.rotate(old.key.id, HOUR)
     new = next(each for each in await world.admin.all() if each != old.key)
-    assert f"a new key {new.id} is on record, of no use" in raised.value.detail
+    assert f"a new key {new.id} is stored, and has no use" in raised.value.detail
 
 
 async def test_a_mistyped_id_gets_suggestions(world: World) -> None:
