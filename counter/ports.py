@@ -26,7 +26,9 @@ from counter.types import (
     CounterUpdate,
     Dataset,
     Decision,
+    DirtyPage,
     Event,
+    EventPage,
     Fold,
     Guarded,
     Head,
@@ -36,6 +38,7 @@ from counter.types import (
     PartitionSize,
     Pending,
     Slice,
+    Span,
     TokenBlock,
     WindowRow,
     Written,
@@ -205,21 +208,11 @@ class EventStore(Protocol):
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         """Write all the events or none, with one outcome: CONFLICT if any exists with another
         payload, REPLAYED if all existed, else NEW, or UNVERIFIED if the store could report NEW to
-        two attempts of one add. If the store is not transactional, :meth:`mark_atomic` comes first,
-        and its mark stays whatever happens to the events."""
+        two attempts of one add."""
         ...
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
         """Return the stored events of the same identities."""
-        ...
-
-    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Write found events again, whatever their age, so that enough replicas have them; or an
-        atomic add's missing ones. Existing events stay."""
-        ...
-
-    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Hide the identities, including writes of them that land later."""
         ...
 
     async def sums(
@@ -235,19 +228,15 @@ class EventStore(Protocol):
         ...
 
     async def window_folds(
-        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Mapping[int, Fold]]:
-        """Return for each counter the folds of all windows with events in ``[from_us, to_us)``, two
-        window starts. A span without slices is empty; one that begins before
+        """Return for each counter the folds of all windows with events in *span*, which begins and
+        ends with a window. A span without slices is empty; one that begins before
         ``dropped_before`` raises SliceMissingError."""
         ...
 
     async def tails(
-        self,
-        namespace: Namespace,
-        after: Sequence[tuple[str, int]],
-        *,
-        until_us: int | None = None,
+        self, namespace: Namespace, after: Sequence[tuple[str, int]], until_us: int | None = None
     ) -> Sequence[Fold]:
         """Return the fold of each counter's events after an instant, including those that are
         later than the caller's clock. No event at *until_us* or later is acknowledged, so the store
@@ -258,39 +247,83 @@ class EventStore(Protocol):
         """
         ...
 
-    async def scan(
-        self,
-        namespace: Namespace,
-        counter: str,
-        *,
-        from_us: int,
-        to_us: int,
-        before: Event | None,
-        limit: int,
-    ) -> Sequence[Event]:
-        """Return a counter's existing events of ``[from_us, to_us)``, by (event time from the
-        latest, event id, item key), after the identity of *before* in that order."""
+    async def scan(self, namespace: Namespace, counter: str, page: EventPage) -> Sequence[Event]:
+        """Return a counter's existing events, by (event time from the latest, event id, item
+        key)."""
         ...
 
 
-class RollupStore(Protocol):
-    """Marks, watermarks and the ``counts`` partitions.
+class SeparateWrites(Protocol):
+    """What surrounds the events in a store without transactions: marks, which record that a window
+    has new events, and the writes that enforce a decision.
 
-    Watermarks only move forward. All but the watermarks, the marks after them and the recounts can
-    be rebuilt from the events while these are kept."""
+    A transactional store does not have this part. One transaction writes an event and checks its
+    age and its decision; nothing of it lands later, and the log shows which windows have events."""
 
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
     ) -> Mapping[Mark, UnavailableError]:
-        """Write dirty marks, and return those that may not be durable, each with the reason.
+        """Write the marks of adds, and return those that may not be durable, each with the reason.
         Existing marks stay unchanged. Raises SliceMissingError and writes none if no slice contains
-        the window of a mark, unless it is a recount's: such a window could never be summed."""
+        the window of a mark: such a window could never be summed."""
         ...
 
     async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        """Write an atomic mark in every shard of its events' counters. Never for events without a
-        slice, because no worker could find them."""
+        """Write an atomic mark in every shard of its events' counters. It stays whatever happens to
+        the events. Never for events without a slice, because no worker could find them."""
         ...
+
+    async def dirty_atomic(
+        self, namespace: Namespace, shard: int, span: Span
+    ) -> Sequence[AtomicMark]:
+        """Return the atomic marks of the windows of *span*, earliest first. Two item lists under
+        one token are two marks, because their counters may differ."""
+        ...
+
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        """Return the decision about the token of *events*, if :meth:`DecisionStore.decide` has
+        returned one.
+
+        A decision that was not returned to any caller yet may be missed.
+        """
+        ...
+
+    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Write found events again, whatever their age, so that enough replicas have them; or an
+        atomic add's missing ones. Existing events stay."""
+        ...
+
+    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Hide the identities, including writes of them that land later."""
+        ...
+
+    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
+        """Remove *counter* from the listing. Call after its delete is pending and a recount is
+        requested. An event that is later than the delete lists it again."""
+        ...
+
+
+class RecountStore(Protocol):
+    """Requests of recounts, and deletes of counters: pending ones for readers, marks for workers.
+    Both are idempotent. :meth:`RollupStore.apply` removes what is done."""
+
+    async def write_pending(
+        self, namespace: Namespace, pending: Sequence[tuple[str, Pending]]
+    ) -> None:
+        """Write pending recounts and deletes to the counters' own partitions. A transactional store
+        takes the deleted counters off the list."""
+        ...
+
+    async def write_marks(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        """Write the marks of recounts. Raises UnavailableError if one may not be durable."""
+        ...
+
+
+class RollupStore(Protocol):
+    """Watermarks, the marks after them, and the ``counts`` partitions.
+
+    Watermarks only move forward. All but the watermarks, the marks after them and the recounts can
+    be rebuilt from the events while these are kept."""
 
     async def fence(self) -> int:
         """Return a clock reading. If the store is transactional, no write that was admitted before
@@ -303,44 +336,31 @@ class RollupStore(Protocol):
         ...
 
     async def dirty(
-        self,
-        namespace: Namespace,
-        shard: int,
-        *,
-        after_us: int,
-        through_us: int,
-        start: Mark | None,
-        limit: int,
-    ) -> Sequence[Mark]:
-        """Marks of windows that start in ``(after_us, through_us]``, by (window, counter, recount),
-        later than *start* in that order. Windows come in order; counters and recounts within one
-        in an order of the store's own. A transactional store has those of adds from its log, each
-        with the fold of its window. Only windows after the watermark are returned. A window read
-        in several pages must be closed."""
+        self, namespace: Namespace, shard: int, span: Span, limit: int, rest: object = None
+    ) -> DirtyPage:
+        """Return at most *limit* marks of the windows of *span*. Windows come in order; counters
+        and recounts within one in an order of the store's own. A transactional store has those of
+        adds from its log, each with the fold of its window. Only windows after the watermark are
+        returned.
+
+        With the *rest* of an earlier page, return the marks after that page; *span* may end
+        earlier then. A window read in several pages must be closed."""
         ...
 
-    async def dirty_atomic(
-        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
-    ) -> Sequence[AtomicMark]:
-        """Return the atomic marks of windows that start in ``(after_us, through_us]``, earliest
-        first.
-
-        Two item lists under one token are two marks, because their counters may differ.
-        """
-        ...
-
-    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+    async def heads(
+        self, namespace: Namespace, counters: Sequence[str], handles: Sequence[object] | None = None
+    ) -> Sequence[Head | None]:
         """Return each counter's checkpoint, settled fold and pending recounts; None if none exists.
+        *handles* are those of the counters' marks.
 
         A checkpoint or settled fold that alone is missing reads ``Checkpoint(0, 0)``.
         """
         ...
 
     async def rows(
-        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Sequence[WindowRow]]:
-        """Return each counter's window rows that start in ``(after_us, through_us]``, earliest
-        first."""
+        """Return each counter's rows of the windows of *span*, earliest first."""
         ...
 
     async def apply(
@@ -358,10 +378,10 @@ class RollupStore(Protocol):
         ...
 
     async def marked(
-        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+        self, namespace: Namespace, shards: Sequence[int], span: Span
     ) -> Collection[int]:
-        """Return those of *shards* that may have marks, including atomic ones, of windows that
-        start in ``(after_us, through_us]``: all of them if one read cannot distinguish them."""
+        """Return those of *shards* that may have marks, including atomic ones, of windows of
+        *span*: all of them if one read cannot distinguish them."""
         ...
 
     async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
@@ -371,18 +391,6 @@ class RollupStore(Protocol):
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
         """Forget the marks, atomic ones too, of windows that start at or before *through_us*,
         which the watermark has passed."""
-        ...
-
-    async def leave_pending(
-        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
-    ) -> None:
-        """Write pending recounts to the counters' own partitions; idempotent. A transactional store
-        takes the counters of deletes among them off the list."""
-        ...
-
-    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
-        """Remove *counter* from the listing. Call after :meth:`leave_pending` and a recount
-        request. An event that is later than the delete lists it again."""
         ...
 
 
@@ -401,13 +409,6 @@ class DecisionStore(Protocol):
         """Insert if no decision exists for the token of *events*; return the decision that then
         exists. A transactional store that finds the token used inserts APPLIED instead of VOID,
         with the fingerprint OTHER_PAYLOAD if it was used for another payload."""
-        ...
-
-    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        """Return the decision about the token of *events*, if :meth:`decide` has returned one.
-
-        A decision that was not returned to any caller yet may be missed.
-        """
         ...
 
     async def reserve(
@@ -453,11 +454,10 @@ class CountEvents(Protocol):
     """Counts the events of a time span over all counters."""
 
     async def __call__(
-        self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
+        self, namespace: Namespace, span: Span, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """Return the event counts of the *limit* busiest counters in ``[from_us, to_us)``, and
-        the start of the time covered: later than *from_us* if more than *events_max* events came
-        since then."""
+        """Return the event counts of the *limit* busiest counters in *span*, and the start of the
+        time covered: later than that of *span* if more than *events_max* events came since then."""
         ...
 
 
@@ -465,10 +465,6 @@ class CountEvents(Protocol):
 class Capabilities:
     """What only some stores can do."""
 
-    #: One transaction writes the event, checks its age and its decision itself, and nothing of it
-    #: lands later. The log shows what is dirty: ``dirty`` and ``marked`` need no mark of an add,
-    #: ``mark`` leaves none but those of recounts, and no deadline is needed after the write.
-    transactional: bool = False
     #: Only one process opens the store: it knows all that is written, and the store's clock is its
     #: own.
     embedded: bool = False
@@ -490,7 +486,16 @@ class Store(Protocol):
     def events(self) -> EventStore: ...
 
     @property
+    def separate_writes(self) -> SeparateWrites | None:
+        """None if the store is transactional: then no mark of an add is needed before the write,
+        and no deadline after it."""
+        ...
+
+    @property
     def rollups(self) -> RollupStore: ...
+
+    @property
+    def recounts(self) -> RecountStore: ...
 
     @property
     def decisions(self) -> DecisionStore: ...
@@ -527,7 +532,16 @@ class Store(Protocol):
 
 
 #: The parts of a store.
-PARTS: Final = ("events", "rollups", "decisions", "control", "leases", "keys")
+PARTS: Final = (
+    "events",
+    "separate_writes",
+    "rollups",
+    "recounts",
+    "decisions",
+    "control",
+    "leases",
+    "keys",
+)
 
 
 def wrapped(store: Store, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Store:
@@ -543,7 +557,7 @@ class _Wrapped:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        if name in PARTS:
+        if name in PARTS and found is not None:
             found = self.__dict__[name] = _Wrapped(found, self._wrap)
         elif iscoroutinefunction(found):
             found = self._wrap(name, found)

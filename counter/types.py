@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, Final, NamedTuple, Self
@@ -93,18 +93,66 @@ class Fold(NamedTuple):
     total: int
 
 
+class Span(NamedTuple):
+    """A span of time, ``[from_us, to_us)``; of windows, it has those that start in it."""
+
+    from_us: int
+    to_us: int
+
+    @classmethod
+    def after(cls, after_us: int, through_us: int) -> Self:
+        """Return ``(after_us, through_us]``: what one watermark includes and an earlier one does
+        not."""
+        return cls(after_us + 1, through_us + 1)
+
+    def windows(self, size_us: int) -> range:
+        """Return the starts of the windows."""
+        return range(-(-self.from_us // size_us) * size_us, self.to_us, size_us)
+
+
+class EventPage(NamedTuple):
+    """Which events of a counter a scan returns: those of *span* that come after the identity of
+    *before*, at most *limit*."""
+
+    span: Span
+    limit: int
+    before: Event | None = None
+
+
 class Mark(NamedTuple):
     """A durable note that *window* of *counter* has new events; in a transactional store the events
     are the note.
 
     ``recount_us`` is 0 for the mark of an add, otherwise the start of the window to recount.
+    """
+
+    window_us: int
+    counter: str
+    recount_us: int = 0
+
+
+class DirtyMark(NamedTuple):
+    """A mark as a worker reads it.
+
     ``fold`` is that of the window's events, if the store has read it together with the mark.
+    ``handle`` is the store's own for the counter, if it finds the counter faster by it.
     """
 
     window_us: int
     counter: str
     recount_us: int = 0
     fold: Fold | None = None
+    handle: object = None
+
+
+class DirtyPage(NamedTuple):
+    """Some marks of a walk, and what continues the walk after them; None if nothing is left.
+
+    *rest* is the store's own, and can be used once.
+    """
+
+    marks: Sequence[DirtyMark]
+    rest: object = None
 
 
 class AtomicMark(NamedTuple):
@@ -166,6 +214,8 @@ class CounterUpdate:
     checkpoint: Checkpoint
     settled: Checkpoint | None = None
     pending_done: tuple[Pending, ...] = ()
+    #: That of the counter's marks, if any.
+    handle: object = None
 
 
 class Outcome(StrEnum):

@@ -15,8 +15,8 @@ from counter.errors import (
     TokenPendingError,
 )
 from counter.limits import MINUTE
-from counter.ports import Clock, Store
-from counter.types import AtomicMark, Namespace
+from counter.ports import Clock, SeparateWrites, Store
+from counter.types import AtomicMark, Namespace, Span
 from rollup.batches import in_groups
 from rollup.limiter import Limiter
 
@@ -38,8 +38,16 @@ _Settled = asyncio.Future[TokenPendingError | None]
 class AtomicSettler:
     """Completes atomic adds that a crash or a time-out left half done."""
 
-    def __init__(self, store: Store, resolver: Resolver, limiter: Limiter, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        separate: SeparateWrites,
+        resolver: Resolver,
+        limiter: Limiter,
+        clock: Clock,
+    ) -> None:
         self._store = store
+        self._separate = separate
         self._resolver = resolver
         self._limiter = limiter
         self._clock = clock
@@ -56,9 +64,8 @@ class AtomicSettler:
         may still be in flight delays its window and later ones, but not earlier ones. Raises
         TokenPendingError if no window can proceed.
         """
-        marks = await self._store.rollups.dirty_atomic(
-            namespace, shard, after_us=after_us, through_us=through_us
-        )
+        span = Span.after(after_us, through_us)
+        marks = await self._separate.dirty_atomic(namespace, shard, span)
         pending: list[tuple[int, TokenPendingError]] = []
 
         async def settle(group: Sequence[AtomicMark]) -> Sequence[tuple[AtomicMark, _Settled]]:
@@ -139,7 +146,7 @@ class AtomicSettler:
         events = [event for mark in marks for event in mark.events]
         found = iter(await self._store.events.find(namespace, events))
         decided = await asyncio.gather(
-            *(self._store.decisions.decided(namespace, mark.events) for mark in marks)
+            *(self._separate.decided(namespace, mark.events) for mark in marks)
         )
         pending = []
         for mark, decision in zip(marks, decided, strict=True):

@@ -15,7 +15,16 @@ from counter.limits import SECOND, TIME_MAX_US
 from counter.metrics import NUMBER_BOUNDS, Histogram
 from counter.ports import Cache, Store
 from counter.telemetry.tracing import Tracing
-from counter.types import Checkpoint, CounterUpdate, Mark, Namespace, Pending, WindowRow
+from counter.types import (
+    Checkpoint,
+    CounterUpdate,
+    DirtyMark,
+    EventPage,
+    Namespace,
+    Pending,
+    Span,
+    WindowRow,
+)
 from rollup.limiter import Limiter
 from rollup.partitions import Partitions
 from rollup.roller import BatchTimes, Dirt, Plan, group, plan, update
@@ -79,7 +88,9 @@ class BatchRoller:
     sizes: Histogram = field(default_factory=lambda: Histogram(NUMBER_BOUNDS))
     recounts: int = 0
 
-    async def roll(self, namespace: Namespace, marks: Sequence[Mark], batch: BatchTimes) -> int:
+    async def roll(
+        self, namespace: Namespace, marks: Sequence[DirtyMark], batch: BatchTimes
+    ) -> int:
         """Roll up the counters of *marks*; return how many were written."""
         dirty: dict[str, Dirt] = {}
         async for some in in_turns(marks):
@@ -126,7 +137,8 @@ class BatchRoller:
     ) -> _Entries:
         """Read the counters' partitions concurrently, and write them a batch at a time."""
         names = list(dirty)
-        heads = await self.store.rollups.heads(namespace, names)
+        handles = [each.handle for each in dirty.values()]
+        heads = await self.store.rollups.heads(namespace, names, handles)
         plans: list[Plan] = []
         async for found in in_turns(list(zip(names, heads, strict=True))):
             for name, head in found:
@@ -179,14 +191,8 @@ class BatchRoller:
         for each in plans:
             deletes = sorted(pending for pending in each.head.pending if pending.is_delete)
             if deletes:
-                later = await self.store.events.scan(
-                    namespace,
-                    each.counter,
-                    from_us=deletes[-1].window_us + 1,
-                    to_us=TIME_MAX_US,
-                    before=None,
-                    limit=1,
-                )
+                after = EventPage(Span(deletes[-1].window_us + 1, TIME_MAX_US), limit=1)
+                later = await self.store.events.scan(namespace, each.counter, after)
                 undone[each.counter] = deletes if later else deletes[:-1]
         return undone
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from counter.core.read import recounts_of
 from counter.folds import fold_rows
-from counter.types import Checkpoint, CounterUpdate, Fold, Head, Mark, Pending, WindowRow
+from counter.types import Checkpoint, CounterUpdate, DirtyMark, Fold, Head, Pending, WindowRow
 
 
 @dataclass(slots=True)
@@ -22,6 +22,8 @@ class Dirt:
     recounts: list[int] = field(default_factory=list)
     #: What the store has read together with the marks.
     folds: dict[int, Fold] = field(default_factory=dict)
+    #: The store's own for the counter.
+    handle: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Plan:
     recounts: tuple[int, ...]
     #: Whether rows up to the last dropped slice are to be folded away.
     settles: bool
+    handle: object = None
 
     @property
     def sums(self) -> tuple[int, ...]:
@@ -57,12 +60,12 @@ class Plan:
         return bool(self.recounts) or self.settles
 
 
-def group(found: dict[str, Dirt], marks: Iterable[Mark]) -> None:
+def group(found: dict[str, Dirt], marks: Iterable[DirtyMark]) -> None:
     """Add *marks* to *found*, which has them by counter."""
-    for window_us, counter, recount_us, fold in marks:
+    for window_us, counter, recount_us, fold, handle in marks:
         dirt = found.get(counter)
         if dirt is None:
-            dirt = found[counter] = Dirt()
+            dirt = found[counter] = Dirt(handle=handle)
         if recount_us:
             dirt.recounts.append(recount_us)
         else:
@@ -90,7 +93,7 @@ def plan(counter: str, dirt: Dirt, head: Head, batch: BatchTimes) -> Plan | None
     settles = batch.dropped_before_us - 1 > head.settled.time_us
     if not (new or recounts or head.pending) and done_us >= batch.through_us:
         return None
-    return Plan(counter, head, new, recounts, settles)
+    return Plan(counter, head, new, recounts, settles, dirt.handle)
 
 
 def update(
@@ -136,4 +139,5 @@ def update(
         checkpoint=Checkpoint(target_us, count),
         settled=settled,
         pending_done=done,
+        handle=plan.handle,
     )

@@ -28,7 +28,7 @@ from counter.errors import (
 )
 from counter.limits import DRAIN_TIMEOUT_US, MILLISECOND, MINUTE, ROLLUP_CONCURRENCY, SECOND
 from counter.ports import Cache, Clock, Store
-from counter.types import CounterType, Mark, Namespace
+from counter.types import CounterType, Namespace, Span
 from counter.windows import closed_through, window_of
 from rollup.atomics import AtomicSettler
 from rollup.audits import Audits
@@ -104,8 +104,8 @@ class RollupWorker:
     ) -> None:
         """At most *concurrency* counters are read or written at once; in a store of one file
         only one batch, because more would make adds wait longer behind its one writer."""
-        can = store.capabilities
-        batch = batch_counters or (_BATCH_TRANSACTIONAL if can.transactional else _BATCH)
+        can, separate = store.capabilities, store.separate_writes
+        batch = batch_counters or (_BATCH_TRANSACTIONAL if separate is None else _BATCH)
         groups = 1 if can.embedded else max(1, concurrency // (batch_counters or _BATCH))
         self._store = store
         self._clock = clock
@@ -122,7 +122,10 @@ class RollupWorker:
         self.batches = BatchRoller(
             store, cache, self.limiter, self.partitions, batch_counters=batch
         )
-        self._atomics = AtomicSettler(store, Resolver(store, clock, guard), self.limiter, clock)
+        self._atomics = None
+        if separate is not None:
+            resolver = Resolver(store, clock, guard)
+            self._atomics = AtomicSettler(store, separate, resolver, self.limiter, clock)
         self.maintenance = Maintenance(store, clock, self.partitions, guard)
         self._maintained_us = -_MAINTENANCE_EVERY_US
         self._looked_us = clock.boottime_us()
@@ -336,9 +339,8 @@ class RollupWorker:
         if not passed_us:
             return
         after_us = min(passed_us.values())
-        marked = await self._store.rollups.marked(
-            namespace, list(passed_us), after_us=after_us, through_us=closed_us
-        )
+        span = Span.after(after_us, closed_us)
+        marked = await self._store.rollups.marked(namespace, list(passed_us), span)
         idle = sorted(passed_us.keys() - set(marked))
         if idle:
             await self._store.rollups.advance(namespace, idle, closed_us)
@@ -456,8 +458,8 @@ class RollupWorker:
     @property
     def _page(self) -> int:
         """How many marks are read at once."""
-        can = self._store.capabilities
-        is_pass = can.transactional and not can.embedded
+        store = self._store
+        is_pass = store.separate_writes is None and not store.capabilities.embedded
         return _MARKS_PER_READ * _MARKS_PER_PASS if is_pass else _MARKS_PER_READ
 
     def _windows_of(self, key: _Shard) -> int:
@@ -483,41 +485,32 @@ class RollupWorker:
         windows = self._windows_of(key)
         end_us = window_of(after_us, size_us) + (1 + windows) * size_us
         through_us, is_whole = min(closed_us, end_us - 1), True
-        marks = page = await self._marks(namespace, shard, after_us, through_us, None)
-        if len(page) == self._page:
+        dirty = partial(self._store.rollups.dirty, namespace, shard)
+        marks, rest = await dirty(Span.after(after_us, through_us), self._page)
+        if rest is not None:
             # The last window may be incomplete: leave it for the next read, or continue within it.
-            last_us = page[-1].window_us
-            is_whole = page[0].window_us < last_us
+            last_us = marks[-1].window_us
+            is_whole = marks[0].window_us < last_us
             through_us = (last_us if is_whole else last_us + size_us) - 1
             # What one read cannot return is not asked for: it would be read again.
             windows = max(1, (through_us - after_us) // size_us)
-        through_us, atomics = await self._atomics.settle(
-            namespace, shard, after_us=after_us, through_us=through_us
-        )
-        marks = page[: bisect_right(page, through_us, key=lambda mark: mark.window_us)]
+        atomics = 0
+        if self._atomics is not None:
+            through_us, atomics = await self._atomics.settle(
+                namespace, shard, after_us=after_us, through_us=through_us
+            )
+        marks = marks[: bisect_right(marks, through_us, key=lambda mark: mark.window_us)]
         # Up to the last mark, not to now: after a crash the batch is repeated up to the same
         # instant.
         batch_us = marks[-1].window_us + size_us - 1 if marks else through_us
         batch = BatchTimes(batch_us, dropped_before_us, size_us)
         written = await self.batches.roll(namespace, marks, batch)
-        while marks and not is_whole and len(page) == self._page:
+        while marks and not is_whole and rest is not None:
             if not self._goes_on(key):
                 return _Some(None, written, len(marks), windows)
-            page = await self._marks(namespace, shard, after_us, through_us, page[-1])
-            written += await self.batches.roll(namespace, page, batch)
+            more, rest = await dirty(Span.after(after_us, through_us), self._page, rest)
+            written += await self.batches.roll(namespace, more, batch)
         return _Some(through_us, written, len(marks) + atomics, windows)
-
-    async def _marks(
-        self, namespace: Namespace, shard: int, after_us: int, through_us: int, start: Mark | None
-    ) -> Sequence[Mark]:
-        return await self._store.rollups.dirty(
-            namespace,
-            shard,
-            after_us=after_us,
-            through_us=through_us,
-            start=start,
-            limit=self._page,
-        )
 
     def _pause_us(self) -> int:
         windows = [each.settings.rollup_window_us for each in self._namespaces.all()]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from counter.limits import SECOND
 from counter.ports import Store
-from counter.types import Namespace
+from counter.types import EventPage, Namespace, Span
 from counter.windows import window_of
 
 #: Counters that are read if the store cannot count: each takes a read or two.
@@ -59,9 +59,7 @@ async def busiest(
     from_us, until_us = now_us - span_us, now_us + 1 + namespace.settings.future_limit_us
     count = store.capabilities.busiest
     if count is not None:
-        since_us, found = await count(
-            namespace, from_us=from_us, to_us=until_us, limit=limit, events_max=EVENTS_MAX
-        )
+        since_us, found = await count(namespace, Span(from_us, until_us), limit, EVENTS_MAX)
         since_us = min(since_us, now_us - 1)
         passed_us = now_us - since_us
         counters = tuple(Busy(name, events, passed_us) for name, events in found)
@@ -69,8 +67,9 @@ async def busiest(
     # Windows that are rolled up have no marks.
     since_us = max(from_us, 1 + max(await store.rollups.watermarks(namespace)))
     now_us = max(since_us + 1, now_us)
-    recent = _RecentCounts(store, namespace, since_us, now_us, until_us)
-    names, is_whole = await _changed(store, namespace, since_us, until_us)
+    span = Span(since_us, until_us)
+    recent = _RecentCounts(store, namespace, span, now_us)
+    names, is_whole = await _changed(store, namespace, span)
     few = await recent.rates(names, _FEW)
     first = sorted(few, key=lambda each: -each.per_s)[: 2 * limit]
     # A second pass reads more events, because a few events of a burst look like a high rate.
@@ -79,26 +78,17 @@ async def busiest(
     return Busiest(since_us, now_us, tuple(many[:limit]), is_whole)
 
 
-async def _changed(
-    store: Store, namespace: Namespace, from_us: int, to_us: int
-) -> tuple[list[str], bool]:
-    """Return counters with marks in a time span, an equal number per shard, and whether these
-    are all."""
+async def _changed(store: Store, namespace: Namespace, span: Span) -> tuple[list[str], bool]:
+    """Return counters with marks in *span*, an equal number per shard, and whether these are
+    all."""
     shards = namespace.settings.shards
     share = max(1, LOOKED_AT_MAX // shards)
-    after_us = window_of(from_us, namespace.settings.rollup_window_us) - 1
+    windows = Span(window_of(span.from_us, namespace.settings.rollup_window_us), span.to_us)
     turn = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def of_shard(shard: int) -> Sequence[str]:
         async with turn:
-            marks = await store.rollups.dirty(
-                namespace,
-                shard,
-                after_us=after_us,
-                through_us=to_us,
-                start=None,
-                limit=share + 1,
-            )
+            marks, _ = await store.rollups.dirty(namespace, shard, windows, share + 1)
         # A mark that requests a recount does not mean that the counter changed.
         names = [mark.counter for mark in marks[:share] if not mark.recount_us]
         return names + [""] * (len(marks) > share)
@@ -112,14 +102,11 @@ async def _changed(
 class _RecentCounts:
     """Read the latest events of counters, for their rates."""
 
-    def __init__(
-        self, store: Store, namespace: Namespace, from_us: int, now_us: int, until_us: int
-    ) -> None:
+    def __init__(self, store: Store, namespace: Namespace, span: Span, now_us: int) -> None:
         self._store = store
         self._namespace = namespace
-        self._from_us = from_us
+        self._span = span
         self._now_us = now_us
-        self._until_us = until_us
         self._turn = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def rates(self, names: Sequence[str], events_max: int) -> list[Busy]:
@@ -130,15 +117,9 @@ class _RecentCounts:
 
     async def _one(self, name: str, events_max: int) -> Busy:
         async with self._turn:
-            events = await self._store.events.scan(
-                self._namespace,
-                name,
-                from_us=self._from_us,
-                to_us=self._until_us,
-                before=None,
-                limit=events_max,
-            )
+            page = EventPage(self._span, events_max)
+            events = await self._store.events.scan(self._namespace, name, page)
         is_cut = len(events) == events_max
-        begin_us = events[-1].event_time_us if is_cut else self._from_us
+        begin_us = events[-1].event_time_us if is_cut else self._span.from_us
         end_us = max(self._now_us, events[0].event_time_us) if events else self._now_us
         return Busy(name, len(events), max(1, end_us - begin_us))

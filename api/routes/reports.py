@@ -48,7 +48,7 @@ from counter.names import check_counter_name
 from counter.ports import Clock, Store
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Checkpoint, Event, Namespace, Scope, WindowRow
+from counter.types import Checkpoint, Event, EventPage, Namespace, Scope, Span, WindowRow
 
 _Item = TypeVar("_Item")
 _log = logging.getLogger("counter.api")
@@ -94,14 +94,10 @@ class ReportRoutes:
         self, call: CallOf, namespace: InNamespace, query: Annotated[EventsQuery, Query()]
     ) -> EventsAnswer:
         """A counter's events, latest first."""
-        found = await self.store.events.scan(
-            namespace,
-            call.counter,
-            from_us=query.from_ or 0,
-            to_us=limits.TIME_MAX_US if query.to is None else query.to,
-            before=_event_of_page(call.counter, query.page),
-            limit=query.limit + 1,
-        )
+        to_us = limits.TIME_MAX_US if query.to is None else query.to
+        before = _event_of_page(call.counter, query.page)
+        page = EventPage(Span(query.from_ or 0, to_us), query.limit + 1, before)
+        found = await self.store.events.scan(namespace, call.counter, page)
         events, last = _paged(found, query.limit, _place)
         return EventsAnswer(events=[_event(each) for each in events], next_page=last)
 

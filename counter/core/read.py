@@ -19,6 +19,7 @@ from counter.types import (
     CounterType,
     Head,
     Namespace,
+    Span,
     WindowRow,
 )
 
@@ -50,7 +51,7 @@ async def read_partitions(
     """
     heads = await store.rollups.heads(namespace, counters)
     for _ in range(_ATTEMPTS_MAX):
-        rows = await store.rollups.rows(namespace, counters, after_us=0, through_us=through_us)
+        rows = await store.rollups.rows(namespace, counters, Span(0, through_us + 1))
         again = await store.rollups.heads(namespace, counters)
         found = [
             (head or EMPTY_HEAD, [row for row in part if row.window_us > _settled_us(head)])
@@ -332,7 +333,7 @@ class CountReader:
         if not stored:
             return {}
         after = [(counter, each.time_us) for counter, each in stored.items()]
-        tails = await self._store.events.tails(namespace, after, until_us=self._tail_end(namespace))
+        tails = await self._store.events.tails(namespace, after, self._tail_end(namespace))
         return {
             counter: Checkpoint(max(now_us, each.time_us), apply_fold(each.count, tail))
             for (counter, each), tail in zip(stored.items(), tails, strict=True)

@@ -6,14 +6,13 @@ next retry continues; for atomic adds the rollup worker does, too.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
 from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldError
 from counter.folds import fingerprint
-from counter.ports import Clock, Store
+from counter.ports import Clock, SeparateWrites, Store
 from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Outcome, Pending
 from counter.windows import closes_at, closing_limit_at, deciding_time, window_of
 
@@ -71,10 +70,15 @@ class Resolver:
                 raise conflict(event)
         if not all(found):
             self._check_closed(namespace, time_us, now_us)
-        if self._store.capabilities.transactional and any(found):
+        separate = self._store.separate_writes
+        if separate is None and any(found):
             return Outcome.APPLIED
         outcome = await self._decide(namespace, events, any(found), is_decided)
-        if not self._store.capabilities.transactional:
+        if separate is not None:
+            if outcome is Outcome.APPLIED:
+                await separate.rewrite(namespace, events)
+            else:
+                await separate.void(namespace, events)
             recount_us = window_of(time_us, namespace.settings.rollup_window_us)
             counters = list(dict.fromkeys(event.counter for event in events))
             await self.leave_recounts(
@@ -90,22 +94,22 @@ class Resolver:
         self, namespace: Namespace, events: Sequence[Event], found: bool, is_decided: bool
     ) -> Outcome:
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
-        decide = partial(self._store.decisions.decide, namespace, events, proposed)
+        separate = self._store.separate_writes
         is_marked = bool(events[0].item_key) and not is_decided
-        decided = await (self._decide_marked(namespace, events, decide) if is_marked else decide())
+        if separate is not None and is_marked:
+            decided = await self._decide_marked(separate, namespace, events, proposed)
+        else:
+            decided = await self._store.decisions.decide(namespace, events, proposed)
         if decided.fingerprint != proposed.fingerprint:
             raise conflict(events[0])
-        if decided.outcome is Outcome.APPLIED:
-            await self._store.events.rewrite(namespace, events)
-        else:
-            await self._store.events.void(namespace, events)
         return decided.outcome
 
     async def _decide_marked(
         self,
+        separate: SeparateWrites,
         namespace: Namespace,
         events: Sequence[Event],
-        decide: Callable[[], Awaitable[Decision]],
+        proposed: Decision,
     ) -> Decision:
         """Decide about an atomic add so that a worker can finish after a crash: of a client's
         process, or of another worker.
@@ -116,8 +120,8 @@ class Resolver:
         now_us = self._now_us(namespace)
         while True:
             left_us = window_of(now_us, namespace.settings.rollup_window_us)
-            await self._store.rollups.mark_atomic(namespace, AtomicMark(left_us, tuple(events)))
-            decided = await decide()
+            await separate.mark_atomic(namespace, AtomicMark(left_us, tuple(events)))
+            decided = await self._store.decisions.decide(namespace, events, proposed)
             now_us = self._now_us(namespace)
             if _is_surely_open(namespace, left_us, now_us):
                 return decided
@@ -137,11 +141,9 @@ class Resolver:
             left_us = window_of(now_us, size_us)
             if for_readers:
                 pending = [(counter, Pending(each_us, left_us)) for counter, each_us in windows]
-                await self._store.rollups.leave_pending(namespace, pending)
+                await self._store.recounts.write_pending(namespace, pending)
             marks = [Mark(left_us, counter, each_us) for counter, each_us in windows]
-            failed = await self._store.rollups.mark(namespace, marks)
-            for error in failed.values():
-                raise error
+            await self._store.recounts.write_marks(namespace, marks)
             now_us = self._now_us(namespace)
             if _is_surely_open(namespace, left_us, now_us):
                 return

@@ -43,10 +43,12 @@ from counter.types import (
     DELETED,
     CounterType,
     Event,
+    EventPage,
     Namespace,
     Outcome,
     PayloadCheck,
     Pending,
+    Span,
     Token,
     Written,
 )
@@ -156,7 +158,7 @@ class CounterService:
 
     def _may_share_a_write(self, namespace: Namespace, event: Event) -> bool:
         strict = namespace.settings.payload_check is PayloadCheck.STRICT
-        if strict and not self._store.capabilities.transactional:
+        if strict and self._store.separate_writes is not None:
             # Compare-and-sets of one counter contend: no other add waits for them.
             return False
         first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
@@ -221,22 +223,16 @@ class CounterService:
         counter again if an event followed that a process counted meanwhile.
         """
         counter, time_us = event.counter, event.event_time_us
+        after = EventPage(Span(time_us + 1, limits.TIME_MAX_US), limit=1)
         cleared = await self._submit(namespace, event, allowance)
-        later = await self._store.events.scan(
-            namespace,
-            counter,
-            from_us=time_us + 1,
-            to_us=limits.TIME_MAX_US,
-            before=None,
-            limit=1,
-        )
+        later = await self._store.events.scan(namespace, counter, after)
         if not later:
             delete = Pending(DELETED, time_us)
-            await self._store.rollups.leave_pending(namespace, [(counter, delete)])
+            await self._store.recounts.write_pending(namespace, [(counter, delete)])
         window_us = window_of(time_us, namespace.settings.rollup_window_us)
         await self.resolver.leave_recounts(namespace, [(counter, window_us)], for_readers=False)
-        if not later:
-            await self._store.rollups.unlist(namespace, counter, time_us)
+        if not later and self._store.separate_writes is not None:
+            await self._store.separate_writes.unlist(namespace, counter, time_us)
         return cleared
 
     async def add_many(
@@ -361,12 +357,8 @@ class CounterService:
         self.require_events(namespace, "a recount")
         size_us = namespace.settings.rollup_window_us
         dropped_before_us = await self._store.control.dropped_before(namespace.dataset)
-        [rows] = await self._store.rollups.rows(
-            namespace,
-            [counter],
-            after_us=max(from_us - size_us, dropped_before_us - 1),
-            through_us=to_us - 1,
-        )
+        span = Span(max(from_us - size_us + 1, dropped_before_us), to_us)
+        [rows] = await self._store.rollups.rows(namespace, [counter], span)
         windows = [(counter, row.window_us) for row in rows]
         for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
             part = windows[start : start + limits.BATCH_ITEMS_MAX]
@@ -426,7 +418,7 @@ class CounterService:
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | CounterError]:
         try:
-            if self._guard is not None and not self._store.capabilities.transactional:
+            if self._guard is not None and self._store.separate_writes is not None:
                 # Without transactions the writer checks it only after the mark.
                 self._guard.check(namespace.dataset)
             outcomes = await self._writer.write_admitted(namespace, events)

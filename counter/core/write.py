@@ -11,7 +11,7 @@ from counter.core.admission import Load
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
 from counter.errors import TokenInFutureError, UnavailableError, WriteTimeoutError
-from counter.ports import Cache, Clock, Store
+from counter.ports import Cache, Clock, SeparateWrites, Store
 from counter.types import AtomicMark, Event, Guarded, Mark, Namespace, PayloadCheck, Written
 from counter.windows import accept_limit_at, window_of
 
@@ -96,7 +96,8 @@ class EventWriter:
         deadline. If *atomic*, the events share one token, and one outcome.
         """
         append = self._append_atomic if atomic else self._store.events.append
-        if self._store.capabilities.transactional:
+        separate = self._store.separate_writes
+        if separate is None:
             # One transaction does all of it, and cannot detect only a clock that was set.
             if self._guard is not None:
                 self._guard.check(namespace.dataset)
@@ -104,7 +105,7 @@ class EventWriter:
         guarded = await self._guarded(namespace, events, atomic)
         outcomes: list[Written | UnavailableError] = [Written.CONFLICT] * len(events)
         wanted = [at for at, seen in enumerate(guarded) if seen is not Guarded.OTHER]
-        unmarked = await self._leave_marks(namespace, [events[at] for at in wanted], atomic)
+        unmarked = await self._mark(separate, namespace, [events[at] for at in wanted], atomic)
         # The deadline's clock first, so that a pause between the two counts against it.
         began_us = self._clock.boottime_us()
         namespace = self._namespaces.current(namespace, began_us)
@@ -156,20 +157,20 @@ class EventWriter:
                     return [strongest] * len(events)
         return guarded
 
-    async def _leave_marks(
-        self, namespace: Namespace, events: Sequence[Event], atomic: bool
+    async def _mark(
+        self, separate: SeparateWrites, namespace: Namespace, events: Sequence[Event], atomic: bool
     ) -> Sequence[UnavailableError | None]:
         """Make the marks of *events* durable and remember them; return an error for each event
         whose mark may not be durable."""
         size_us = namespace.settings.rollup_window_us
         if atomic and events:
             window_us = window_of(events[0].event_time_us, size_us)
-            await self._store.rollups.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
+            await separate.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
         marks = [Mark(window_of(event.event_time_us, size_us), event.counter) for event in events]
         unknown = self._marked.unknown(namespace.id, marks)
         if not unknown:
             return [None] * len(events)
-        failed = await self._store.rollups.mark(namespace, unknown)
+        failed = await separate.mark(namespace, unknown)
         self._marked.remember(namespace.id, [mark for mark in unknown if mark not in failed])
         if atomic and failed:
             return [next(iter(failed.values()))] * len(events)

@@ -27,7 +27,7 @@ from counter.folds import fold_rows
 from counter.partitions import shard_of
 from counter.ports import Clock, Store
 from counter.quantities import plural
-from counter.types import Fold, Head, Namespace, WindowRow
+from counter.types import Fold, Head, Namespace, Span, WindowRow
 from counter.windows import window_of
 
 _NOTHING: Final = Fold(False, 0)
@@ -158,7 +158,7 @@ class Auditor:
         self._store = store
         self._sleep = sleep
         self._chunk_us = chunk_us
-        self.transactional = store.capabilities.transactional
+        self.transactional = store.separate_writes is None
         #: Window rows that were read, since the beginning.
         self.rows_read = 0
 
@@ -274,9 +274,7 @@ class Auditor:
                 for name, part in parts.items()
                 if part.low_us < until_us and at_us < part.high_us
             ]
-            folds = await self._store.events.window_folds(
-                namespace, wanted, from_us=at_us, to_us=until_us
-            )
+            folds = await self._store.events.window_folds(namespace, wanted, Span(at_us, until_us))
             for name, windows in zip(wanted, folds, strict=True):
                 for window_us, fold in windows.items():
                     parts[name].compare(window_us, fold)

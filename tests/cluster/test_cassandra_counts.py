@@ -9,7 +9,7 @@ import pytest
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.rollups import WINDOW as ROW
 from counter.storage.cassandra.store import CassandraStore
-from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, WindowRow
+from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, Span, WindowRow
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import NOW, SETTINGS, T0, WINDOW
 from tests.contracts.rollup_cases import end, row, update
@@ -62,7 +62,7 @@ async def head(store: CassandraStore, namespace: Namespace, counter: str = "c") 
 
 
 async def rows(store: CassandraStore, namespace: Namespace) -> list[WindowRow]:
-    (found,) = await store.rollups.rows(namespace, ["c"], after_us=0, through_us=end(10_000))
+    (found,) = await store.rollups.rows(namespace, ["c"], Span.after(0, end(10_000)))
     return list(found)
 
 
@@ -150,10 +150,10 @@ async def test_no_clock_keeps_a_pending_recount_from_being_removed(
     """A slow worker removes it for good, whenever copies land; a later window's stays."""
     writer, _ = stores
     pending, later = Pending(T0, NOW), Pending(T0, NOW + WINDOW)
-    await writer.rollups.leave_pending(namespace, [("c", pending)])
+    await writer.recounts.write_pending(namespace, [("c", pending)])
     async with opened(options, FakeClock(NOW - 10 * WINDOW)) as worker:
         await apply(worker, namespace, update(through=1, count=1, done=(pending,)), through=1)
-    await writer.rollups.leave_pending(namespace, [("c", pending), ("c", later)])
+    await writer.recounts.write_pending(namespace, [("c", pending), ("c", later)])
     found = await head(writer, namespace)
     assert found is not None
     assert found.pending == (later,)

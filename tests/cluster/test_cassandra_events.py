@@ -20,7 +20,7 @@ from counter.limits import INT64_MAX, MINUTE, SECOND
 from counter.storage.cassandra.event_reads import PARTITIONS_MAX, ROWS_MAX
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore
-from counter.types import Event, Fold, Namespace, PayloadCheck, Slice, Written
+from counter.types import Event, EventPage, Fold, Namespace, PayloadCheck, Slice, Span, Written
 from scripts.cluster_nodes import Cluster
 from tests.contracts.cases import SETTINGS, nonce, nonces_per_bucket, ordered
 from tests.support.cassandra import DATASET, forget, have_schema, opened, options_for
@@ -101,7 +101,7 @@ async def seen(store: CassandraStore, namespace: Namespace, event: Event) -> lis
     (fold,) = await store.events.sums(namespace, [(event.counter, window_us)])
     (tail,) = await store.events.tails(namespace, [(event.counter, window_us - 1)])
     listed = await store.events.scan(
-        namespace, event.counter, from_us=0, to_us=window_us + MINUTE, before=None, limit=9
+        namespace, event.counter, EventPage(Span(0, window_us + MINUTE), limit=9)
     )
     return [found, fold, tail, list(listed)]
 
@@ -195,14 +195,14 @@ async def test_a_late_event_under_a_void_stays_invisible(
     namespace = await make(one, now, check)
     for event in (add(now, counter="c0"), as_clear(add(now, counter="c1"))):
         for store in (one, other):
-            await store.events.void(namespace, [event])
+            await store.separate_writes.void(namespace, [event])
             assert await seen(store, namespace, event) == HIDDEN
             outcomes = await store.events.append(namespace, [event])
             assert outcomes[0] not in (NEW, REPLAYED, CONFLICT)
             assert await seen(one, namespace, event) == HIDDEN
         standing = event._replace(event_time_us=now + 1)
         await one.events.append(namespace, [standing])
-        await other.events.void(namespace, [standing])
+        await other.separate_writes.void(namespace, [standing])
         await one.events.append(namespace, [standing])
         assert await seen(one, namespace, standing) == HIDDEN
 
@@ -219,7 +219,7 @@ async def test_a_void_holds_while_the_payload_check_changes(
     otherwise = replace(namespace, settings=settings)
     before, after = add(now, counter="before"), add(now, counter="after")
     await other.events.append(otherwise, [before])
-    await one.events.void(namespace, [before, after])
+    await one.separate_writes.void(namespace, [before, after])
     await other.events.append(otherwise, [after, before])
     strict = namespace if voiding is PayloadCheck.STRICT else otherwise
     assert list(await one.events.append(strict, [before, after])) == [Written.LATE] * 2
@@ -316,7 +316,7 @@ async def test_only_what_is_compared_and_set_is_read_serially(
 
     with Statements(store, note):
         assert list(await store.events.find(strict, items)) == items
-        assert await store.decisions.decided(strict, items) is None
+        assert await store.separate_writes.decided(strict, items) is None
         await store.events.append_atomic(strict, items)
     assert ConsistencyLevel.SERIAL not in levels
     single = add(now, 3)
@@ -336,7 +336,7 @@ async def test_a_decision_is_read_serially_over_several_data_centers(
         Statements(store, lambda statement: levels.append(statement.consistency_level)),
         patch.object(store.session.state_of(strict.dataset), "is_spread", True),
     ):
-        assert await store.decisions.decided(strict, [add(now, 1)]) is None
+        assert await store.separate_writes.decided(strict, [add(now, 1)]) is None
     assert levels == [ConsistencyLevel.SERIAL]
 
 
@@ -431,7 +431,7 @@ async def test_voids_do_not_end_a_page(stores: Stores, strict: Namespace, now: i
     events = [Event("c", now + n // 2, bucket, n % 2, n) for n in range(24)]
     await store.events.append(strict, events)
     gone = [each for each in events if each.item_key == 0 and each.delta >= 6]
-    await store.events.void(strict, gone)
+    await store.separate_writes.void(strict, gone)
     left = ordered([each for each in events if each not in gone])
     for limit in (1, 3, 5, 100):
         found: list[Event] = []
@@ -439,10 +439,7 @@ async def test_voids_do_not_end_a_page(stores: Stores, strict: Namespace, now: i
             page = await store.events.scan(
                 strict,
                 "c",
-                from_us=0,
-                to_us=now + MINUTE,
-                before=found[-1] if found else None,
-                limit=limit,
+                EventPage(Span(0, now + MINUTE), limit=limit, before=found[-1] if found else None),
             )
             found += page
             if len(page) < limit:

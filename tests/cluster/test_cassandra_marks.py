@@ -10,9 +10,9 @@ from counter.errors import StoreUnavailableError
 from counter.limits import MINUTE
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore
-from counter.types import AtomicMark, Mark, Namespace
+from counter.types import AtomicMark, Mark, Namespace, Span
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, atomic, marks, slice_at
+from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, atomic, marks, slice_at, walked
 from tests.support.cassandra import DATASET, forget, have_schema, opened, options_for
 from tests.support.cassandra_statements import Fault, Statements, statements_of
 from tests.support.clock import FakeClock
@@ -50,13 +50,15 @@ async def namespace(stores: Stores) -> Namespace:
 async def test_marks_of_one_turn_share_a_statement(stores: Stores, namespace: Namespace) -> None:
     """Up to a hundred of one window and shard; so do the names that are not listed yet."""
     store, _ = stores
-    await store.rollups.mark(namespace, [Mark(NOW, "first")])
+    await store.separate_writes.mark(namespace, [Mark(NOW, "first")])
     names = [f"c{n}" for n in range(200)]
     with Statements(store) as sent:
-        await asyncio.gather(*(store.rollups.mark(namespace, [Mark(NOW, name)]) for name in names))
+        await asyncio.gather(
+            *(store.separate_writes.mark(namespace, [Mark(NOW, name)]) for name in names)
+        )
     assert sorted(sent.sizes) == [100] * 4
     with Statements(store) as sent:
-        await store.rollups.mark(namespace, [Mark(NOW + WINDOW, name) for name in names])
+        await store.separate_writes.mark(namespace, [Mark(NOW + WINDOW, name) for name in names])
     assert sorted(sent.sizes) == [100] * 2
     assert {mark.counter for mark in await marks(store, namespace)} == {"first", *names}
     listed = await store.control.counters(namespace, prefix="", after=None, limit=1_000)
@@ -68,7 +70,7 @@ async def test_a_mark_that_fails_is_reported_alone_and_its_name_not_known(
 ) -> None:
     """Either a mark or its name may fail; the rest of the statement is durable."""
     store, _ = stores
-    await store.rollups.mark(namespace, [Mark(NOW, "first")])
+    await store.separate_writes.mark(namespace, [Mark(NOW, "first")])
     some = [Mark(NOW, "a"), Mark(NOW + WINDOW, "b"), Mark(NOW + WINDOW, "first")]
     down = StoreUnavailableError("a planted fault")
 
@@ -77,15 +79,15 @@ async def test_a_mark_that_fails_is_reported_alone_and_its_name_not_known(
 
     with Statements(store, fault(b"a", slice(None))):
         # Its name shares a partition with that of the other one.
-        assert await store.rollups.mark(namespace, some) == dict.fromkeys(some[:2], down)
+        assert await store.separate_writes.mark(namespace, some) == dict.fromkeys(some[:2], down)
     # A mark's window is its third value; a name has the time of its mark last.
     with Statements(store, fault(NOW.to_bytes(8, "big"), slice(2, 3))) as sent:
-        assert await store.rollups.mark(namespace, some) == {some[0]: down}
+        assert await store.separate_writes.mark(namespace, some) == {some[0]: down}
     # Both marks' partitions and the names' together, and then each alone.
     assert sent.sizes == [5, 1, 2, 2]
     assert set(await marks(store, namespace)) == {Mark(NOW, "first"), *some[1:]}
     with Statements(store) as sent:
-        assert await store.rollups.mark(namespace, some) == {}
+        assert await store.separate_writes.mark(namespace, some) == {}
     assert sum(sent.sizes) == 3
 
 
@@ -96,7 +98,7 @@ async def test_names_that_were_forgotten_are_listed_again(
     store, _ = stores
     monkeypatch.setattr("counter.storage.cassandra.rollups._NAMES_MAX", 3)
     for _ in range(2):
-        await store.rollups.mark(namespace, [Mark(NOW, name) for name in "abcde"])
+        await store.separate_writes.mark(namespace, [Mark(NOW, name) for name in "abcde"])
         assert len(store.rollups._listed) == 3
     assert await store.control.counters(namespace, prefix="", after=None, limit=9) == list("abcde")
 
@@ -109,12 +111,10 @@ async def test_a_long_outage_is_caught_up_with_in_order(
     windows = range(T0 - SLICE, T0 + SLICE, WINDOW)
     dirty = [*windows[:3], *windows[50:120:7], *windows[-2:]]
     some = [Mark(window_us, name) for window_us in dirty for name in "abc"]
-    await store.rollups.mark(namespace, some)
+    await store.separate_writes.mark(namespace, some)
     with Statements(store) as sent:
-        found = await store.rollups.dirty(
-            namespace, 0, after_us=0, through_us=windows[-1], start=None, limit=1_000
-        )
-    assert list(found) == some
+        found = await walked(store, namespace, 0, Span.after(0, windows[-1]), limit=1_000)
+    assert found == some
     assert len(sent.sizes) < len(dirty) + 12
 
 
@@ -124,11 +124,13 @@ async def test_marks_rolled_up_by_a_crashed_process_are_dropped_by_the_next(
     """The first drop searches for old marks; later ones drop known ones."""
     one, other = stores
     left = [Mark(NOW - n * WINDOW, "c") for n in range(3)]
-    await one.rollups.mark(namespace, left)
-    await one.rollups.mark_atomic(namespace, AtomicMark(NOW - 5 * WINDOW, tuple(atomic(("a", 1)))))
+    await one.separate_writes.mark(namespace, left)
+    await one.separate_writes.mark_atomic(
+        namespace, AtomicMark(NOW - 5 * WINDOW, tuple(atomic(("a", 1))))
+    )
     await other.rollups.drop_marks(namespace, 0, NOW - 1)
     assert await marks(one, namespace) == left[:1]
-    found = await one.rollups.dirty_atomic(namespace, 0, after_us=T0 - SLICE, through_us=NOW)
+    found = await one.separate_writes.dirty_atomic(namespace, 0, Span.after(T0 - SLICE, NOW))
     assert list(found) == []
     with Statements(other) as sent:
         await other.rollups.drop_marks(namespace, 0, NOW + MINUTE)

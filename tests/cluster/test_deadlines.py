@@ -45,7 +45,7 @@ async def void(store: CassandraStore, namespace: Namespace) -> None:
     strict = replace(
         namespace, settings=replace(namespace.settings, payload_check=PayloadCheck.STRICT)
     )
-    await store.events.void(strict, [Event("c", now_us(), NONCE, 0, 1)])
+    await store.separate_writes.void(strict, [Event("c", now_us(), NONCE, 0, 1)])
 
 
 async def add_under_a_key(store: CassandraStore, namespace: Namespace) -> object:

@@ -12,7 +12,7 @@ from counter.limits import MINUTE, SECOND
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory import MemoryCache
-from counter.types import Namespace, PartitionSize, PayloadCheck, Token
+from counter.types import EventPage, Namespace, PartitionSize, PayloadCheck, Span, Token
 from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from scripts.cluster_nodes import Cluster
@@ -110,7 +110,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
     await other.worker.tick()
     assert await one.counts(namespace) == await other.counts(namespace) == (140, 140)
     page = await one.store.events.scan(
-        namespace, "hot", from_us=T0, to_us=clock.now_us(), before=None, limit=200
+        namespace, "hot", EventPage(Span(T0, clock.now_us()), limit=200)
     )
     assert [each.event_id for each in page] == [nonce(number) for number in reversed(range(140))]
     keyspace = one.store.session.state_of(namespace.dataset).keyspace

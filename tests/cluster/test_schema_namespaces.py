@@ -271,7 +271,7 @@ async def test_workers_are_known_to_all_processes(stores: Stores) -> None:
 
 async def fill(store: CassandraStore, namespace: Namespace, names: list[str]) -> None:
     """Counters as the service and a worker leave them."""
-    await store.rollups.mark(namespace, [Mark(NOW, name) for name in names])
+    await store.separate_writes.mark(namespace, [Mark(NOW, name) for name in names])
     checkpoint = Checkpoint(NOW - 1, 1)
     updates = [CounterUpdate(name, (), checkpoint) for name in names]
     await store.rollups.apply(namespace, updates, through_us=NOW - 1)
@@ -340,7 +340,7 @@ async def test_counters_of_many_shards_are_listed_in_one_order(stores: Stores, s
     if shards == 7:
         # All in one shard: the rest is empty.
         names = [name for name in names if shard_of(name, 7) == 3]
-    await one.rollups.mark(namespace, [Mark(T0 + 30 * WINDOW, name) for name in names])
+    await one.separate_writes.mark(namespace, [Mark(T0 + 30 * WINDOW, name) for name in names])
     for prefix in ("", "n", "n1", "\ud7ff", last, "a", f"a{last}", "nothing"):
         expected = sorted(name for name in names if name.startswith(prefix))
         # Pages of one are many statements: each asks every shard.

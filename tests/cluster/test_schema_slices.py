@@ -9,7 +9,6 @@ import pytest
 
 from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import MINUTE, SECOND
-from counter.ports import Store
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.cassandra.tables import create_table, events_of, events_table
@@ -56,9 +55,9 @@ async def namespace(stores: tuple[CassandraStore, CassandraStore]) -> Namespace:
     return created
 
 
-async def write(store: Store, namespace: Namespace, at_us: int) -> Event:
+async def write(store: CassandraStore, namespace: Namespace, at_us: int) -> Event:
     event = Event("c", at_us, at_us.to_bytes(16, "big"), 0, 1)
-    await store.rollups.mark(namespace, [Mark(window_of(at_us, 10 * SECOND), "c")])
+    await store.separate_writes.mark(namespace, [Mark(window_of(at_us, 10 * SECOND), "c")])
     assert list(await store.events.append(namespace, [event])) == [Written.NEW]
     return event
 

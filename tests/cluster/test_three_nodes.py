@@ -125,7 +125,7 @@ async def all_works(store: CassandraStore, namespace: Namespace, number: int) ->
 
 
 async def marked(store: CassandraStore, namespace: Namespace, mark: Mark) -> None:
-    for error in (await store.rollups.mark(namespace, [mark])).values():
+    for error in (await store.separate_writes.mark(namespace, [mark])).values():
         raise error
 
 

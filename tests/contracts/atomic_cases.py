@@ -13,10 +13,12 @@ from counter.types import (
     AtomicMark,
     Decision,
     Event,
+    EventPage,
     Fold,
     Mark,
     Namespace,
     Outcome,
+    Span,
     Written,
 )
 from tests.contracts.cases import (
@@ -33,6 +35,7 @@ from tests.contracts.cases import (
     dirty_counters,
     make_namespace,
     marks,
+    separate,
     tail,
     total,
     write,
@@ -97,7 +100,7 @@ class AtomicCases(StoreCases):
         events = atomic(("c", 1), ("c", 2))
         await written_atomic(store, namespace, events)
         found = await store.events.scan(
-            namespace, "c", from_us=FIRST_SLICE, to_us=SLICES_END, before=None, limit=9
+            namespace, "c", EventPage(Span(FIRST_SLICE, SLICES_END), limit=9)
         )
         assert list(found) == events
 
@@ -151,19 +154,19 @@ class NonTransactionalCases(StoreCases):
 
     async def test_says_so(self, store: Store) -> None:
         """The service chooses its path by it."""
-        assert not store.capabilities.transactional
+        assert store.separate_writes is not None
 
     async def test_a_mark_for_a_missing_slice_is_refused(
         self, store: Store, namespace: Namespace
     ) -> None:
         """Nobody could ever sum its window; a recount's mark goes wherever the present is."""
         with pytest.raises(SliceMissingError):
-            await store.rollups.mark(namespace, [Mark(NOW, "a"), Mark(SLICES_END, "b")])
+            await separate(store).mark(namespace, [Mark(NOW, "a"), Mark(SLICES_END, "b")])
         with pytest.raises(SliceMissingError):
             await written_atomic(store, namespace, atomic(("c", 1), at=SLICES_END))
         assert await dirty_counters(store, namespace) == set()
         recount = Mark(SLICES_END, "b", T0)
-        await store.rollups.mark(namespace, [recount])
+        await store.recounts.write_marks(namespace, [recount])
         assert await marks(store, namespace, through=SLICES_END) == [recount]
 
     async def test_an_append_asks_no_age(self, store: Store, clock: FakeClock) -> None:
@@ -179,8 +182,8 @@ class NonTransactionalCases(StoreCases):
         events = atomic(*((name, 1) for name in names), at=NOW + WINDOW + 3)
         await written_atomic(store, namespace, events)
         for shard in range(3):
-            found = await store.rollups.dirty_atomic(
-                namespace, shard, after_us=NOW, through_us=NOW + WINDOW
+            found = await separate(store).dirty_atomic(
+                namespace, shard, Span.after(NOW, NOW + WINDOW)
             )
             assert list(found) == [AtomicMark(NOW + WINDOW, tuple(events))]
 
@@ -189,10 +192,10 @@ class NonTransactionalCases(StoreCases):
         namespace = await make_namespace(store, shards=2)
         mark = AtomicMark(NOW, tuple(atomic(("a", 1))))
         for _ in range(2):
-            await store.rollups.mark_atomic(namespace, mark)
+            await separate(store).mark_atomic(namespace, mark)
         own = shard_of("a", 2)
         for shard, expected in ((own, [mark]), (1 - own, [])):
-            found = await store.rollups.dirty_atomic(namespace, shard, after_us=T0, through_us=NOW)
+            found = await separate(store).dirty_atomic(namespace, shard, Span.after(T0, NOW))
             assert list(found) == expected
 
     async def test_two_lists_under_one_token_are_two_marks(
@@ -202,7 +205,7 @@ class NonTransactionalCases(StoreCases):
         first, second = atomic(("a", 1), ("b", 1)), atomic(("b", 2), ("c", 2))
         assert await written_atomic(store, namespace, first) is self.new_atomic
         assert await written_atomic(store, namespace, second) is Written.CONFLICT
-        found = await store.rollups.dirty_atomic(namespace, 0, after_us=T0, through_us=NOW)
+        found = await separate(store).dirty_atomic(namespace, 0, Span.after(T0, NOW))
         assert {mark.events for mark in found} == {tuple(first), tuple(second)}
 
     async def test_atomic_marks_of_a_span(self, store: Store, namespace: Namespace) -> None:
@@ -212,9 +215,7 @@ class NonTransactionalCases(StoreCases):
             await written_atomic(store, namespace, atomic(("a", 1), at=start_us))
 
         async def found(after: int, through: int) -> list[int]:
-            span = await store.rollups.dirty_atomic(
-                namespace, 0, after_us=after, through_us=through
-            )
+            span = await separate(store).dirty_atomic(namespace, 0, Span.after(after, through))
             return [mark.window_us for mark in span]
 
         assert await found(T0, SLICES_END) == sorted(starts)
@@ -229,15 +230,23 @@ class NonTransactionalCases(StoreCases):
         first, second = atomic(("a", 1), ("b", 2)), atomic(("a", 10), ("b", 20), number=2)
         await written(store, namespace, [first[0], second[1]])
         assert await written_atomic(store, namespace, first) is self.new_atomic
-        await store.events.rewrite(namespace, second)
+        await separate(store).rewrite(namespace, second)
         assert list(await store.events.find(namespace, first + second)) == first + second
         assert [await total(store, namespace, name) for name in "ab"] == [11, 22]
+
+    async def test_rewriting_changes_nothing(self, store: Store, namespace: Namespace) -> None:
+        """A found event that is written again still stands once."""
+        events = [add("a", T0 - SLICE, 1, delta=3), clear("b", number=2)]
+        await write(store, namespace, *events)
+        await separate(store).rewrite(namespace, events)
+        assert list(await store.events.find(namespace, events)) == events
+        assert await total(store, namespace, "a") == 3
 
     async def test_a_rewrite_asks_no_age(self, store: Store, clock: FakeClock) -> None:
         """What was decided to be applied is written however late."""
         namespace = await make_namespace(store, accept_limit_us=WINDOW)
         clock.advance(5 * WINDOW)
-        await store.events.rewrite(namespace, [add(delta=5)])
+        await separate(store).rewrite(namespace, [add(delta=5)])
         assert await total(store, namespace) == 5
 
     @pytest.mark.parametrize("event", [add(delta=5), clear()], ids=["add", "clear"])
@@ -246,7 +255,7 @@ class NonTransactionalCases(StoreCases):
     ) -> None:
         """An abandoned write that lands after it stays invisible, every time."""
         await write(store, namespace, event, add(at=T0, number=2, delta=1))
-        await store.events.void(namespace, [event, add("never-written")])
+        await separate(store).void(namespace, [event, add("never-written")])
         for _ in range(2):
             assert list(await store.events.find(namespace, [event])) == [None]
             assert await tail(store, namespace) == Fold(False, 1)
@@ -262,9 +271,9 @@ class NonTransactionalCases(StoreCases):
         await write(store, namespace, add())
         for missing_us in (FIRST_SLICE - SLICE, SLICES_END):
             with pytest.raises(SliceMissingError):
-                await store.events.rewrite(namespace, [add(number=2), add(at=missing_us)])
+                await separate(store).rewrite(namespace, [add(number=2), add(at=missing_us)])
             with pytest.raises(SliceMissingError):
-                await store.events.void(namespace, [add(), add(at=missing_us)])
+                await separate(store).void(namespace, [add(), add(at=missing_us)])
         assert await total(store, namespace) == 1
 
 
@@ -273,7 +282,7 @@ class TransactionalCases(StoreCases):
 
     async def test_says_so(self, store: Store) -> None:
         """The service chooses its path by it."""
-        assert store.capabilities.transactional
+        assert store.separate_writes is None
 
     async def test_an_append_leaves_the_mark(self, store: Store, namespace: Namespace) -> None:
         """One for each window of each counter, whether its events are new or not."""

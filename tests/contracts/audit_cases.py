@@ -12,7 +12,7 @@ from counter.limits import MILLISECOND, MINUTE, SECOND
 from counter.ops.audit import Auditor, Damage, State, Verdict
 from counter.ports import Store
 from counter.storage.memory import MemoryCache
-from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, WindowRow
+from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, Span, WindowRow
 from rollup.worker import RollupWorker
 from tests.contracts.cases import (
     DATASET,
@@ -86,9 +86,7 @@ class Audited:
         await self.store.rollups.apply(self.namespace, [update], through_us=through_us)
 
     async def rows(self, counter: str) -> Sequence[WindowRow]:
-        (rows,) = await self.store.rollups.rows(
-            self.namespace, [counter], after_us=0, through_us=2**60
-        )
+        (rows,) = await self.store.rollups.rows(self.namespace, [counter], Span.after(0, 2**60))
         return rows
 
     async def audit(self, *counters: str, trust: bool = False) -> list[Verdict]:
@@ -205,7 +203,7 @@ class AuditCases(StoreCases):
         first = (await audited.rows("a"))[0]
         await audited.plant("a", first._replace(total=99))
         left = Pending(first.window_us, audited.clock.now_us() // WINDOW * WINDOW)
-        await audited.store.rollups.leave_pending(audited.namespace, [("a", left)])
+        await audited.store.recounts.write_pending(audited.namespace, [("a", left)])
         (verdict,) = await audited.audit("a")
         assert verdict.state is State.RIGHT
         await audited.plant("a", count=5)

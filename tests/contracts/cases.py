@@ -13,21 +13,25 @@ from typing import Final
 
 import pytest
 
-from counter.errors import UnavailableError
+from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.partitions import event_bucket_of
-from counter.ports import Store
+from counter.ports import SeparateWrites, Store
 from counter.types import (
     AtomicMark,
     CounterType,
     Dataset,
+    Decision,
+    DirtyMark,
     Event,
     Fold,
     Mark,
     Namespace,
     NamespaceSettings,
+    Outcome,
     PayloadCheck,
     Slice,
+    Span,
     Written,
 )
 from counter.windows import window_of
@@ -134,27 +138,56 @@ def atomic(*items: tuple[str, int], at: int = NOW, number: int = 1) -> list[Even
     return events
 
 
+def separate(store: Store) -> SeparateWrites:
+    """The part that only a store without transactions has."""
+    assert store.separate_writes is not None
+    return store.separate_writes
+
+
 async def written(
     store: Store, namespace: Namespace, events: Sequence[Event]
 ) -> Sequence[Written | UnavailableError]:
     """Append *events* as the service does: marks first where the store needs them."""
-    if not store.capabilities.transactional:
+    if store.separate_writes is not None:
         windows = [Mark(window_of(each.event_time_us, WINDOW), each.counter) for each in events]
-        await store.rollups.mark(namespace, windows)
+        await store.separate_writes.mark(namespace, windows)
     return await store.events.append(namespace, events)
 
 
 async def written_atomic(store: Store, namespace: Namespace, events: Sequence[Event]) -> Written:
     """Append *events* as one, as the service does: its mark first where the store needs it."""
-    if not store.capabilities.transactional:
+    if store.separate_writes is not None:
         window_us = window_of(events[0].event_time_us, WINDOW)
-        await store.rollups.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
+        await store.separate_writes.mark_atomic(namespace, AtomicMark(window_us, tuple(events)))
     return await store.events.append_atomic(namespace, events)
 
 
 async def write(store: Store, namespace: Namespace, *events: Event) -> None:
     """Append *events*, each of which must be new."""
     assert list(await written(store, namespace, events)) == [Written.NEW] * len(events)
+
+
+#: A decision that no other case makes.
+_PROBE: Final = Decision(Outcome.VOID, b"a probe")
+
+
+async def decided(store: Store, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+    """The decision about the token of *events*, if there was one: a transactional store has then
+    made that of a probe."""
+    if store.separate_writes is not None:
+        return await store.separate_writes.decided(namespace, events)
+    try:
+        found = await store.decisions.decide(namespace, events, _PROBE)
+    except SliceMissingError:
+        # It looks for the event only if there is no decision.
+        return None
+    return None if found.fingerprint == _PROBE.fingerprint else found
+
+
+async def unlist(store: Store, namespace: Namespace, counter: str, deleted_us: int) -> None:
+    """Take *counter*, whose delete is pending, off the list as the service does."""
+    if store.separate_writes is not None:
+        await store.separate_writes.unlist(namespace, counter, deleted_us)
 
 
 async def total(store: Store, namespace: Namespace, counter: str = "c") -> int:
@@ -175,7 +208,7 @@ async def dirtied(store: Store, namespace: Namespace, marks: Sequence[Mark]) -> 
     """Make *marks* what a worker finds: by an event each, or by a request for a recount."""
     for each in marks:
         if each.recount_us:
-            await store.rollups.mark(namespace, [each])
+            await store.recounts.write_marks(namespace, [each])
         else:
             await written(store, namespace, [add(each.counter, each.window_us)])
 
@@ -188,27 +221,33 @@ async def marks(
     through: int = SLICES_END,
 ) -> list[Mark]:
     """All dirty marks in the span, in pages of two."""
+    return await walked(store, namespace, shard, Span.after(after, through), limit=2)
+
+
+async def walked(
+    store: Store, namespace: Namespace, shard: int, span: Span, limit: int
+) -> list[Mark]:
+    """All dirty marks in the span, in pages of *limit*."""
     found: list[Mark] = []
+    rest: object = None
     while True:
-        page = await store.rollups.dirty(
-            namespace,
-            shard,
-            after_us=after,
-            through_us=through,
-            start=found[-1] if found else None,
-            limit=2,
-        )
-        assert len(page) <= 2
+        page, rest = await store.rollups.dirty(namespace, shard, span, limit, rest)
+        assert len(page) <= limit
         await check_folds(store, namespace, page)
-        found += page
-        if not page:
-            return [each._replace(fold=None) for each in found]
+        found += (as_written(each) for each in page)
+        if rest is None:
+            return found
 
 
-async def check_folds(store: Store, namespace: Namespace, page: Sequence[Mark]) -> None:
+def as_written(mark: DirtyMark) -> Mark:
+    """What was written that *mark* was read of."""
+    return Mark(mark.window_us, mark.counter, mark.recount_us)
+
+
+async def check_folds(store: Store, namespace: Namespace, page: Sequence[DirtyMark]) -> None:
     """A transactional store has the fold of each window together with its mark."""
     added = [each for each in page if not each.recount_us]
-    if not store.capabilities.transactional:
+    if store.separate_writes is not None:
         assert {each.fold for each in page} <= {None}
         return
     assert {each.fold for each in page if each.recount_us} <= {None}
@@ -218,9 +257,11 @@ async def check_folds(store: Store, namespace: Namespace, page: Sequence[Mark]) 
 
 async def dirty_counters(store: Store, namespace: Namespace, shard: int = 0) -> set[str]:
     """Counters that a worker would roll up, by a mark of either kind."""
-    atomic_marks = await store.rollups.dirty_atomic(
-        namespace, shard, after_us=FIRST_SLICE, through_us=SLICES_END
-    )
+    atomic_marks: Sequence[AtomicMark] = ()
+    if store.separate_writes is not None:
+        atomic_marks = await store.separate_writes.dirty_atomic(
+            namespace, shard, Span.after(FIRST_SLICE, SLICES_END)
+        )
     in_atomic = {event.counter for mark in atomic_marks for event in mark.events}
     return {mark.counter for mark in await marks(store, namespace, shard)} | in_atomic
 

@@ -23,6 +23,7 @@ from tests.contracts.cases import (
     WINDOW,
     StoreCases,
     add,
+    decided,
     make_namespace,
     nonce,
     total,
@@ -175,12 +176,12 @@ class NamespaceCases(StoreCases):
             namespace = await make_namespace(store, "tests")
             ids.append(namespace.id)
             assert await total(store, namespace) == 0
-            assert await store.decisions.decided(namespace, [add("late")]) is None
+            assert await decided(store, namespace, [add("late")]) is None
             assert list(await store.rollups.heads(namespace, ["c"])) == [None]
             assert await store.control.counters(namespace, prefix="", after=None, limit=9) == []
             await write(store, namespace, add(delta=delta))
             await store.decisions.decide(namespace, [add("late")], Decision(Outcome.VOID, b""))
-            await store.rollups.leave_pending(namespace, [("c", Pending(T0, NOW))])
+            await store.recounts.write_pending(namespace, [("c", Pending(T0, NOW))])
             assert await store.control.delete_namespace(namespace)
             clock.advance(settling_time(DATASET))
             if purged:
@@ -337,8 +338,8 @@ class PurgeCases(StoreCases):
         doomed = await make_namespace(store, "doomed")
         for each in (namespace, doomed):
             await write(store, each, *events)
-            await store.rollups.mark(each, [Mark(NOW, "c0", T0)])
-            await store.rollups.leave_pending(each, [("c0", Pending(T0, NOW))])
+            await store.recounts.write_marks(each, [Mark(NOW, "c0", T0)])
+            await store.recounts.write_pending(each, [("c0", Pending(T0, NOW))])
             await store.decisions.reserve(each, nonce(1), NOW, NOW + SECOND)
             await store.decisions.decide(each, [add("late")], Decision(Outcome.VOID, b""))
         await store.control.delete_namespace(doomed)
@@ -351,9 +352,7 @@ class PurgeCases(StoreCases):
         assert head is not None
         assert head.pending == (Pending(T0, NOW),)
         assert await store.decisions.reserve(namespace, nonce(1), NOW + 1, NOW + SECOND) == NOW
-        assert await store.decisions.decided(namespace, [add("late")]) == Decision(
-            Outcome.VOID, b""
-        )
+        assert await decided(store, namespace, [add("late")]) == Decision(Outcome.VOID, b"")
         assert list(await store.control.namespaces()) == [namespace]
 
     async def test_expired_keys_go_and_others_stay(
@@ -375,7 +374,7 @@ class PurgeCases(StoreCases):
         await store.decisions.decide(namespace, [event], decision)
         await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         await purge(store, NOW)
-        assert await store.decisions.decided(namespace, [event]) == decision
+        assert await decided(store, namespace, [event]) == decision
 
     async def test_a_decision_lives_as_long_as_its_event(
         self, store: Store, namespace: Namespace
@@ -388,13 +387,11 @@ class PurgeCases(StoreCases):
             await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
         found: list[Event] = [old, young]
-        assert [await store.decisions.decided(namespace, [each]) for each in found] == [
-            decision
-        ] * 2
+        assert [await decided(store, namespace, [each]) for each in found] == [decision] * 2
         await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         gone_us = old.event_time_us + 2 * DATASET.retention_us + SLICE + WINDOW
         await purge(store, gone_us)
-        assert [await store.decisions.decided(namespace, [each]) for each in found] == [
+        assert [await decided(store, namespace, [each]) for each in found] == [
             None,
             decision,
         ]

@@ -8,6 +8,7 @@ from tests.contracts.cases import (
     StoreCases,
     add,
     atomic,
+    decided,
     make_namespace,
     nonce,
     write,
@@ -24,8 +25,8 @@ class DecisionCases(StoreCases):
     async def test_nothing_is_decided_at_first(self, store: Store, namespace: Namespace) -> None:
         """Whether the event stands or not."""
         await write(store, namespace, add())
-        assert await store.decisions.decided(namespace, [add()]) is None
-        assert await store.decisions.decided(namespace, [add("never")]) is None
+        assert await decided(store, namespace, [add()]) is None
+        assert await decided(store, namespace, [add("never")]) is None
 
     async def test_the_first_decision_stands(self, store: Store, namespace: Namespace) -> None:
         """Whoever comes second adopts it, its fingerprint included."""
@@ -33,22 +34,22 @@ class DecisionCases(StoreCases):
             token = [add(first.outcome.value)]
             assert await store.decisions.decide(namespace, token, first) == first
             assert await store.decisions.decide(namespace, token, second) == first
-            assert await store.decisions.decided(namespace, token) == first
+            assert await decided(store, namespace, token) == first
 
     async def test_a_payload_is_no_part_of_the_token(
         self, store: Store, namespace: Namespace
     ) -> None:
         """Another delta under the same token meets the same decision."""
         await store.decisions.decide(namespace, [add(delta=1)], VOID)
-        assert await store.decisions.decided(namespace, [add(delta=2)]) == VOID
+        assert await decided(store, namespace, [add(delta=2)]) == VOID
 
     async def test_every_other_token_is_undecided(self, store: Store, namespace: Namespace) -> None:
         """Another counter, time, nonce or namespace is another token."""
         await store.decisions.decide(namespace, [add()], VOID)
         others: list[Event] = [add("d"), add(at=NOW - 1), add(number=2)]
         for each in others:
-            assert await store.decisions.decided(namespace, [each]) is None
-        assert await store.decisions.decided(await make_namespace(store, "other"), [add()]) is None
+            assert await decided(store, namespace, [each]) is None
+        assert await decided(store, await make_namespace(store, "other"), [add()]) is None
 
     async def test_an_atomic_token_is_the_same_whatever_its_items(
         self, store: Store, namespace: Namespace
@@ -56,10 +57,10 @@ class DecisionCases(StoreCases):
         """In any order, and with any counters; a single add's token is another."""
         await store.decisions.decide(namespace, atomic(("a", 1), ("b", 2)), VOID)
         for items in (atomic(("b", 2), ("a", 1)), atomic(("c", 1)), atomic(("c", 1), ("a", 5))):
-            assert await store.decisions.decided(namespace, items) == VOID
+            assert await decided(store, namespace, items) == VOID
             assert await store.decisions.decide(namespace, items, APPLIED) == VOID
-        assert await store.decisions.decided(namespace, [add("a")]) is None
-        assert await store.decisions.decided(namespace, atomic(("a", 1), at=NOW - 1)) is None
+        assert await decided(store, namespace, [add("a")]) is None
+        assert await decided(store, namespace, atomic(("a", 1), at=NOW - 1)) is None
 
 
 class ReservationCases(StoreCases):

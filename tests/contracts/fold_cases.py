@@ -7,7 +7,7 @@ import pytest
 from counter.errors import SliceMissingError
 from counter.limits import INT64_MAX, INT64_MIN, MINUTE
 from counter.ports import Store
-from counter.types import Event, Fold, Namespace
+from counter.types import Event, EventPage, Fold, Namespace, Span
 from tests.contracts.cases import (
     FIRST_SLICE,
     NOW,
@@ -90,7 +90,7 @@ class FoldCases(StoreCases):
         await write(store, other, add(delta=1_000))
         span = (T0 - WINDOW, NOW + WINDOW)
         found = await store.events.window_folds(
-            namespace, ["d", "never", "c"], from_us=span[0], to_us=span[1]
+            namespace, ["d", "never", "c"], Span(span[0], span[1])
         )
         windows = [T0 - WINDOW, T0, NOW]
         sums = await store.events.sums(namespace, [("c", at) for at in windows])
@@ -102,15 +102,15 @@ class FoldCases(StoreCases):
         """From the first instant that was kept on they are whole; before any slice is nothing."""
         await write(store, namespace, add(at=FIRST_SLICE + SLICE))
         ages = FIRST_SLICE - 10 * SLICE
-        found = await store.events.window_folds(namespace, ["c"], from_us=ages, to_us=SLICES_END)
+        found = await store.events.window_folds(namespace, ["c"], Span(ages, SLICES_END))
         assert list(found) == [{FIRST_SLICE + SLICE: Fold(False, 1)}]
         await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         with pytest.raises(SliceMissingError):
             await store.events.window_folds(
-                namespace, ["c"], from_us=FIRST_SLICE + SLICE - WINDOW, to_us=SLICES_END
+                namespace, ["c"], Span(FIRST_SLICE + SLICE - WINDOW, SLICES_END)
             )
         found = await store.events.window_folds(
-            namespace, ["c"], from_us=FIRST_SLICE + SLICE, to_us=SLICES_END
+            namespace, ["c"], Span(FIRST_SLICE + SLICE, SLICES_END)
         )
         assert list(found) == [{FIRST_SLICE + SLICE: Fold(False, 1)}]
 
@@ -232,7 +232,7 @@ class ScanCases(StoreCases):
         while True:
             before = found[-1] if found else None
             page = await store.events.scan(
-                namespace, "c", from_us=from_us, to_us=to_us, before=before, limit=limit
+                namespace, "c", EventPage(Span(from_us, to_us), limit=limit, before=before)
             )
             assert len(page) <= limit
             found += page
@@ -274,10 +274,9 @@ class ScanCases(StoreCases):
         page = await store.events.scan(
             namespace,
             "c",
-            from_us=FIRST_SLICE,
-            to_us=SLICES_END,
-            before=add(at=NOW, number=3, delta=77),
-            limit=10,
+            EventPage(
+                Span(FIRST_SLICE, SLICES_END), limit=10, before=add(at=NOW, number=3, delta=77)
+            ),
         )
         assert list(page) == [add(at=NOW, number=4), add(at=T0)]
 

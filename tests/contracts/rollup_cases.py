@@ -15,6 +15,7 @@ from counter.types import (
     Mark,
     Namespace,
     Pending,
+    Span,
     WindowRow,
 )
 from counter.windows import first_watermark
@@ -27,11 +28,12 @@ from tests.contracts.cases import (
     WINDOW,
     StoreCases,
     add,
-    check_folds,
     clear,
     dirtied,
     make_namespace,
     marks,
+    unlist,
+    walked,
     write,
     written,
 )
@@ -79,7 +81,7 @@ async def names(store: Store, namespace: Namespace) -> list[str]:
 async def rows(
     store: Store, namespace: Namespace, after: int = 0, through: int = end(1_000)
 ) -> list[WindowRow]:
-    (found,) = await store.rollups.rows(namespace, ["c"], after_us=after, through_us=through)
+    (found,) = await store.rollups.rows(namespace, ["c"], Span.after(after, through))
     return list(found)
 
 
@@ -176,9 +178,9 @@ class MarkCases(StoreCases):
             ("c", NOW + WINDOW): Fold(False, 700),
             ("gone", NOW): Fold(True, 0),
         }
-        if store.capabilities.transactional:
-            page = await store.rollups.dirty(
-                namespace, 0, after_us=NOW - 1, through_us=NOW + WINDOW, start=None, limit=9
+        if store.separate_writes is None:
+            page, _ = await store.rollups.dirty(
+                namespace, 0, Span.after(NOW - 1, NOW + WINDOW), limit=9
             )
             assert {(each.counter, each.window_us): each.fold for each in page} == folds
 
@@ -200,21 +202,8 @@ class MarkCases(StoreCases):
         some = [Mark(T0 + n * WINDOW, name) for n in range(3) for name in "cba"]
         some += [Mark(T0 + WINDOW, name, T0 - n * WINDOW) for n in range(3) for name in "bé"]
         await dirtied(store, namespace, some[::-1])
-        walks = []
-        for _ in range(2):
-            found: list[Mark] = []
-            while page := await store.rollups.dirty(
-                namespace,
-                0,
-                after_us=T0 - 1,
-                through_us=end(9),
-                start=found[-1] if found else None,
-                limit=limit,
-            ):
-                assert len(page) <= limit
-                await check_folds(store, namespace, page)
-                found += page
-            walks.append([each._replace(fold=None) for each in found])
+        span = Span.after(T0 - 1, end(9))
+        walks = [await walked(store, namespace, 0, span, limit) for _ in range(2)]
         assert walks[0] == walks[1]
         assert sorted(walks[0]) == sorted(some)
         windows = [mark.window_us for mark in walks[0]]
@@ -258,9 +247,7 @@ class MarkCases(StoreCases):
         await dirtied(
             store, namespace, [Mark(at, names[each], recount_us) for each, at in starts.items()]
         )
-        found = await store.rollups.marked(
-            namespace, asked, after_us=after_us, through_us=through_us
-        )
+        found = await store.rollups.marked(namespace, asked, Span.after(after_us, through_us))
         assert set(found) in (holding, set(asked))
 
     async def test_dropped_marks_are_forgotten(self, store: Store) -> None:
@@ -277,9 +264,10 @@ class MarkCases(StoreCases):
         assert {mark.window_us for mark in found} == {T0 + 2 * WINDOW}
         assert len(await marks(store, namespace, 1)) == 6
         again = [Mark(T0 + WINDOW, names[0], T0 - WINDOW)]
-        if not store.capabilities.transactional:
+        await store.recounts.write_marks(namespace, again)
+        if store.separate_writes is not None:
             again += [Mark(T0 + WINDOW, names[0])]
-        await store.rollups.mark(namespace, again)
+            await store.separate_writes.mark(namespace, again[1:])
         assert set(again) <= set(await marks(store, namespace, 0))
 
 
@@ -325,9 +313,7 @@ class CountsCases(StoreCases):
         """Written or not."""
         await written(store, namespace, [add("written")])
         assert list(await store.rollups.heads(namespace, ["written", "never"])) == [None, None]
-        found = await store.rollups.rows(
-            namespace, ["written", "never"], after_us=0, through_us=end(9)
-        )
+        found = await store.rollups.rows(namespace, ["written", "never"], Span.after(0, end(9)))
         assert [list(each) for each in found] == [[], []]
 
     async def test_heads_and_rows_answer_in_order(self, store: Store, namespace: Namespace) -> None:
@@ -342,7 +328,7 @@ class CountsCases(StoreCases):
         counts = [each and each.checkpoint.count for each in heads]
         expected = [10 * n for n in reversed(range(len(UNUSUAL_NAMES)))]
         assert counts == [*expected, None, 30]
-        found = await store.rollups.rows(namespace, asked, after_us=0, through_us=end(9))
+        found = await store.rollups.rows(namespace, asked, Span.after(0, end(9)))
         totals = [sum(each.total for each in some) for some in found]
         assert totals == [*(n // 10 for n in expected), 0, 3]
 
@@ -398,7 +384,7 @@ class CountsCases(StoreCases):
         await apply(store, namespace, update(through=4, count=10, settled=settled))
         assert await rows(store, namespace) == windows[3:]
         assert await head(store, namespace) == Head(Checkpoint(end(4), 10), settled)
-        (left,) = await store.rollups.rows(namespace, ["other"], after_us=0, through_us=end(9))
+        (left,) = await store.rollups.rows(namespace, ["other"], Span.after(0, end(9)))
         assert list(left) == windows
 
     async def test_settled_only_moves_forward(self, store: Store, namespace: Namespace) -> None:
@@ -418,7 +404,7 @@ class CountsCases(StoreCases):
         pending = [Pending(T0 + n * WINDOW, NOW + m * WINDOW) for n in range(2) for m in range(2)]
         recounts = [("c", each) for each in pending] + [("d", pending[0])]
         for _ in range(2):
-            await store.rollups.leave_pending(namespace, recounts)
+            await store.recounts.write_pending(namespace, recounts)
         done = (pending[1], pending[2], Pending(T0 + 9 * WINDOW, NOW))
         await apply(store, namespace, update(through=1, count=1, done=done))
         left = (pending[0], pending[3])
@@ -432,14 +418,14 @@ class CountsCases(StoreCases):
     ) -> None:
         """What alone is missing reads as the fold of nothing, which is true of every counter."""
         pending = Pending(T0, NOW)
-        await store.rollups.leave_pending(namespace, [("c", pending)])
+        await store.recounts.write_pending(namespace, [("c", pending)])
         assert await head(store, namespace) == Head(NOTHING, NOTHING, (pending,))
 
     async def test_a_namespace_has_its_own(self, store: Store, namespace: Namespace) -> None:
         """Counters of one name in two namespaces are two."""
         other = await make_namespace(store, "other")
         await apply(store, namespace, update(row(1, 1), through=1, count=1))
-        await store.rollups.leave_pending(namespace, [("c", Pending(T0, NOW))])
+        await store.recounts.write_pending(namespace, [("c", Pending(T0, NOW))])
         assert await head(store, other) is None
         assert await rows(store, other) == []
 
@@ -451,17 +437,17 @@ class CountsCases(StoreCases):
         deleted_us, later_us = T0 + 5, T0 + WINDOW + 1
         delete = Pending(DELETED, deleted_us)
         await write(store, namespace, add(at=T0 + 1), add("d", T0 + 1))
-        await store.rollups.leave_pending(namespace, [("c", delete)])
-        await store.rollups.unlist(namespace, "c", deleted_us)
+        await store.recounts.write_pending(namespace, [("c", delete)])
+        await unlist(store, namespace, "c", deleted_us)
         assert await names(store, namespace) == ["d"]
         late = [add(at=T0 + 1), add(at=T0 + 2, number=2), add(at=deleted_us, number=3)]
         await written(store, namespace, late)
-        await store.rollups.mark(namespace, [Mark(NOW, "c", T0)])
+        await store.recounts.write_marks(namespace, [Mark(NOW, "c", T0)])
         await apply(store, namespace, update(row(0, 0, cleared=True), through=0))
         assert await names(store, namespace) == ["d"]
         assert (await head(store, namespace) or Head(NOTHING, NOTHING)).pending == (delete,)
         await write(store, namespace, add(at=later_us))
-        if not store.capabilities.transactional:
+        if store.separate_writes is not None:
             # This process remembers that it listed the name.
             await apply(store, namespace, update(row(1, 1), through=1, done=(delete,)))
         assert await names(store, namespace) == ["c", "d"]
@@ -473,9 +459,9 @@ class CountsCases(StoreCases):
         await write(store, namespace, add(at=T0), add("d", T0))
         first, second = (Pending(DELETED, T0 + after) for after in (1, 2))
         for each in (first, second):
-            await store.rollups.leave_pending(namespace, [("c", each), ("d", each)])
+            await store.recounts.write_pending(namespace, [("c", each), ("d", each)])
             for counter in ("c", "d"):
-                await store.rollups.unlist(namespace, counter, each.window_us)
+                await unlist(store, namespace, counter, each.window_us)
         await apply(store, namespace, update(through=0, done=(first,)))
         assert await names(store, namespace) == []
         assert (await head(store, namespace) or Head(NOTHING, NOTHING)).pending == (second,)
@@ -490,12 +476,12 @@ class CountsCases(StoreCases):
         deletes = [Pending(DELETED, T0 + windows * WINDOW) for windows in (1, 3)]
         await write(store, namespace, add(at=T0))
         for each in deletes[::order]:
-            await store.rollups.leave_pending(namespace, [("c", each)])
-            await store.rollups.unlist(namespace, "c", each.window_us)
+            await store.recounts.write_pending(namespace, [("c", each)])
+            await unlist(store, namespace, "c", each.window_us)
         await write(store, namespace, add(at=T0 + 2 * WINDOW, number=2))
         assert await names(store, namespace) == []
         await write(store, namespace, add(at=T0 + 4 * WINDOW, number=3))
-        if not store.capabilities.transactional:
+        if store.separate_writes is not None:
             await apply(store, namespace, update(through=0, done=tuple(deletes)))
         assert await names(store, namespace) == ["c"]
 
@@ -509,7 +495,7 @@ class CountsCases(StoreCases):
         await apply(store, namespace, *updates)
         heads = await store.rollups.heads(namespace, names)
         assert [each and each.checkpoint for each in heads] == [u.checkpoint for u in updates]
-        found = await store.rollups.rows(namespace, names, after_us=0, through_us=end(9))
+        found = await store.rollups.rows(namespace, names, Span.after(0, end(9)))
         assert [tuple(each) for each in found] == [u.rows for u in updates]
 
     async def test_marks_of_one_namespace_say_nothing_of_another(

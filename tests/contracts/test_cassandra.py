@@ -15,7 +15,7 @@ from counter.ports import Store
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.rollups import WINDOW as WINDOW_KIND
 from counter.storage.cassandra.store import CassandraStore
-from counter.types import Decision, Fold, Namespace, Outcome, Written
+from counter.types import Decision, Fold, Namespace, Outcome, Span, Written
 from scripts.cluster_nodes import Cluster
 from tests.contracts import suites
 from tests.contracts.cases import (
@@ -27,6 +27,7 @@ from tests.contracts.cases import (
     T0,
     WINDOW,
     add,
+    decided,
     nonce,
     slice_at,
     write,
@@ -159,7 +160,7 @@ class TestPurge(OnCassandra, suites.PurgeCases):
         await write(store, namespace, event)
         await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
-        assert await store.decisions.decided(namespace, [event]) == decision
+        assert await decided(store, namespace, [event]) == decision
         left_s = await self.left_s(store, "outcome) FROM {}.resolutions", namespace)
         assert left_s * SECOND > DATASET.retention_us + DATASET.slice_us
         assert left_s * SECOND <= 2 * DATASET.retention_us + DATASET.slice_us
@@ -212,7 +213,7 @@ class TestAudit(OnCassandra, suites.AuditCases):
             for n in range(4 * k + 1)
         ]
         await write(store, namespace, *events, add("d", NOW, 999))
-        found = await store.events.window_folds(namespace, ["c", "d"], from_us=T0, to_us=T0 + SLICE)
+        found = await store.events.window_folds(namespace, ["c", "d"], Span(T0, T0 + SLICE))
         sums = await store.events.sums(namespace, [("c", at) for at in windows])
         assert list(found) == [dict(zip(windows, sums, strict=True)), {NOW: Fold(False, 1)}]
 

@@ -12,7 +12,7 @@ from counter.storage.dynamodb.layout import COUNTS, EXPIRES, partition, row_plac
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import Decision, Namespace, Outcome
 from tests.contracts import suites
-from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, add, nonce, write
+from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, add, decided, nonce, write
 from tests.contracts.control_cases import purge
 from tests.support.clock import FakeClock
 from tests.support.dynamodb import FreshStore
@@ -116,7 +116,7 @@ class TestPurge(OnDynamodb, suites.PurgeCases):
         await write(store, namespace, event)
         await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
-        assert await store.decisions.decided(namespace, [event]) == decision
+        assert await decided(store, namespace, [event]) == decision
         expires_s = await self.expires_s(store, namespace, decision_key(namespace, [event]))
         assert expires_s * SECOND == NOW + 2 * DATASET.retention_us + DATASET.slice_us
 

@@ -153,7 +153,7 @@ async def test_an_add_that_lands_late_stays_void(
     relay.fault = Fault.HOLD
     assert isinstance(await appended(store, hasty), WriteTimeoutError)
     relay.fault = None
-    await store.events.void(namespace, [add()])
+    await store.separate_writes.void(namespace, [add()])
     passed = relay.passed
     relay.release.set()
 

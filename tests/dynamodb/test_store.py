@@ -18,7 +18,7 @@ from counter.storage.dynamodb.schema import apply_for, apply_schema
 from counter.storage.dynamodb.settings import DynamodbSettings
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.storage.shared.directory import DatasetState
-from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Written
+from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Span, Written
 from tests.contracts.cases import (
     DATASET,
     FIRST_SLICE,
@@ -88,13 +88,13 @@ async def test_a_read_of_a_table_in_deletion_is_discarded(
     store.session.clock.advance(DATASET.retention_us)  # type: ignore[attr-defined]
     with patch.object(Driver, "drop_table", AsyncMock()):
         await store.control.drop_slice(DATASET, FIRST_SLICE)
-    spans = {"from_us": FIRST_SLICE, "to_us": FIRST_SLICE + WINDOW}
+    span = Span(FIRST_SLICE, FIRST_SLICE + WINDOW)
     for ask in (
         lambda: store.events.find(namespace, [event]),
-        lambda: store.events.void(namespace, [event]),
+        lambda: store.separate_writes.void(namespace, [event]),
         lambda: store.events.sums(namespace, [("c", FIRST_SLICE)]),
-        lambda: store.events.tails(namespace, [("c", FIRST_SLICE)], until_us=NOW),
-        lambda: store.events.window_folds(namespace, ["c"], **spans),
+        lambda: store.events.tails(namespace, [("c", FIRST_SLICE)], NOW),
+        lambda: store.events.window_folds(namespace, ["c"], span),
     ):
         await stale(store, FIRST_SLICE)
         with pytest.raises(SliceMissingError):
@@ -234,13 +234,13 @@ async def test_marks_go_with_their_namespace_and_behind_the_watermark(
 
     with patch("counter.storage.dynamodb.rollups._DROPPED_MAX", 2):
         for number in range(5):
-            await store.rollups.mark(namespace, [Mark(NOW, f"c{number}", 0)])
-        await store.rollups.mark_atomic(namespace, AtomicMark(NOW, tuple(events)))
+            await store.separate_writes.mark(namespace, [Mark(NOW, f"c{number}", 0)])
+        await store.separate_writes.mark_atomic(namespace, AtomicMark(NOW, tuple(events)))
         assert await marks(namespace) == [5, 1]
         await store.rollups.drop_marks(namespace, 0, NOW)
     assert await marks(namespace) == [0, 0]
-    await store.rollups.mark(namespace, [Mark(NOW, "c", 0)])
-    await store.rollups.mark_atomic(namespace, AtomicMark(NOW, tuple(events)))
+    await store.separate_writes.mark(namespace, [Mark(NOW, "c", 0)])
+    await store.separate_writes.mark_atomic(namespace, AtomicMark(NOW, tuple(events)))
     assert await store.control.delete_namespace(namespace)
     store.session.clock.advance(HOUR)  # type: ignore[attr-defined]
     await purge(store, NOW + HOUR)
@@ -260,8 +260,8 @@ async def test_marks_that_come_while_others_are_written_share_a_call(
 
     marks = [Mark(NOW, f"c{number % 10}", 0) for number in range(20)]
     with patch.object(store.driver, "write_many", counted):
-        await store.rollups.mark(namespace, [Mark(NOW, "first", 0)])
-        answers = await asyncio.gather(*(store.rollups.mark(namespace, [m]) for m in marks))
+        await store.separate_writes.mark(namespace, [Mark(NOW, "first", 0)])
+        answers = await asyncio.gather(*(store.separate_writes.mark(namespace, [m]) for m in marks))
     assert answers == [{}] * 20
     assert calls[0] == 1
     assert calls[1] <= 10
@@ -276,9 +276,9 @@ async def test_marks_of_a_call_that_failed_may_be_missing(
     marks = [Mark(NOW, f"c{number}", 0) for number in range(3)]
     down = AsyncMock(side_effect=StoreUnavailableError("planted"))
     with patch.object(store.driver, "write_many", down):
-        errors = await store.rollups.mark(namespace, marks)
+        errors = await store.separate_writes.mark(namespace, marks)
     assert set(errors) == set(marks)
-    assert await store.rollups.mark(namespace, marks) == {}
+    assert await store.separate_writes.mark(namespace, marks) == {}
 
 
 async def test_a_missing_setting_to_connect_is_named(

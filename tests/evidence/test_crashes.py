@@ -361,7 +361,7 @@ async def test_a_planted_bug_is_caught(
     [
         (
             # The dirty counters of the log are forgotten: only recounts are rolled up.
-            Edit(SqliteRollups._dirty_walk, "if window_us <= since_us:", "if True:"),
+            Edit(SqliteRollups._walk, "if window_us < new.from_us:", "if True:"),
             test_a_rollup,
         ),
         (
@@ -371,7 +371,7 @@ async def test_a_planted_bug_is_caught(
         ),
         (
             # Events that the live tail lost look clean.
-            Edit(LiveTail.counters, "window_of(after_us, size_us) + size_us < held_us", "False"),
+            Edit(LiveTail.counters, "span.windows(size_us).start < held_us", "False"),
             test_a_rollup_of_more_than_the_tail_holds,
         ),
     ],

@@ -88,9 +88,9 @@ async def test_an_attempt_of_a_delete_that_dies_hides_nothing_that_was_rolled_up
             assert (await rest.delete("c", delete)).status_code == 200
             app.clock.advance(MINUTE)
             await app.roll_up()
-            dies.enter_context(store_that_fails(app, "mark"))
+            dies.enter_context(store_that_fails(app, "write_marks"))
 
-        stalls = store_that_stalls(app, "leave_pending", the_retry_is_acknowledged)
+        stalls = store_that_stalls(app, "write_pending", the_retry_is_acknowledged)
         with ExitStack() as dies, stalls:
             assert (await rest.delete("c", delete)).status_code == 503
         assert await rest.names() == ["c"]

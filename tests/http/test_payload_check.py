@@ -34,7 +34,9 @@ class UntoldEvents(MemoryEvents):
         return Written.UNVERIFIED
 
     def _overwrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        for event, partition in zip(events, self._partitions(namespace, events), strict=True):
+        for event, partition in zip(
+            events, self._tables.partitions(namespace, events), strict=True
+        ):
             partition._rows[identity_of(event)] = event
             insert_once(partition._order, identity_of(event))
 

@@ -219,7 +219,7 @@ async def test_a_pause_between_the_deadline_and_the_age_check_acknowledges_nothi
 ) -> None:
     """Paused there for longer than a window takes to close, the event would be in no count."""
     async with running("memory", tmp_path) as app:
-        sleepy, mark = Sleepy(app.clock), app.store.rollups.mark
+        sleepy, mark = Sleepy(app.clock), app.store.separate_writes.mark
 
         async def marks(*arguments: Any) -> Any:
             left = await mark(*arguments)
@@ -229,7 +229,7 @@ async def test_a_pause_between_the_deadline_and_the_age_check_acknowledges_nothi
         token = fresh(app.clock.now_us())
         with (
             patch.object(app.application.service._writer, "_clock", sleepy),
-            patch.object(app.store.rollups, "mark", marks),
+            patch.object(app.store.separate_writes, "mark", marks),
         ):
             answer = await app.rest.add("c", 1, token)
         # It woke too late to write anything, or to know whether the namespace was deleted.

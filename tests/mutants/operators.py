@@ -18,7 +18,7 @@ from typing import Final
 
 #: Statements that only log, measure or trace, and pieces of text for people.
 _MEASURES: Final = re.compile(
-    r"\b_?(log|logger|logging|metrics|tally|telemetry|tracer|span|warnings|report|note_incident)\b"
+    r"\b_?(log|logger|logging|metrics|tally|telemetry|tracer|warnings|report|note_incident)\b"
     r"|\.(observe|inc|labels|debug|info|warning|error|exception|set_name|ended|counted)\("
     r"|perf_counter|__slots__|NotImplemented|isEnabledFor"
 )

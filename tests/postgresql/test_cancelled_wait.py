@@ -61,12 +61,8 @@ def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
     """Each call that returns its write, or that it found one."""
     store, namespace, now_us = site.store, site.namespace, site.now_us
     dataset = namespace.dataset
-    events, decisions, control, rollups = (
-        store.events,
-        store.decisions,
-        store.control,
-        store.rollups,
-    )
+    events, decisions, control = store.events, store.decisions, store.control
+    rollups, recounts = store.rollups, store.recounts
     one, void = add(at=now_us), Decision(Outcome.VOID, b"f")
     late = [add("late", now_us)]
     pair_of, other = (atomic(("a", n), ("b", 1), at=now_us, number=2) for n in (1, 2))
@@ -86,7 +82,7 @@ def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
         "append_atomic that clashes": lambda: events.append_atomic(namespace, clashing),
         "find": lambda: events.find(namespace, [one]),
         "decide that it is void": lambda: decisions.decide(namespace, late, void),
-        "decided": lambda: decisions.decided(namespace, [add("settled", now_us)]),
+        "decided": lambda: decisions._decided(namespace, [add("settled", now_us)]),
         "reserve": lambda: decisions.reserve(namespace, nonce(1), now_us, now_us + HOUR),
         "reserve again": lambda: decisions.reserve(namespace, nonce(1), now_us, now_us + HOUR),
         "rereserve": lambda: decisions.rereserve(namespace, nonce(1), now_us, now_us, now_us),
@@ -103,9 +99,9 @@ def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
         "change_api_key": lambda: store.keys.change_api_key(_KEY, changed),
         "forget_api_key": lambda: store.keys.forget_api_key(changed),
         "fence": lambda: pass_fence(store._database),
-        "mark": lambda: rollups.mark(namespace, [Mark(now_us, "c", now_us)]),
-        "leave_pending": lambda: rollups.leave_pending(namespace, [("c", recount)]),
-        "delete": lambda: rollups.leave_pending(namespace, [("c", Pending(DELETED, now_us))]),
+        "write_marks": lambda: recounts.write_marks(namespace, [Mark(now_us, "c", now_us)]),
+        "write_pending": lambda: recounts.write_pending(namespace, [("c", recount)]),
+        "delete": lambda: recounts.write_pending(namespace, [("c", Pending(DELETED, now_us))]),
         "apply": lambda: rollups.apply(namespace, [update], through_us=now_us),
         "advance": lambda: rollups.advance(namespace, [0], now_us + HOUR),
         "drop_marks": lambda: rollups.drop_marks(namespace, 0, now_us),

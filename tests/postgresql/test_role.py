@@ -12,7 +12,16 @@ from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOp
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
-from counter.types import Checkpoint, CounterUpdate, Decision, Mark, Outcome, Pending, WindowRow
+from counter.types import (
+    Checkpoint,
+    CounterUpdate,
+    Decision,
+    Mark,
+    Outcome,
+    Pending,
+    Span,
+    WindowRow,
+)
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
@@ -56,8 +65,8 @@ async def use_all(store: PostgresqlStore) -> None:
     dataset = namespace.dataset
     await store.events.append(namespace, [add()])
     await store.events.append_atomic(namespace, atomic(("a", 1), ("b", 1)))
-    await store.rollups.mark(namespace, [Mark(T0, "c", T0)])
-    await store.rollups.leave_pending(namespace, [("c", Pending(T0, T0))])
+    await store.recounts.write_marks(namespace, [Mark(T0, "c", T0)])
+    await store.recounts.write_pending(namespace, [("c", Pending(T0, T0))])
     await store.decisions.decide(namespace, [add("d")], Decision(Outcome.VOID, b""))
     await store.decisions.reserve(namespace, nonce(1), NOW, NOW + SECOND)
     update = CounterUpdate("c", (WindowRow(NOW, False, 1),), Checkpoint(NOW + WINDOW - 1, 1))
@@ -65,7 +74,7 @@ async def use_all(store: PostgresqlStore) -> None:
     await store.rollups.advance(namespace, [0], NOW + WINDOW - 1)
     await store.rollups.drop_marks(namespace, 0, NOW)
     await store.rollups.heads(namespace, ["c"])
-    await store.rollups.marked(namespace, [0], after_us=T0, through_us=NOW)
+    await store.rollups.marked(namespace, [0], Span.after(T0, NOW))
     await store.events.find(namespace, [add()])
     await store.events.tails(namespace, [("c", T0)])
     await store.events.sums(namespace, [("c", T0)])

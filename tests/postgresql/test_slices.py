@@ -14,7 +14,7 @@ from counter.limits import MINUTE, SECOND
 from counter.storage.memory import MemoryCache
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_schema
-from counter.types import Namespace, Written
+from counter.types import EventPage, Namespace, Span, Written
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import (
     DATASET,
@@ -103,15 +103,13 @@ READS: dict[str, Callable[[Log], Awaitable[Any]]] = {
     "sums": lambda log: log.events.sums(log.namespace, [("c", NOW), ("d", NOW)]),
     "find": lambda log: log.events.find(log.namespace, [add(), add("d")]),
     "window_folds": lambda log: log.events.window_folds(
-        log.namespace, ["c"], from_us=NOW, to_us=NOW + WINDOW
+        log.namespace, ["c"], Span(NOW, NOW + WINDOW)
     ),
     "scan": lambda log: log.events.scan(
-        log.namespace, "c", from_us=NOW, to_us=NOW + WINDOW, before=None, limit=9
+        log.namespace, "c", EventPage(Span(NOW, NOW + WINDOW), limit=9)
     ),
-    "dirty": lambda log: log.rollups.dirty(
-        log.namespace, 0, after_us=NOW - 1, through_us=NOW, start=None, limit=9
-    ),
-    "marked": lambda log: log.rollups.marked(log.namespace, [0], after_us=NOW - 1, through_us=NOW),
+    "dirty": lambda log: log.rollups.dirty(log.namespace, 0, Span.after(NOW - 1, NOW), limit=9),
+    "marked": lambda log: log.rollups.marked(log.namespace, [0], Span.after(NOW - 1, NOW)),
 }
 
 

@@ -64,7 +64,7 @@ async def test_a_found_event_waits_for_the_standby(world: World, call: str) -> N
             if call == "find":
                 assert await store.events.find(world.namespace, [add()]) == [add()]
             else:
-                assert await store.decisions.decided(world.namespace, [add("d")])
+                assert await store.decisions._decided(world.namespace, [add("d")])
         assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is not None
     await connection.close()
 
@@ -136,5 +136,5 @@ async def test_a_deleted_counter_is_listed_again_by_the_next_append(world: World
     await world.store.events.append(world.namespace, [add("c"), add("d")])
     assert {*known[world.namespace.id]} == {"c", "d"}
     deletion = Pending(DELETED, NOW)
-    await world.store.rollups.leave_pending(world.namespace, [("c", deletion)])
+    await world.store.recounts.write_pending(world.namespace, [("c", deletion)])
     assert {*known[world.namespace.id]} == {"d"}

@@ -23,7 +23,7 @@ writes = st.sampled_from(
     ]
 )
 #: The step of a late token's resolution that is held up.
-resolutions = st.sampled_from(["find", "decide", "rewrite", "void", "leave_pending", "mark"])
+resolutions = st.sampled_from(["find", "decide", "rewrite", "void", "write_pending", "write_marks"])
 
 
 class Meanwhile(NamedTuple):

@@ -11,7 +11,7 @@ from counter.core.resolve import Resolver
 from counter.errors import StoreUnavailableError, TokenPendingError, TokenTooOldError
 from counter.folds import fingerprint
 from counter.limits import MINUTE, SECOND, TIME_MAX_US
-from counter.types import AtomicMark, Decision, Event, Namespace, Outcome
+from counter.types import AtomicMark, Decision, Event, Namespace, Outcome, Span
 from counter.windows import window_of
 from tests.rollup.world import CLOSING, DATASET, WINDOW, World, begun
 
@@ -56,7 +56,7 @@ async def test_the_findings_of_one_shard_serve_the_other_shards_of_a_worker() ->
     a = world.process()
     world.clock.advance(CLOSING)
     with patch.object(
-        world.store.decisions, "decided", wraps=world.store.decisions.decided
+        world.store.separate_writes, "decided", wraps=world.store.separate_writes.decided
     ) as looks:
         await a.worker.tick()
     assert looks.await_count == 5
@@ -71,7 +71,7 @@ async def test_an_atomic_add_that_a_shard_failed_to_settle_is_settled_by_another
     world.clock.advance(CLOSING)
     error = StoreUnavailableError("a planted fault")
     with (
-        patch.object(world.store.decisions, "decided", side_effect=error),
+        patch.object(world.store.separate_writes, "decided", side_effect=error),
         pytest.raises(StoreUnavailableError),
     ):
         await a.worker.tick()
@@ -92,7 +92,7 @@ async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
     )
     world.clock.advance(DATASET.retention_us + 2 * DATASET.slice_us)
     mark = AtomicMark(window_of(world.clock.now_us() + MINUTE, WINDOW), events)
-    await world.store.rollups.mark_atomic(namespace, mark)
+    await world.store.separate_writes.mark_atomic(namespace, mark)
     for _ in range(12):
         world.clock.advance(2 * SECOND)
         await a.worker.tick()
@@ -136,8 +136,8 @@ async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() ->
     world, namespace = await begun(shards=1)
     token = world.token()
     await world.api.add_atomic(namespace, ITEMS, token)
-    (mark,) = await world.store.rollups.dirty_atomic(
-        namespace, 0, after_us=0, through_us=TIME_MAX_US
+    (mark,) = await world.store.separate_writes.dirty_atomic(
+        namespace, 0, Span.after(0, TIME_MAX_US)
     )
     void = Decision(Outcome.VOID, fingerprint(mark.events))
     await world.store.decisions.decide(namespace, mark.events, void)
@@ -153,7 +153,8 @@ async def test_a_resolver_that_pauses_before_it_decides_leaves_no_half() -> None
     """Another worker may pass the mark meanwhile; after a crash of the resolver one looks again."""
     world, namespace = await begun(shards=1)
     a, events = world.process(), world.store.events
-    token, append, void = world.token(), events.append_atomic, events.void
+    separate = world.store.separate_writes
+    token, append, void = world.token(), events.append_atomic, separate.void
     decide = world.store.decisions.decide
     written: list[Sequence[Event]] = []
     pauses = [None]
@@ -182,7 +183,7 @@ async def test_a_resolver_that_pauses_before_it_decides_leaves_no_half() -> None
     world.clock.advance(CLOSING)
     with (
         patch.object(world.store.decisions, "decide", pauses_first),
-        patch.object(events, "void", hides_half),
+        patch.object(separate, "void", hides_half),
         pytest.raises(StoreUnavailableError),
     ):
         await world.api.add_atomic(namespace, ITEMS, token)
@@ -200,7 +201,8 @@ async def test_a_worker_that_pauses_before_it_decides_leaves_no_half() -> None:
     """Another worker may pass the mark; if the first crashes while hiding, a worker looks again."""
     world, namespace = await begun(shards=1)
     a, b, events = world.process(), world.process(), world.store.events
-    append, void = events.append_atomic, events.void
+    separate = world.store.separate_writes
+    append, void = events.append_atomic, separate.void
     written: list[Sequence[Event]] = []
 
     async def lands_late(_: Namespace, items: Sequence[Event]) -> Any:
@@ -221,7 +223,7 @@ async def test_a_worker_that_pauses_before_it_decides_leaves_no_half() -> None:
     await b.worker.tick()
     assert await world.rolled_up(namespace) == {"a": 1, "b": 2}
     a.road.open.set()
-    with patch.object(events, "void", hides_half), pytest.raises(StoreUnavailableError):
+    with patch.object(separate, "void", hides_half), pytest.raises(StoreUnavailableError):
         await dies
     for _ in range(3):
         world.clock.advance(CLOSING)

@@ -16,7 +16,7 @@ from counter.errors import (
 )
 from counter.limits import MINUTE, SECOND
 from counter.storage.memory import MemoryStore
-from counter.types import AtomicMark, Event, Namespace, Pending
+from counter.types import AtomicMark, Event, Namespace, Pending, Span
 from counter.windows import window_of
 from rollup.batches import in_groups
 from rollup.leases import SLOTS, Leases
@@ -85,7 +85,7 @@ async def test_work_done_by_another_worker_counts_once() -> None:
     await quick.worker.tick()
     await world.add("c", 1)
     left_us = window_of(world.clock.now_us(), WINDOW)
-    await world.store.rollups.leave_pending(namespace, [("c", Pending(window_us, left_us))])
+    await world.store.recounts.write_pending(namespace, [("c", Pending(window_us, left_us))])
     world.clock.advance(CLOSING)
     works, calls = world.store.rollups.heads, iter(range(1))
 
@@ -109,7 +109,7 @@ async def test_a_slice_that_is_missing_and_was_not_dropped_holds_atomic_adds_up(
     world, namespace = await begun(shards=1)
     now_us = world.clock.now_us()
     event = Event("c", now_us, b"n" * 16, 1, 5, atom=b"all of it")
-    await world.store.rollups.mark_atomic(
+    await world.store.separate_writes.mark_atomic(
         namespace, AtomicMark(window_of(now_us, WINDOW), (event,))
     )
     await world.store.events.append_atomic(namespace, [event])
@@ -156,13 +156,13 @@ async def test_a_step_is_bounded_however_long_the_rollup_stood() -> None:
     await world.add("c", 5)
     world.clock.advance(20_000 * WINDOW)
     worker, spans = world.process().worker, list[int]()
-    works = world.store.rollups.dirty_atomic
+    works = world.store.separate_writes.dirty_atomic
 
-    async def dirty_atomic(of: Namespace, shard: int, *, after_us: int, through_us: int) -> Any:
-        spans.append(through_us - after_us)
-        return await works(of, shard, after_us=after_us, through_us=through_us)
+    async def dirty_atomic(of: Namespace, shard: int, span: Span) -> Any:
+        spans.append(span.to_us - span.from_us)
+        return await works(of, shard, span)
 
-    with patch.object(world.store.rollups, "dirty_atomic", dirty_atomic):
+    with patch.object(world.store.separate_writes, "dirty_atomic", dirty_atomic):
         await worker.tick()
     assert max(spans) <= 1_025 * WINDOW
     assert len(spans) > 10

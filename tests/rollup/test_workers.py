@@ -193,7 +193,7 @@ async def test_a_reader_that_counts_for_itself_goes_no_further_than_the_watermar
     (count,) = await reader.read(eventual, ["c"], None)
     assert (count.count, count.as_of_us) == (5, target_us)
     recount = Pending(watermark_us + 1 - WINDOW, target_us + 1)
-    await world.store.rollups.leave_pending(namespace, [("c", recount)])
+    await world.store.recounts.write_pending(namespace, [("c", recount)])
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
     (count,) = await reader.read(eventual, ["c"], None)
     assert (count.count, count.as_of_us) == (0, watermark_us)
@@ -443,7 +443,7 @@ async def test_a_step_asks_for_few_windows_if_one_read_holds_few() -> None:
         ) as dirty,
     ):
         await world.process().worker.tick()
-    spans = [call.kwargs["through_us"] - call.kwargs["after_us"] for call in dirty.mock_calls]
+    spans = [span.to_us - span.from_us for span in (call.args[2] for call in dirty.mock_calls)]
     # The first ones are of windows before the first event, too.
     assert max(spans[2:]) <= 8 * WINDOW
     assert await world.rolled_up(namespace) == {"c": 40}
@@ -461,7 +461,7 @@ async def test_shards_without_marks_share_one_read_and_one_write() -> None:
     with (
         patch.multiple(world.store.rollups, marked=marked, advance=advance),
         patch.object(world.store.rollups, "dirty", side_effect=AssertionError),
-        patch.object(world.store.rollups, "dirty_atomic", side_effect=AssertionError),
+        patch.object(world.store.separate_writes, "dirty_atomic", side_effect=AssertionError),
     ):
         for looks in (1, 2):
             await a.worker.tick()

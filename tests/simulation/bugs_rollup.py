@@ -203,7 +203,11 @@ BUGS = (
             "[row for row in part if row.window_us > _settled_us(head)]",
             "list(part)",
         ),
-        Edit(CassandraRollups.rows, "elif t > max(after_us, settled.get(counter, 0)):", "else:"),
+        Edit(
+            CassandraRollups.rows,
+            "elif t >= span.from_us and t > settled.get(counter, 0):",
+            "else:",
+        ),
         Edit(
             CassandraRollups._written,
             "if settled is not None:\n        delete =",

@@ -63,8 +63,8 @@ BUGS = (
         "only the earliest dirty window of a pass is read",
         Edit(
             rollups.CassandraRollups._windows,
-            "through_us + 1, size_us)",
-            "through_us + 1 - size_us, size_us)",
+            "span.windows(namespace.settings.rollup_window_us)",
+            "span.windows(namespace.settings.rollup_window_us)[:-1]",
         ),
     ),
     bug(

@@ -22,14 +22,15 @@ BUGS = (
         "the event is written before its mark",
         Edit(
             _Writer.write_admitted,
-            "unmarked = await self._leave_marks(namespace, [events[at] for at in wanted], atomic)",
+            "unmarked = await self._mark("
+            "separate, namespace, [events[at] for at in wanted], atomic)",
             "unmarked = [None] * len(wanted)",
         ),
         Edit(
             _Writer.write_admitted,
             "self._check_deadline(namespace, began_us)",
             "self._check_deadline(namespace, began_us)\n"
-            "    await self._leave_marks(namespace, events, atomic)",
+            "    await self._mark(separate, namespace, events, atomic)",
         ),
     ),
     bug(
@@ -75,10 +76,10 @@ BUGS = (
         "mark-remembered-early",
         "a mark is remembered before its own write is acknowledged",
         Edit(
-            _Writer._leave_marks,
-            "failed = await self._store.rollups.mark(namespace, unknown)",
+            _Writer._mark,
+            "failed = await separate.mark(namespace, unknown)",
             "self._marked.remember(namespace.id, unknown)\n"
-            "    failed = await self._store.rollups.mark(namespace, unknown)",
+            "    failed = await separate.mark(namespace, unknown)",
         ),
     ),
     bug(
@@ -145,7 +146,7 @@ BUGS = (
     bug(
         "applied-without-rewrite",
         "what was found is not written again, nor the missing items of an atomic add",
-        Edit(_Resolver._decide, "await self._store.events.rewrite(namespace, events)", "pass"),
+        Edit(_Resolver.resolve, "await separate.rewrite(namespace, events)", "pass"),
     ),
     bug(
         "no-recount",
@@ -160,7 +161,11 @@ BUGS = (
     bug(
         "no-recount-mark",
         "a recount is left for readers, and no mark for the worker",
-        Edit(_Resolver.leave_recounts, "await self._store.rollups.mark(namespace, marks)", "{}"),
+        Edit(
+            _Resolver.leave_recounts,
+            "await self._store.recounts.write_marks(namespace, marks)",
+            "{}",
+        ),
     ),
     bug(
         "recount-in-event-window",
@@ -215,8 +220,8 @@ BUGS = (
         "a resolver decides about an atomic add while its mark is still on its way",
         Edit(
             _Resolver._decide_marked,
-            "await self._store.rollups.mark_atomic(",
-            '__import__("asyncio").ensure_future(self._store.rollups.mark_atomic(',
+            "await separate.mark_atomic(",
+            '__import__("asyncio").ensure_future(separate.mark_atomic(',
         ),
         Edit(
             _Resolver._decide_marked,
@@ -228,9 +233,9 @@ BUGS = (
         "rewrite-not-awaited",
         "a token is answered as applied before what was found of it is durable",
         Edit(
-            _Resolver._decide,
-            "await self._store.events.rewrite(namespace, events)",
-            '__import__("asyncio").ensure_future(self._store.events.rewrite(namespace, events))',
+            _Resolver.resolve,
+            "await separate.rewrite(namespace, events)",
+            '__import__("asyncio").ensure_future(separate.rewrite(namespace, events))',
         ),
     ),
     bug(

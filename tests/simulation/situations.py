@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from counter.limits import FUTURE_LIMIT_MAX_US, HOUR, SECOND
-from counter.types import Dataset, Mark, Namespace, Slice
+from counter.types import Dataset, DirtyPage, Namespace, Slice, Span
 from counter.windows import settling_time
 from tests.simulation.history import Changed, History, Item, expiring
 from tests.simulation.plan import CHANGEABLE, Config
@@ -127,15 +127,15 @@ class Watch:
             self._applied[namespace.id] = (store, through_us)
 
         async def read(
-            namespace: Namespace, shard: int, *, start: Mark | None, limit: int, **more: int
-        ) -> Sequence[Mark]:
-            marks: Sequence[Mark] = await dirty(namespace, shard, start=start, limit=limit, **more)
-            if marks:
+            namespace: Namespace, shard: int, span: Span, limit: int, rest: object = None
+        ) -> DirtyPage:
+            page: DirtyPage = await dirty(namespace, shard, span, limit, rest)
+            if page.marks:
                 if self._marked.setdefault(namespace.id, shard) != shard:
                     self.reached.add("shards")
-                if len(marks) == limit:
+                if len(page.marks) == limit:
                     self.reached.add("small-pages")
-            return marks
+            return page
 
         async def made(dataset: Dataset, *slices: Slice) -> None:
             await make_slices(dataset, *slices)

@@ -31,6 +31,7 @@ from counter.types import (
     Outcome,
     Pending,
     Scope,
+    Span,
     WindowRow,
     Written,
 )
@@ -149,7 +150,7 @@ async def test_every_read_sees_written_data(lab: Lab) -> None:
     assert list(await store.events.find(namespace, [add()])) == [add()]
     assert await tail(store, namespace) == (False, 1)
     await store.decisions.decide(namespace, [add()], decision)
-    assert await store.decisions.decided(namespace, [add()]) == decision
+    assert await store.separate_writes.decided(namespace, [add()]) == decision
 
 
 async def test_an_add_without_a_response_is_unknown_until_it_is_resolved(lab: Lab) -> None:
@@ -166,7 +167,7 @@ async def test_an_add_that_lands_after_it_was_made_void_does_not_count(lab: Lab)
     namespace = await make_namespace(store)
     meet(store, EVENTS, Met(hold_us=LATE_US))
     assert isinstance(await lab.outcome(appended(store, namespace)), StoreUnavailableError)
-    await store.events.void(namespace, [add()])
+    await store.separate_writes.void(namespace, [add()])
     await lab.land()
     assert await tail(store, namespace) == (False, 0)
     assert await appended(store, namespace) is Written.LATE
@@ -206,7 +207,7 @@ async def test_a_recount_is_pending_until_its_result_is_seen() -> None:
         lab, answers = Lab(seed), list[Mapping[str, Any]]()
         store = await lab.store()
         namespace, pending = await make_namespace(store), Pending(NOW - MINUTE, NOW)
-        await store.rollups.leave_pending(namespace, [("c", pending)])
+        await store.recounts.write_pending(namespace, [("c", pending)])
         queries = lab.note("query")
         await store.rollups.heads(namespace, ["c"])
         lab.server.page, lab.server.weather.delay_us = 100, 1
@@ -284,8 +285,8 @@ async def test_a_write_gives_up_after_the_write_timeout(lab: Lab) -> None:
     with patch.object(store.simulated, "_call", noted):
         await appended(store, namespace)
         await store.events.append_atomic(namespace, atomic(("c", 1), ("d", 2)))
-        await store.rollups.mark(namespace, [Mark(NOW, "c")])
-        await store.rollups.unlist(namespace, "c", NOW)
+        await store.separate_writes.mark(namespace, [Mark(NOW, "c")])
+        await store.separate_writes.unlist(namespace, "c", NOW)
         await store.decisions.decide(namespace, [add()], Decision(Outcome.VOID, b""))
         await store.decisions.reserve(namespace, b"n", NOW, NOW + MINUTE)
         await store.decisions.rereserve(namespace, b"n", NOW, NOW + 1, NOW + MINUTE)
@@ -296,7 +297,7 @@ async def test_a_store_is_closed_when_its_marks_are_written(lab: Lab) -> None:
     store = await lab.store()
     namespace = await make_namespace(store)
     meet(store, "counter_default.dirty", Met(hold_us=LATE_US))
-    marking = asyncio.ensure_future(store.rollups.mark(namespace, [Mark(NOW, "c")]))
+    marking = asyncio.ensure_future(store.separate_writes.mark(namespace, [Mark(NOW, "c")]))
     for _ in range(20):
         await asyncio.sleep(0)
     closing = asyncio.ensure_future(store.close())
@@ -372,7 +373,7 @@ async def test_a_mark_that_fails_unexpectedly_is_answered(lab: Lab) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failures.append(context))
     with patch.object(store.simulated, "write_many", side_effect=ValueError("no such thing")):
-        found = await store.rollups.mark(namespace, [mark])
+        found = await store.separate_writes.mark(namespace, [mark])
     assert "unexpectedly" in found[mark].detail
     await asyncio.sleep(0)
     gc.collect()
@@ -398,7 +399,7 @@ async def test_rows_that_are_settled_during_a_read_are_read_again(lab: Lab) -> N
         patch.object(store.simulated, "query", interrupted),
         patch.object(store.simulated, "get", wraps=store.simulated.get) as get,
     ):
-        [found] = await store.rollups.rows(namespace, ["c"], after_us=0, through_us=last.time_us)
+        [found] = await store.rollups.rows(namespace, ["c"], Span.after(0, last.time_us))
     assert list(found) == rows[2:]
     assert get.await_count == 3
 

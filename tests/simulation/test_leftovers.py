@@ -10,7 +10,7 @@ from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
 from counter.storage.cassandra.session import KeyspaceState
 from counter.storage.cassandra.slices import _NAMES, _NO_NAMES, _STARTS
-from counter.types import Dataset, Mark
+from counter.types import Dataset, Mark, Span
 from tests.contracts.cases import (
     FIRST_SLICE,
     NOW,
@@ -63,7 +63,7 @@ async def test_a_key_is_reserved_again_over_one_that_was_left_half_done(
 async def test_marks_that_failed_to_be_dropped_are_dropped_later(processes: Processes) -> None:
     store = await processes.another()
     namespace = await make_namespace(store)
-    await store.rollups.mark(namespace, [Mark(NOW, "c")])
+    await store.separate_writes.mark(namespace, [Mark(NOW, "c")])
     assert await dirty_counters(store, namespace) == {"c"}
     # Once more, so that it does not look for marks of other processes.
     await store.rollups.drop_marks(namespace, 0, NOW - WINDOW)
@@ -83,7 +83,7 @@ async def test_a_missing_table_makes_the_slices_be_read_again(processes: Process
     namespace = await make_namespace(one)
     await other.control.drop_slice(namespace.dataset, FIRST_SLICE)
     with pytest.raises(SliceMissingError):
-        await one.events.window_folds(namespace, ["c"], from_us=FIRST_SLICE, to_us=SLICES_END)
+        await one.events.window_folds(namespace, ["c"], Span(FIRST_SLICE, SLICES_END))
     state = one.session.state_of(namespace.dataset)
     assert state.dropped_before_us == FIRST_SLICE + SLICE
 

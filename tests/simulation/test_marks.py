@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from counter.partitions import shard_of
-from counter.types import Mark, Namespace
+from counter.types import Mark, Namespace, Span
 from tests.contracts.cases import NOW, WINDOW, dirty_counters, make_namespace
 from tests.simulation.processes import Processes
 from tests.simulation.store import SimulatedStore
@@ -49,7 +49,7 @@ async def test_marks_left_by_others_are_searched_in_a_few_shards_at_once(
     """The rollup does not wait for it: the marks are dropped later."""
     one, other = await processes.another(), await processes.another()
     namespace = await make_namespace(one, shards=SHARDS)
-    await one.rollups.mark(namespace, [Mark(NOW, name) for name in NAMES])
+    await one.separate_writes.mark(namespace, [Mark(NOW, name) for name in NAMES])
     assert {shard_of(name, SHARDS) for name in NAMES} == set(range(SHARDS))
     processes.clock.advance(WINDOW)
     watch = Watch(other)
@@ -66,10 +66,8 @@ async def test_marks_of_many_windows_are_dropped_a_few_at_a_time(processes: Proc
     store = await processes.another()
     namespace = await make_namespace(store)
     windows = range(NOW - 150 * WINDOW, NOW, WINDOW)
-    await store.rollups.mark(namespace, [Mark(window_us, "c") for window_us in windows])
-    found = await store.rollups.dirty(
-        namespace, 0, after_us=0, through_us=NOW, start=None, limit=1_000
-    )
+    await store.separate_writes.mark(namespace, [Mark(window_us, "c") for window_us in windows])
+    found, _ = await store.rollups.dirty(namespace, 0, Span.after(0, NOW), limit=1_000)
     assert len(found) == len(windows)
     watch = Watch(store)
     await store.rollups.drop_marks(namespace, 0, NOW)

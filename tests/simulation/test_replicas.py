@@ -72,7 +72,11 @@ async def found_items(store: SimulatedStore, namespace: Namespace) -> list[Event
 KEPT: dict[str, tuple[Do, Do, object]] = {
     "events": (lambda store, ns: store.events.append(ns, [EVENT]), found, EVENT),
     "items": (lambda store, ns: store.events.append_atomic(ns, ITEMS), found_items, ITEMS),
-    "marks": (lambda store, ns: store.rollups.mark(ns, [Mark(NOW, "c")]), marks, [Mark(NOW, "c")]),
+    "marks": (
+        lambda store, ns: store.separate_writes.mark(ns, [Mark(NOW, "c")]),
+        marks,
+        [Mark(NOW, "c")],
+    ),
     "counts": (
         lambda store, ns: apply(store, ns, ROLLED_UP),
         head,
@@ -119,7 +123,7 @@ async def test_a_recount_is_pending_until_its_row_is_on_enough_replicas(
     namespace = await plain_namespace(store)
     pending = Pending(T0 + WINDOW, NOW)
     await apply(store, namespace, update(row(1, 7), through=1, count=7))
-    await store.rollups.leave_pending(namespace, [("c", pending)])
+    await store.recounts.write_pending(namespace, [("c", pending)])
     recounted = update(row(1, 0), through=4, done=(pending,))
     cluster = processes.cluster
     cluster.weather.missed = 1e-9
@@ -141,11 +145,13 @@ async def test_a_recount_is_pending_until_its_row_is_on_enough_replicas(
 #: Writes that are over only when two replicas have them.
 WRITES: dict[str, Do] = {
     "append_atomic": lambda store, ns: store.events.append_atomic(ns, ITEMS),
-    "rewrite": lambda store, ns: store.events.rewrite(ns, [EVENT]),
-    "void": lambda store, ns: store.events.void(ns, [EVENT]),
-    "void_items": lambda store, ns: store.events.void(ns, ITEMS),
-    "mark_atomic": lambda store, ns: store.rollups.mark_atomic(ns, AtomicMark(NOW, tuple(ITEMS))),
-    "leave_pending": lambda store, ns: store.rollups.leave_pending(ns, [("c", Pending(T0, T0))]),
+    "rewrite": lambda store, ns: store.separate_writes.rewrite(ns, [EVENT]),
+    "void": lambda store, ns: store.separate_writes.void(ns, [EVENT]),
+    "void_items": lambda store, ns: store.separate_writes.void(ns, ITEMS),
+    "mark_atomic": lambda store, ns: store.separate_writes.mark_atomic(
+        ns, AtomicMark(NOW, tuple(ITEMS))
+    ),
+    "write_pending": lambda store, ns: store.recounts.write_pending(ns, [("c", Pending(T0, T0))]),
     "apply": lambda store, ns: apply(store, ns, ROLLED_UP),
     "advance": lambda store, ns: store.rollups.advance(ns, [0], NOW),
     "drop_marks": lambda store, ns: store.rollups.drop_marks(ns, 0, NOW),
@@ -160,7 +166,7 @@ async def test_a_write_that_too_few_replicas_take_fails(processes: Processes, wr
     namespace = await plain_namespace(store)
     # Its earlier reads are known.
     await store.events.append(namespace, [EVENT])
-    await store.rollups.mark(namespace, [Mark(NOW, "c")])
+    await store.separate_writes.mark(namespace, [Mark(NOW, "c")])
     for node in processes.cluster.nodes[:2]:
         node.up = False
     with pytest.raises(UnavailableError):
@@ -260,7 +266,7 @@ async def test_a_voided_event_stays_hidden_whenever_it_lands(
     store = await processes.another()
     namespace = await plain_namespace(store)
     await store.events.append(namespace, [event])
-    await store.events.void(namespace, [event])
+    await store.separate_writes.void(namespace, [event])
     for _ in range(2):
         assert list(await store.events.find(namespace, [event])) == [None]
         await store.events.append(namespace, [event])
@@ -279,7 +285,7 @@ async def test_a_strict_write_that_lands_after_its_void_is_late(
     namespace = await plain_namespace(store)
     settings = replace(namespace.settings, payload_check=PayloadCheck.STRICT)
     strict = replace(namespace, settings=settings)
-    await store.events.void(namespace, [event])
+    await store.separate_writes.void(namespace, [event])
     for _ in range(2):
         assert list(await store.events.append(strict, [event])) == [Written.LATE]
         assert list(await store.events.find(namespace, [event])) == [None]

@@ -168,7 +168,7 @@ async def test_a_rollup_that_is_half_done_is_waited_for() -> None:
     (verdict,) = await auditor.audit(namespace, ["c"])
     assert verdict.state is State.WAITING
     assert "half done" in verdict.why
-    await world.store.rollups.mark(namespace, [Mark(window_us, "c")])
+    await world.store.separate_writes.mark(namespace, [Mark(window_us, "c")])
     process.road.open.set()
     await working
     (verdict,) = await auditor.audit(namespace, ["c"])
@@ -181,11 +181,11 @@ async def test_a_recount_that_no_worker_will_do_hides_nothing() -> None:
     process = world.process()
     await world.add("c", 1)
     window_us = window_of(world.clock.now_us(), WINDOW)
-    await world.store.rollups.leave_pending(namespace, [("c", Pending(window_us, window_us))])
+    await world.store.recounts.write_pending(namespace, [("c", Pending(window_us, window_us))])
     await world.add("d", 1)
     world.clock.advance(2 * CLOSING)
     await process.worker.tick()
-    await world.store.rollups.leave_pending(namespace, [("c", Pending(window_us, window_us))])
+    await world.store.recounts.write_pending(namespace, [("c", Pending(window_us, window_us))])
     auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
     assert (await auditor.audit(namespace, ["c"]))[0].state is State.RIGHT
     head = (await world.store.rollups.heads(namespace, ["c"]))[0]

@@ -11,7 +11,7 @@ import pytest
 
 from counter.storage.sqlite import live
 from counter.storage.sqlite.live import Ids, LiveTail
-from counter.types import Event, Fold, Namespace
+from counter.types import Event, Fold, Namespace, Span
 from tests.unit.test_write import SPACE
 
 WINDOW = SPACE.settings.rollup_window_us
@@ -64,7 +64,7 @@ def read(tail: LiveTail) -> list[int] | None:
 
 def read_names(tail: LiveTail) -> dict[int, list[str]] | None:
     """The counters of each window; None if the events must be read."""
-    return tail.counters(SPACE.id, WINDOW, -1, 9 * WINDOW)
+    return tail.counters(SPACE.id, WINDOW, Span(0, 9 * WINDOW + 1))
 
 
 def drop_largest(tail: LiveTail) -> None:

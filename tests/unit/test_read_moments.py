@@ -77,7 +77,7 @@ async def test_a_recount_begins_with_the_settled_count() -> None:
     window_us = await settled_once(world, namespace)
     recount = Pending(window_us - 5 * WINDOW, window_of(world.clock.now_us(), WINDOW))
     other = Pending(window_us + WINDOW, window_of(world.clock.now_us(), WINDOW))
-    await world.store.rollups.leave_pending(namespace, [("c", recount), ("c", other)])
+    await world.store.recounts.write_pending(namespace, [("c", recount), ("c", other)])
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
     assert (await reader.read_one(namespace, "c", EVENTUALLY)).count == 107
 

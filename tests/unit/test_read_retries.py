@@ -57,7 +57,7 @@ async def recounted() -> tuple[World, Namespace]:
     window_us = window_of(world.clock.now_us(), WINDOW)
     world.clock.advance(MINUTE)
     await world.process().worker.tick()
-    await world.store.rollups.leave_pending(
+    await world.store.recounts.write_pending(
         namespace, [("c", Pending(window_us, window_us + MINUTE))]
     )
     return world, namespace

@@ -14,8 +14,9 @@ from counter.errors import (
     TokenTooOldError,
 )
 from counter.limits import TIME_MAX_US
-from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Token
+from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Span, Token
 from counter.windows import closes_at, window_of
+from tests.contracts.cases import walked
 from tests.rollup.world import CLOSING, WINDOW, World, begun
 
 ITEMS = [("a", 1), ("b", 2)]
@@ -50,9 +51,8 @@ class Late:
         return head
 
     async def marks(self) -> Sequence[Mark]:
-        return await self.world.store.rollups.dirty(
-            self.namespace, 0, after_us=0, through_us=TIME_MAX_US, start=None, limit=100
-        )
+        span = Span.after(0, TIME_MAX_US)
+        return await walked(self.world.store, self.namespace, 0, span, limit=100)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def test_a_window_that_closes_while_an_event_is_looked_for_was_open() -> N
     slowly = then(world.store.events.find, lambda: world.clock.advance(1))
     with patch.object(world.store.events, "find", slowly), pytest.raises(TokenPendingError):
         await late.ask()
-    assert await world.store.decisions.decided(namespace, [late.event]) is None
+    assert await world.store.separate_writes.decided(namespace, [late.event]) is None
     with pytest.raises(TokenTooOldError):
         await late.ask()
 
@@ -103,14 +103,14 @@ async def test_a_recount_that_took_long_to_leave_is_left_again(late: Late) -> No
     first_us = late.now_us
     store = late.world.store
     slowly = [
-        then(store.rollups.mark, lambda: late.world.clock.advance(CLOSING)),
-        store.rollups.mark,
+        then(store.recounts.write_marks, lambda: late.world.clock.advance(CLOSING)),
+        store.recounts.write_marks,
     ]
 
     async def mark(*arguments: Any) -> Any:
         return await slowly.pop(0)(*arguments)
 
-    with patch.object(store.rollups, "mark", mark), pytest.raises(TokenTooOldError):
+    with patch.object(store.recounts, "write_marks", mark), pytest.raises(TokenTooOldError):
         await late.ask()
     assert late.now_us == first_us + CLOSING
     windows = [first_us, late.now_us]
@@ -129,7 +129,7 @@ async def test_an_atomic_add_is_marked_again_before_anything_is_decided(late: La
         pytest.raises(StoreUnavailableError),
     ):
         await api.add_atomic(late.namespace, ITEMS, late.token)
-    found = await store.rollups.dirty_atomic(late.namespace, 0, after_us=0, through_us=TIME_MAX_US)
+    found = await store.separate_writes.dirty_atomic(late.namespace, 0, Span.after(0, TIME_MAX_US))
     assert [mark.window_us for mark in found] == [late.now_us]
     assert isinstance(found[0], AtomicMark)
     assert [event.counter for event in found[0].events] == ["a", "b"]
@@ -165,7 +165,7 @@ async def test_a_token_is_answered_after_its_events_are_durable() -> None:
     world.clock.advance(CLOSING)
     crash = StoreUnavailableError("a planted fault")
     with (
-        patch.object(world.store.events, "rewrite", side_effect=crash),
+        patch.object(world.store.separate_writes, "rewrite", side_effect=crash),
         pytest.raises(StoreUnavailableError),
     ):
         await late.ask()
@@ -175,7 +175,7 @@ async def test_a_token_is_answered_after_its_events_are_durable() -> None:
 async def test_a_token_is_answered_after_later_writes_are_hidden(late: Late) -> None:
     crash = StoreUnavailableError("a planted fault")
     with (
-        patch.object(late.world.store.events, "void", side_effect=crash),
+        patch.object(late.world.store.separate_writes, "void", side_effect=crash),
         pytest.raises(StoreUnavailableError),
     ):
         await late.ask()
@@ -193,13 +193,13 @@ async def test_a_recount_is_left_until_its_window_is_surely_open(
     store, clock = late.world.store, late.world.clock
     last_us = late.now_us + WINDOW + late.namespace.dataset.write_timeout_us
     slowly = [
-        then(store.rollups.mark, lambda: clock.advance(last_us + over_us - clock.now_us())),
-        store.rollups.mark,
+        then(store.recounts.write_marks, lambda: clock.advance(last_us + over_us - clock.now_us())),
+        store.recounts.write_marks,
     ]
 
     async def mark(*arguments: Any) -> Any:
         return await slowly.pop(0)(*arguments)
 
-    with patch.object(store.rollups, "mark", mark), pytest.raises(TokenTooOldError):
+    with patch.object(store.recounts, "write_marks", mark), pytest.raises(TokenTooOldError):
         await late.ask()
     assert 2 - len(slowly) == times

@@ -1,6 +1,6 @@
 """The roller: the reads and writes of a counter, by its marks and its partition."""
 
-from counter.types import Checkpoint, Fold, Head, Mark, Pending, WindowRow
+from counter.types import Checkpoint, DirtyMark, Fold, Head, Pending, WindowRow
 from rollup.roller import BatchTimes, Dirt, group, plan, update
 
 SIZE = 10
@@ -16,8 +16,8 @@ def head(*pending: Pending, count: int = 0, settled: Checkpoint = NOTHING) -> He
 
 def test_marks_of_recounts_are_distinguished_from_marks_of_adds() -> None:
     found: dict[str, Dirt] = {}
-    group(found, [Mark(90, "c"), Mark(90, "c", 20)])
-    group(found, [Mark(90, "d", 30)])
+    group(found, [DirtyMark(90, "c"), DirtyMark(90, "c", 20)])
+    group(found, [DirtyMark(90, "d", 30)])
     assert found == {"c": Dirt([90], [20]), "d": Dirt([], [30])}
 
 

@@ -13,7 +13,7 @@ from counter.core.results import Add, Added, Keyed
 from counter.errors import OverloadedError, RateLimitedError, TokenInFutureError, TokenTooOldError
 from counter.limits import HOUR, MINUTE, TIME_MAX_US
 from counter.tokens import nonce_of_key
-from counter.types import Checkpoint, CounterUpdate, WindowRow
+from counter.types import Checkpoint, CounterUpdate, Span, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import DATASET, WINDOW, World, begun
 
@@ -59,9 +59,7 @@ async def test_a_recount_of_more_windows_than_a_batch_has_asks_for_all_of_them()
     await world.store.rollups.apply(namespace, [update], through_us=last_us)
     with patch("counter.limits.BATCH_ITEMS_MAX", 3):
         assert await world.api.recount(namespace, "c", first_us, last_us + 1) == 7
-    marks = await world.store.rollups.dirty(
-        namespace, 0, after_us=0, through_us=TIME_MAX_US, start=None, limit=99
-    )
+    marks, _ = await world.store.rollups.dirty(namespace, 0, Span.after(0, TIME_MAX_US), limit=99)
     assert {mark.recount_us for mark in marks} == {row.window_us for row in rows}
 
 

@@ -1,7 +1,7 @@
 """Which counters are dirty is read off the log: adds write no marks, and nothing is forgotten."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,11 @@ from unittest.mock import patch
 import pytest
 
 from counter.core.namespaces import Namespaces
-from counter.errors import NamespaceUnknownError, StoreUnavailableError
+from counter.errors import InvariantError, NamespaceUnknownError, StoreUnavailableError
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.storage.sqlite.live import LiveTail
-from counter.types import CounterType, Fold, Mark
+from counter.types import CounterType, DirtyPage, Fold, Mark, Span
 from rollup.worker import RollupWorker
 from tests.contracts.cases import (
     DATASET,
@@ -59,7 +59,7 @@ async def test_an_add_writes_no_mark(tmp_path: Path) -> None:
         namespace = await make_namespace(store)
         await write(store, namespace, *(add(name, number=1) for name in "abc"))
         await store.events.append_atomic(namespace, atomic(("a", 1), ("d", 1)))
-        await store.rollups.mark(namespace, [Mark(NOW, "a"), Mark(NOW, "a", T0)])
+        await store.recounts.write_marks(namespace, [Mark(NOW, "a", T0)])
         assert await dirty_counters(store, namespace) == set("abcd")
         assert rows_of(tmp_path, "SELECT start, recount FROM marks") == [(NOW, T0)]
 
@@ -72,7 +72,7 @@ async def test_dirty_counters_are_known_after_a_restart(tmp_path: Path) -> None:
         await write(store, namespace, add("old", T0), *(add(name) for name in "ba"))
         await store.rollups.advance(namespace, [0], T0 + WINDOW - 1)
         recount = Mark(T0, "old", T0 - WINDOW)
-        await store.rollups.mark(namespace, [recount])
+        await store.recounts.write_marks(namespace, [recount])
     for events_max in (500_000, 2):
         with patch("counter.storage.sqlite.control._TAIL_EVENTS_MAX", events_max):
             async with opened(tmp_path) as store:
@@ -82,9 +82,7 @@ async def test_dirty_counters_are_known_after_a_restart(tmp_path: Path) -> None:
                 assert len(found) == 3
                 for each, expected in ((namespace, {0}), (idle, set())):
                     shards = range(each.settings.shards)
-                    dirty = await store.rollups.marked(
-                        each, shards, after_us=0, through_us=SLICES_END
-                    )
+                    dirty = await store.rollups.marked(each, shards, Span.after(0, SLICES_END))
                     assert set(dirty) == expected
 
 
@@ -107,15 +105,12 @@ async def test_sums_come_in_passes_and_parts(tmp_path: Path) -> None:
         for events_max in (500_000, 2):
             with patch("counter.storage.sqlite.control._TAIL_EVENTS_MAX", events_max):
                 async with opened(tmp_path) as store:
-                    page = [
-                        mark
+                    pages = [
+                        await store.rollups.dirty(namespace, shard, Span.after(0, NOW), limit=99)
                         for shard in range(2)
-                        for mark in await store.rollups.dirty(
-                            namespace, shard, after_us=0, through_us=NOW, start=None, limit=99
-                        )
                     ]
-            expected = [Mark(NOW, f"c{n}", 0, Fold(False, n)) for n in range(1, 14)]
-            assert sorted(page) == sorted(expected)
+            found = {mark[:4] for page in pages for mark in page.marks}
+            assert found == {(NOW, f"c{n}", 0, Fold(False, n)) for n in range(1, 14)}
 
 
 class LearnsAfterEachMiss(dict[str, int]):
@@ -182,19 +177,23 @@ async def test_a_page_that_fails_is_read_again(tmp_path: Path) -> None:
         namespace = await make_namespace(store)
         await write(store, namespace, *(add("c", T0 + n * WINDOW) for n in range(3)))
 
-        async def page(start: Mark | None) -> Sequence[Mark]:
+        async def page(rest: object = None) -> DirtyPage:
             return await store.rollups.dirty(
-                namespace, 0, after_us=T0 - 1, through_us=SLICES_END, start=start, limit=1
+                namespace, 0, Span.after(T0 - 1, SLICES_END), limit=1, rest=rest
             )
 
-        (first,) = await page(None)
+        _, rest = await page()
         broken = patch(
             "counter.storage.sqlite.rollups.counter_ids", side_effect=sqlite3.OperationalError
         )
         unknown = patch.object(store.database.ids, "of", return_value={})
         with broken, unknown, pytest.raises(StoreUnavailableError):
-            await page(first)
-        assert await page(first) == [Mark(T0 + WINDOW, "c", 0, Fold(False, 1))]
+            await page(rest)
+        with pytest.raises(InvariantError):
+            await page(rest)
+        _, rest = await page()
+        ((mark,), _) = await page(rest)
+        assert mark[:4] == (T0 + WINDOW, "c", 0, Fold(False, 1))
 
 
 async def test_a_data_directory_with_marks_goes_on(tmp_path: Path) -> None:
@@ -202,7 +201,7 @@ async def test_a_data_directory_with_marks_goes_on(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         namespace = await make_namespace(store)
         await write(store, namespace, add("a"), add("b", NOW + WINDOW))
-        await store.rollups.mark(namespace, [Mark(NOW + WINDOW, "a", T0)])
+        await store.recounts.write_marks(namespace, [Mark(NOW + WINDOW, "a", T0)])
         before = await marks(store, namespace)
     # An older version keeps no checksums of pages.
     (tmp_path / "counter.db-sums").unlink()
@@ -247,4 +246,4 @@ async def test_nothing_is_clean_while_its_namespace_is_deleted(tmp_path: Path) -
         with pytest.raises(NamespaceUnknownError):
             await marks(store, namespace)
         with pytest.raises(NamespaceUnknownError):
-            await store.rollups.marked(namespace, [0], after_us=0, through_us=SLICES_END)
+            await store.rollups.marked(namespace, [0], Span.after(0, SLICES_END))

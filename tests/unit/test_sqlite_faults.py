@@ -29,7 +29,7 @@ from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite import SqliteStore, page_sums
 from counter.storage.sqlite.database import ThreadQueue
 from counter.storage.sqlite.schema import DROPPED, DirectoryLock, events_table
-from counter.types import Event, Namespace, Written
+from counter.types import Event, Namespace, Span, Written
 from rollup.maintenance import Maintenance
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.app import running
@@ -118,9 +118,7 @@ async def test_all_of_a_namespace_that_could_not_be_deleted_is_dirty(desk: Desk)
     found = [
         mark.counter
         for shard in range(namespace.settings.shards)
-        for mark in await store.rollups.dirty(
-            namespace, shard, after_us=0, through_us=now_us, start=None, limit=10
-        )
+        for mark in (await store.rollups.dirty(namespace, shard, Span.after(0, now_us), 10)).marks
     ]
     assert sorted(found) == ["c", "later"]
 

@@ -291,8 +291,7 @@ async def test_a_strict_check_by_compare_and_set_is_left_to_the_handler(app: App
     counting = Counting(app)
     settings = replace(counting.namespace.settings, payload_check=PayloadCheck.STRICT)
     counting.namespace = replace(counting.namespace, settings=settings)
-    capabilities = replace(app.store.capabilities, transactional=False)
-    with patch.object(app.store, "capabilities", capabilities):
+    with patch.object(app.store, "separate_writes", object()):
         assert not counting.add(event("c", 1, app.clock.now_us()))
 
 

@@ -32,10 +32,12 @@ from counter.types import (
     Mark,
     Namespace,
     PayloadCheck,
+    Span,
     Token,
     Written,
 )
 from counter.windows import window_of
+from tests.contracts.cases import walked
 from tests.rollup.world import DATASET, SETTINGS, WINDOW, begun
 from tests.support.clock import FakeClock
 from tests.support.times import START_US
@@ -66,7 +68,7 @@ class Steps(MemoryCache):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self.capabilities = Capabilities()
-        self.events = self.rollups = self.control = self
+        self.events = self.separate_writes = self.control = self
         self.asked: list[str] = []
         self.offset_us = 0
         self._answer: asyncio.Future[Any] = asyncio.Future()
@@ -311,7 +313,7 @@ async def test_a_mark_in_flight_is_not_durable() -> None:
     """Another add in the same window of the counter leaves one of its own: the process may die
     before the first one's has arrived."""
     world, namespace = await begun(shards=1)
-    works, held, on_its_way = world.store.rollups.mark, asyncio.Event(), asyncio.Event()
+    works, held, on_its_way = world.store.separate_writes.mark, asyncio.Event(), asyncio.Event()
     left: list[str] = []
 
     async def mark(of: Namespace, marks: Sequence[Mark]) -> Mapping[Mark, UnavailableError]:
@@ -321,14 +323,12 @@ async def test_a_mark_in_flight_is_not_durable() -> None:
             await held.wait()
         return await works(of, marks)
 
-    with patch.object(world.store.rollups, "mark", mark):
+    with patch.object(world.store.separate_writes, "mark", mark):
         first = asyncio.create_task(world.add("c", 1))
         await on_its_way.wait()
         await world.add("c", 2)
-        found = await world.store.rollups.dirty(
-            namespace, 0, after_us=0, through_us=TIME_MAX_US, start=None, limit=9
-        )
-        assert list(found) == [Mark(window_of(world.clock.now_us(), WINDOW), "c")]
+        found = await walked(world.store, namespace, 0, Span.after(0, TIME_MAX_US), limit=9)
+        assert found == [Mark(window_of(world.clock.now_us(), WINDOW), "c")]
         held.set()
         await first
 

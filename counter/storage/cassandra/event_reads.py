@@ -16,7 +16,7 @@ from counter.folds import fold_events
 from counter.ports import Counted
 from counter.storage.cassandra.session import CassandraSession
 from counter.storage.cassandra.tables import PARTITION_IS, event_of
-from counter.types import Event, Fold, Namespace, Slice
+from counter.types import Event, EventPage, Fold, Namespace, Slice, Span
 from counter.windows import window_of
 
 #: Partitions that one statement names.
@@ -94,16 +94,8 @@ class EventScans:
     def __init__(self, session: CassandraSession) -> None:
         self._session = session
 
-    async def scan(
-        self,
-        namespace: Namespace,
-        counter: str,
-        *,
-        from_us: int,
-        to_us: int,
-        before: Event | None,
-        limit: int,
-    ) -> Sequence[Event]:
+    async def scan(self, namespace: Namespace, counter: str, page: EventPage) -> Sequence[Event]:
+        (from_us, to_us), limit, before = page
         dataset = namespace.dataset
         # No event is accepted from farther ahead than a slice.
         reach_us = self._session.clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us
@@ -266,9 +258,7 @@ _FEW_IN_TIME: Final = (
 #: Rows of a partition that are read at once where they are wanted by window.
 WINDOW_ROWS_MAX: Final = 2_000
 
-#: ``[low, high)``
-_Span = tuple[int, int]
-_Key = tuple[str, _Span]
+_Key = tuple[str, Span]
 
 
 class _Sums:
@@ -300,28 +290,28 @@ class EventFolds:
         counted: Counted | None = None,
     ) -> Sequence[Fold]:
         size_us = namespace.settings.rollup_window_us
-        spans: dict[_Span, dict[str, None]] = {}
+        spans: dict[Span, dict[str, None]] = {}
         for counter, start_us in windows:
-            spans.setdefault((start_us, start_us + size_us), {})[counter] = None
+            spans.setdefault(Span(start_us, start_us + size_us), {})[counter] = None
         ends = [end_us for low_us, high_us in spans for end_us in (low_us, high_us - 1)]
         slices = await self._session.slices_of(namespace.dataset, ends)
         held: dict[_Key, int] = {}
         folds = await self._fold(namespace, slices, spans, held)
-        keys = [(counter, (start_us, start_us + size_us)) for counter, start_us in windows]
+        keys = [(counter, Span(start_us, start_us + size_us)) for counter, start_us in windows]
         if counted is not None:
             for key in keys:
                 if key in held:
-                    counted(key[0], key[1][0], held[key])
+                    counted(key[0], key[1].from_us, held[key])
         return [folds.get(key, Fold(False, 0)) for key in keys]
 
     async def window_folds(
-        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Mapping[int, Fold]]:
-        state = await self._session.state_until(namespace.dataset, to_us)
-        state.check_kept(from_us)
+        state = await self._session.state_until(namespace.dataset, span.to_us)
+        state.check_kept(span.from_us)
         found: dict[str, dict[int, Fold]] = {counter: {} for counter in counters}
         try:
-            await self._fold_windows(namespace, state.slices, found, (from_us, to_us))
+            await self._fold_windows(namespace, state.slices, found, span)
         except SliceMissingError:
             await self._session.reload_slices(namespace.dataset)
             raise
@@ -332,7 +322,7 @@ class EventFolds:
         namespace: Namespace,
         slices: Sequence[Slice],
         found: Mapping[str, dict[int, Fold]],
-        span: _Span,
+        span: Span,
     ) -> None:
         """Put the folds of the windows of *span* into *found*: from few rows of each partition,
         and where there are more, from those of each half of the span."""
@@ -353,34 +343,31 @@ class EventFolds:
         for counter, windows in events.items():
             if counter not in many:
                 found[counter].update({at: fold_events(some) for at, some in windows.items()})
-        if many and span[1] - span[0] <= size_us:
-            folds = await self.sums(namespace, [(counter, span[0]) for counter in many])
+        from_us, to_us = span
+        if many and to_us - from_us <= size_us:
+            folds = await self.sums(namespace, [(counter, from_us) for counter in many])
             for counter, fold in zip(many, folds, strict=True):
-                found[counter][span[0]] = fold
+                found[counter][from_us] = fold
         elif many:
-            middle_us = window_of((span[0] + span[1]) // 2, size_us)
-            await self._fold_windows(namespace, slices, many, (span[0], middle_us))
-            await self._fold_windows(namespace, slices, many, (middle_us, span[1]))
+            middle_us = window_of((from_us + to_us) // 2, size_us)
+            await self._fold_windows(namespace, slices, many, Span(from_us, middle_us))
+            await self._fold_windows(namespace, slices, many, Span(middle_us, to_us))
 
     async def tails(
-        self,
-        namespace: Namespace,
-        after: Sequence[tuple[str, int]],
-        *,
-        until_us: int | None = None,
+        self, namespace: Namespace, after: Sequence[tuple[str, int]], until_us: int | None = None
     ) -> Sequence[Fold]:
         state = await self._session.state_until(namespace.dataset, until_us)
         end_us = state.slices[-1].end_us if state.slices else 0
         if until_us is not None:
             # Slices are made far ahead: most of their partitions hold nothing yet.
             end_us = min(end_us, until_us)
-        spans: dict[_Span, dict[str, None]] = {}
+        spans: dict[Span, dict[str, None]] = {}
         for counter, after_us in after:
             state.check_kept(after_us + 1)
-            spans.setdefault((after_us + 1, end_us), {})[counter] = None
+            spans.setdefault(Span(after_us + 1, end_us), {})[counter] = None
         folds = await self._fold(namespace, state.slices, spans)
         return [
-            folds.get((counter, (after_us + 1, end_us)), Fold(False, 0))
+            folds.get((counter, Span(after_us + 1, end_us)), Fold(False, 0))
             for counter, after_us in after
         ]
 
@@ -388,7 +375,7 @@ class EventFolds:
         self,
         namespace: Namespace,
         slices: Sequence[Slice],
-        spans: Mapping[_Span, Mapping[str, None]],
+        spans: Mapping[Span, Mapping[str, None]],
         held: dict[_Key, int] | None = None,
     ) -> dict[_Key, Fold]:
         """The fold of each counter in each span; none where there is no event. *held* is given how
@@ -417,7 +404,7 @@ class EventFolds:
             raise
         return folds
 
-    async def _sum(self, namespace: Namespace, asked: Sequence[tuple[_Span, Query]]) -> _Sums:
+    async def _sum(self, namespace: Namespace, asked: Sequence[tuple[Span, Query]]) -> _Sums:
         sums = _Sums()
         keys: list[_Key] = []
         selects: list[Any] = []

@@ -25,14 +25,16 @@ from counter.types import (
     AtomicMark,
     Checkpoint,
     CounterUpdate,
+    DirtyMark,
+    DirtyPage,
     Event,
     Head,
     Mark,
     Namespace,
     Pending,
+    Span,
     WindowRow,
 )
-from counter.windows import window_of
 
 _TIME_BYTES: Final = 8
 _ITEMS_VERSION: Final = 1
@@ -154,7 +156,7 @@ _LOOKS_AT_ONCE: Final = 4
 _DROPPED_AT_ONCE: Final = 32
 
 
-def _window(mark: Mark | AtomicMark) -> int:
+def _window(mark: AtomicMark) -> int:
     return mark.window_us
 
 
@@ -186,7 +188,7 @@ _HEADS: Final = tuple(
 #: Reads the settled fold and the rows after it together, so that they are consistent.
 _ROWS: Final = tuple(
     f"SELECT counter, kind, t, cell FROM {{keyspace}}.counts WHERE namespace = ? AND counter {of}"
-    f" AND (kind, t) >= ({SETTLED}, 0) AND (kind, t) <= ({WINDOW}, ?)"
+    f" AND (kind, t) >= ({SETTLED}, 0) AND (kind, t) < ({WINDOW}, ?)"
     for of in ("= ?", "IN ?")
 )
 
@@ -223,24 +225,13 @@ class CassandraRollups:
     async def mark(
         self, namespace: Namespace, marks: Sequence[Mark]
     ) -> Mapping[Mark, UnavailableError]:
-        dataset = namespace.dataset
-        for window_us in {mark.window_us for mark in marks if mark.recount_us == 0}:
-            await self._session.slice_of(dataset, window_us)
-        insert = await self._session.to_write(dataset, _MARK)
-        rows: list[tuple[Lane, Any]] = []
-        for window_us, counter, recount_us, _ in marks:
-            shard = shard_of(counter, namespace.settings.shards)
-            lane = (dataset.write_timeout_us, "dirty", namespace.id, shard, window_us)
-            values = (*lane[2:], counter, recount_us, self._session.stamp())
-            row = bound(insert, _MARK_PACKERS, values)
-            rows.append((lane, row))
-        self._session.tally.mark(mark.recount_us for mark in marks)
+        for window_us in {mark.window_us for mark in marks}:
+            await self._session.slice_of(namespace.dataset, window_us)
+        rows = await _rows_of(self._session, namespace, marks)
         times: dict[str, int] = {}
         for mark in marks:
-            # What is counted again is listed already, or deleted.
-            if not mark.recount_us:
-                time_us = mark.window_us
-                times[mark.counter] = max(time_us, times.get(mark.counter, time_us))
+            time_us = mark.window_us
+            times[mark.counter] = max(time_us, times.get(mark.counter, time_us))
         errors, unlisted = await self._write_listed(namespace, rows, times)
         failed: dict[Mark, UnavailableError] = {}
         for mark, of_row in zip(marks, errors, strict=True):
@@ -327,26 +318,20 @@ class CassandraRollups:
         )
 
     async def marked(
-        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+        self, namespace: Namespace, shards: Sequence[int], span: Span
     ) -> Collection[int]:
         """Return all of *shards*, because each window of a shard is a separate partition."""
         return shards
 
     async def dirty(
-        self,
-        namespace: Namespace,
-        shard: int,
-        *,
-        after_us: int,
-        through_us: int,
-        start: Mark | None,
-        limit: int,
-    ) -> Sequence[Mark]:
-        marks: list[Mark] = []
+        self, namespace: Namespace, shard: int, span: Span, limit: int, rest: object = None
+    ) -> DirtyPage:
+        marks: list[DirtyMark] = []
         position = _FIRST
-        if start is not None and start.window_us > after_us:
-            after_us, position = start.window_us - 1, (start.counter, start.recount_us)
-        windows: Sequence[int] = self._windows(namespace, after_us, through_us)
+        if isinstance(rest, DirtyMark):
+            span = Span(rest.window_us, span.to_us)
+            position = (rest.counter, rest.recount_us)
+        windows: Sequence[int] = self._windows(namespace, span)
         select = await self._session.to_read(namespace.dataset, _DIRTY)
         width = 1
         while windows and len(marks) < limit:
@@ -359,11 +344,11 @@ class CassandraRollups:
                 if left:
                     values = (namespace.id, shard, window_us, *position, left)
                     rows = await self._session.connection.one(select.bind(values))
-                    marks += [Mark(*row) for row in rows]
+                    marks += [DirtyMark(*row) for row in rows]
                 position = _FIRST
             width = min(2 * width, _WINDOWS_MAX)
         self._note_seen(namespace, shard, marks)
-        return marks
+        return DirtyPage(marks, marks[-1] if len(marks) == limit else None)
 
     async def _marked(
         self, namespace: Namespace, shard: int, windows: Sequence[int], tables: Sequence[str]
@@ -377,10 +362,10 @@ class CassandraRollups:
         return sorted({window_us for rows in found for (window_us,) in rows or ()})
 
     async def dirty_atomic(
-        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
+        self, namespace: Namespace, shard: int, span: Span
     ) -> Sequence[AtomicMark]:
         select = await self._session.to_read(namespace.dataset, _ATOMIC)
-        windows = self._windows(namespace, after_us, through_us)
+        windows = self._windows(namespace, span)
         found = await self._session.connection.rows(
             [
                 select.bind((namespace.id, shard, windows[at : at + _WINDOWS_MAX]))
@@ -420,30 +405,31 @@ class CassandraRollups:
     ) -> Sequence[int]:
         """Return the latest windows up to *through_us* that still have marks."""
         after_us = through_us - _LEFT_BEHIND * namespace.settings.rollup_window_us
-        windows = self._windows(namespace, after_us, through_us)
+        windows = self._windows(namespace, Span.after(after_us, through_us))
         self._looks += 1
         try:
             return await self._marked(namespace, shard, windows, _MARKED)
         finally:
             self._looks -= 1
 
-    def _windows(self, namespace: Namespace, after_us: int, through_us: int) -> range:
-        """Return the starts of windows in ``(after_us, through_us]``, from the first slice on:
-        earlier windows have no events and no pending marks."""
-        size_us = namespace.settings.rollup_window_us
+    def _windows(self, namespace: Namespace, span: Span) -> range:
+        """Return the starts of the windows of *span*, from the first slice on: earlier windows have
+        no events and no pending marks."""
         slices = self._session.state_of(namespace.dataset).slices
         if slices:
-            after_us = max(after_us, slices[0].start_us - 1)
-        return range(window_of(after_us, size_us) + size_us, through_us + 1, size_us)
+            span = Span(max(span.from_us, slices[0].start_us), span.to_us)
+        return span.windows(namespace.settings.rollup_window_us)
 
     def _note_seen(
-        self, namespace: Namespace, shard: int, marks: Sequence[Mark | AtomicMark]
+        self, namespace: Namespace, shard: int, marks: Sequence[DirtyMark | AtomicMark]
     ) -> None:
         """Remember windows whose marks are to be dropped."""
         seen = self._seen.setdefault((namespace.id, shard), set())
         seen.update(mark.window_us for mark in marks)
 
-    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+    async def heads(
+        self, namespace: Namespace, counters: Sequence[str], handles: Sequence[object] | None = None
+    ) -> Sequence[Head | None]:
         parts: dict[str, _Parts] = {}
         for counter, kind, t, u, cell in await self._read(namespace, _HEADS, counters):
             part = parts.get(counter)
@@ -458,14 +444,14 @@ class CassandraRollups:
         return [parts[each].head() if each in parts else None for each in counters]
 
     async def rows(
-        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Sequence[WindowRow]]:
         found: dict[str, list[WindowRow]] = {counter: [] for counter in counters}
         settled: dict[str, int] = {}
-        for counter, kind, t, cell in await self._read(namespace, _ROWS, counters, through_us):
+        for counter, kind, t, cell in await self._read(namespace, _ROWS, counters, span.to_us):
             if kind == SETTLED:
                 settled[counter] = unpack_checkpoint(cell).time_us
-            elif t > max(after_us, settled.get(counter, 0)):
+            elif t >= span.from_us and t > settled.get(counter, 0):
                 found[counter].append(unpack_row(t, cell))
         return [found[counter] for counter in counters]
 
@@ -532,17 +518,6 @@ class CassandraRollups:
             for recount_us, left_us in update.pending_done
         ]
 
-    async def leave_pending(
-        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
-    ) -> None:
-        insert = await self._session.to_write(namespace.dataset, _INSERT)
-        await self._session.connection.rows(
-            [
-                insert.bind((namespace.id, counter, PENDING, recount_us, left_us, b"", left_us))
-                for counter, (recount_us, left_us) in recounts
-            ]
-        )
-
     async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
         delete = await self._session.to_write(namespace.dataset, _UNLIST)
         self._listed.pop((namespace.id, counter), None)
@@ -581,6 +556,42 @@ class CassandraRollups:
         while len(self._drawn) > _DRAWN_MAX:
             self._drawn.popitem(last=False)
         return drawn
+
+
+class CassandraRecounts:
+    """:class:`counter.ports.RecountStore`. No name is listed: it is already, or was deleted."""
+
+    def __init__(self, session: CassandraSession) -> None:
+        self._session = session
+
+    async def write_pending(
+        self, namespace: Namespace, pending: Sequence[tuple[str, Pending]]
+    ) -> None:
+        insert = await self._session.to_write(namespace.dataset, _INSERT)
+        await self._session.connection.rows(
+            [
+                insert.bind((namespace.id, counter, PENDING, recount_us, left_us, b"", left_us))
+                for counter, (recount_us, left_us) in pending
+            ]
+        )
+
+    async def write_marks(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        await self._session.write(await _rows_of(self._session, namespace, marks))
+
+
+async def _rows_of(
+    session: CassandraSession, namespace: Namespace, marks: Sequence[Mark]
+) -> list[tuple[Lane, Any]]:
+    """Return the row of each mark, and its lane."""
+    insert = await session.to_write(namespace.dataset, _MARK)
+    rows: list[tuple[Lane, Any]] = []
+    for window_us, counter, recount_us in marks:
+        shard = shard_of(counter, namespace.settings.shards)
+        lane = (namespace.dataset.write_timeout_us, "dirty", namespace.id, shard, window_us)
+        values = (*lane[2:], counter, recount_us, session.stamp())
+        rows.append((lane, bound(insert, _MARK_PACKERS, values)))
+    session.tally.mark(mark.recount_us for mark in marks)
+    return rows
 
 
 class _Parts:

@@ -17,7 +17,7 @@ from counter.storage.cassandra.control_keyspace import OP, Row
 from counter.storage.cassandra.decisions import CassandraDecisions, CassandraLeases
 from counter.storage.cassandra.events import CassandraEvents
 from counter.storage.cassandra.options import CassandraOptions
-from counter.storage.cassandra.rollups import CassandraRollups
+from counter.storage.cassandra.rollups import CassandraRecounts, CassandraRollups
 from counter.storage.cassandra.schema import check_overlap, replicas_in
 from counter.storage.cassandra.session import CassandraSession
 from counter.storage.cassandra.slices import CassandraPartitionSizes
@@ -118,6 +118,18 @@ _PING: Final = (
 )
 
 
+class CassandraSeparateWrites:
+    """:class:`counter.ports.SeparateWrites`, of which each part has its own."""
+
+    def __init__(
+        self, events: CassandraEvents, rollups: CassandraRollups, decisions: CassandraDecisions
+    ) -> None:
+        self.mark, self.mark_atomic = rollups.mark, rollups.mark_atomic
+        self.dirty_atomic, self.unlist = rollups.dirty_atomic, rollups.unlist
+        self.rewrite, self.void = events.rewrite, events.void
+        self.decided = decisions.decided
+
+
 class CassandraStore:
     """:class:`counter.ports.Store` over a cluster, without transactions. Any number of processes
     share it."""
@@ -126,7 +138,9 @@ class CassandraStore:
         self.session = session = CassandraSession(options, clock)
         self.events = CassandraEvents(session)
         self.rollups = CassandraRollups(session)
+        self.recounts = CassandraRecounts(session)
         self.decisions = CassandraDecisions(session)
+        self.separate_writes = CassandraSeparateWrites(self.events, self.rollups, self.decisions)
         self.control = CassandraControl(session)
         self.leases = CassandraLeases(session)
         self.keys = CassandraKeys(session)

@@ -38,7 +38,7 @@ from counter.storage.dynamodb.layout import (
     is_event,
 )
 from counter.storage.dynamodb.session import DynamodbSession
-from counter.types import Event, Fold, Namespace, Slice, Written
+from counter.types import Event, EventPage, Fold, Namespace, Slice, Span, Written
 from counter.windows import window_of
 
 _ATTEMPTS_MAX: Final = 3
@@ -142,13 +142,13 @@ class DynamodbEvents:
         return [fold_events(events) for events in await self._between(namespace, spans)]
 
     async def window_folds(
-        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Mapping[int, Fold]]:
-        state = await self._session.state_until(namespace.dataset, to_us)
-        state.check_kept(from_us)
+        state = await self._session.state_until(namespace.dataset, span.to_us)
+        state.check_kept(span.from_us)
         size_us = namespace.settings.rollup_window_us
         answer: list[Mapping[int, Fold]] = []
-        for events in await self._between(namespace, [(each, from_us, to_us) for each in counters]):
+        for events in await self._between(namespace, [(each, *span) for each in counters]):
             windows: dict[int, list[Event]] = {}
             for event in events:
                 windows.setdefault(window_of(event.event_time_us, size_us), []).append(event)
@@ -156,11 +156,7 @@ class DynamodbEvents:
         return answer
 
     async def tails(
-        self,
-        namespace: Namespace,
-        after: Sequence[tuple[str, int]],
-        *,
-        until_us: int | None = None,
+        self, namespace: Namespace, after: Sequence[tuple[str, int]], until_us: int | None = None
     ) -> Sequence[Fold]:
         state = await self._session.state_until(namespace.dataset, until_us)
         end_us = state.slices[-1].end_us if state.slices else 0
@@ -170,16 +166,8 @@ class DynamodbEvents:
         spans = [(counter, after_us + 1, end_us) for counter, after_us in after]
         return [fold_events(events) for events in await self._between(namespace, spans)]
 
-    async def scan(
-        self,
-        namespace: Namespace,
-        counter: str,
-        *,
-        from_us: int,
-        to_us: int,
-        before: Event | None,
-        limit: int,
-    ) -> Sequence[Event]:
+    async def scan(self, namespace: Namespace, counter: str, page: EventPage) -> Sequence[Event]:
+        (from_us, to_us), limit, before = page
         dataset = namespace.dataset
         # No event is accepted from farther ahead than a slice.
         reach_us = self._session.clock.now_us() + dataset.slice_us + 2 * dataset.clock_skew_max_us

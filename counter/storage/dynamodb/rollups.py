@@ -10,7 +10,7 @@ import asyncio
 import json
 from asyncio import gather
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from counter.errors import StoreUnavailableError, UnavailableError
@@ -55,11 +55,14 @@ from counter.types import (
     AtomicMark,
     Checkpoint,
     CounterUpdate,
+    DirtyMark,
+    DirtyPage,
     Event,
     Head,
     Mark,
     Namespace,
     Pending,
+    Span,
     WindowRow,
 )
 
@@ -105,22 +108,12 @@ class DynamodbRollups:
         self, namespace: Namespace, marks: Sequence[Mark]
     ) -> Mapping[Mark, UnavailableError]:
         self._session.check_exists(namespace)
-        for window_us in {mark.window_us for mark in marks if mark.recount_us == 0}:
+        for window_us in {mark.window_us for mark in marks}:
             await self._session.slice_of(namespace.dataset, window_us)
-        unique, shards = list(dict.fromkeys(marks)), namespace.settings.shards
-        items: list[Item] = [
-            {
-                "pk": partition(namespace, MARKS, shard_of(each.counter, shards)),
-                "sk": mark_place(each),
-                "c": each.counter,
-                "w": each.window_us,
-                "r": each.recount_us,
-            }
-            for each in unique
-        ]
+        unique = list(dict.fromkeys(marks))
+        items = _items_of(namespace, unique)
         self._driver.tally.mark(each.recount_us for each in marks)
-        # What is counted again is listed already, or deleted.
-        times = {each.counter: each.window_us for each in marks if not each.recount_us}
+        times = {each.counter: each.window_us for each in marks}
         errors, unlisted = await self._write_listed(namespace, items, times)
         found = {
             each: error or unlisted.get(each.counter)
@@ -232,34 +225,27 @@ class DynamodbRollups:
         await gather(*(self._driver.write(each) for each in writes))
 
     async def marked(
-        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+        self, namespace: Namespace, shards: Sequence[int], span: Span
     ) -> Collection[int]:
         async def is_marked(shard: int) -> bool:
-            kinds = (MARKS, ATOMIC)
-            found = (self._marks(namespace, kind, shard, after_us, through_us, 1) for kind in kinds)
+            found = (self._marks(namespace, kind, shard, span, 1) for kind in (MARKS, ATOMIC))
             return any(await gather(*found))
 
         answers = await gather(*(is_marked(shard) for shard in shards))
         return [shard for shard, answer in zip(shards, answers, strict=True) if answer]
 
     async def dirty(
-        self,
-        namespace: Namespace,
-        shard: int,
-        *,
-        after_us: int,
-        through_us: int,
-        start: Mark | None,
-        limit: int,
-    ) -> Sequence[Mark]:
-        low = LOW if start is None else mark_place(start) + b"\x00"
-        items = await self._marks(namespace, MARKS, shard, after_us, through_us, limit, low)
-        return [Mark(item["w"], item["c"], item["r"]) for item in items]
+        self, namespace: Namespace, shard: int, span: Span, limit: int, rest: object = None
+    ) -> DirtyPage:
+        low = rest if isinstance(rest, bytes) else LOW
+        items = await self._marks(namespace, MARKS, shard, span, limit, low)
+        marks = [DirtyMark(item["w"], item["c"], item["r"]) for item in items]
+        return DirtyPage(marks, items[-1]["sk"] + b"\x00" if len(items) == limit else None)
 
     async def dirty_atomic(
-        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
+        self, namespace: Namespace, shard: int, span: Span
     ) -> Sequence[AtomicMark]:
-        items = await self._marks(namespace, ATOMIC, shard, after_us, through_us)
+        items = await self._marks(namespace, ATOMIC, shard, span)
         return [_atomic_from(item) for item in items]
 
     async def drop_marks(self, namespace: Namespace, shard: int, through_us: int) -> None:
@@ -267,7 +253,8 @@ class DynamodbRollups:
         for kind in (MARKS, ATOMIC):
             is_more = True
             while is_more:
-                items = await self._marks(namespace, kind, shard, -1, through_us, _DROPPED_MAX)
+                span = Span(0, through_us + 1)
+                items = await self._marks(namespace, kind, shard, span, _DROPPED_MAX)
                 await self._driver.write_many(table, deletes=_keys(items))
                 is_more = len(items) == _DROPPED_MAX
 
@@ -276,19 +263,20 @@ class DynamodbRollups:
         namespace: Namespace,
         kind: bytes,
         shard: int,
-        after_us: int,
-        through_us: int,
+        span: Span,
         limit: int | None = None,
         low: bytes = LOW,
     ) -> list[Item]:
-        """Return marks of windows that start in ``(after_us, through_us]``, from *low* on."""
-        low, high = max(low, number(after_us + 1)), number(through_us + 1)
+        """Return marks of the windows of *span*, from *low* on."""
+        low, high = max(low, number(span.from_us)), number(span.to_us)
         table = self._session.data(namespace.dataset)
         return await self._driver.query(
             table, partition(namespace, kind, shard), low, high, limit=limit
         )
 
-    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+    async def heads(
+        self, namespace: Namespace, counters: Sequence[str], handles: Sequence[object] | None = None
+    ) -> Sequence[Head | None]:
         async def head(counter: str) -> Head | None:
             pk = partition(namespace, COUNTS, counter)
             items = await self._driver.query(table, pk, PENDING, HEAD)
@@ -303,18 +291,14 @@ class DynamodbRollups:
         return [heads[each] for each in counters]
 
     async def rows(
-        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Sequence[WindowRow]]:
         unique = list(dict.fromkeys(counters))
-        found = await some_at_once(
-            self._rows(namespace, each, after_us, through_us) for each in unique
-        )
+        found = await some_at_once(self._rows(namespace, each, span) for each in unique)
         rows = dict(zip(unique, found, strict=True))
         return [rows[each] for each in counters]
 
-    async def _rows(
-        self, namespace: Namespace, counter: str, after_us: int, through_us: int
-    ) -> Sequence[WindowRow]:
+    async def _rows(self, namespace: Namespace, counter: str, span: Span) -> Sequence[WindowRow]:
         """Return rows that were all there at one moment: a query reads item by item, and rows go
         when they are settled."""
         table, pk = self._session.data(namespace.dataset), partition(namespace, COUNTS, counter)
@@ -324,8 +308,8 @@ class DynamodbRollups:
 
         before = await settled()
         for _ in range(_ATTEMPTS_MAX):
-            low = row_place(max(after_us, before.time_us) + 1)
-            items = await self._driver.query(table, pk, low, row_place(through_us))
+            low = row_place(max(span.from_us, before.time_us + 1))
+            items = await self._driver.query(table, pk, low, row_place(span.to_us - 1))
             now = await settled()
             if now == before:
                 return [row_from(item) for item in items]
@@ -373,20 +357,53 @@ class DynamodbRollups:
                 if checkpoint_from(answer.item, name).time_us <= each.time_us
             }
 
-    async def leave_pending(
-        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
-    ) -> None:
-        keys = {
-            (partition(namespace, COUNTS, counter), pending_place(pending))
-            for counter, pending in recounts
-        }
-        table = self._session.data(namespace.dataset)
-        await self._driver.write_many(table, puts=({"pk": pk, "sk": sk} for pk, sk in keys))
-
     async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
         self._listed.pop((namespace.id, counter), None)
         name = self._name(namespace, counter, deleted_us, listed=False)
         await self._driver.write(name, namespace.dataset.write_timeout_us)
+
+
+class DynamodbRecounts:
+    """:class:`counter.ports.RecountStore`. No name is listed: it is already, or was deleted."""
+
+    def __init__(self, session: DynamodbSession) -> None:
+        self._session = session
+        self._driver = session.driver
+
+    async def write_pending(
+        self, namespace: Namespace, pending: Sequence[tuple[str, Pending]]
+    ) -> None:
+        keys = {
+            (partition(namespace, COUNTS, counter), pending_place(each))
+            for counter, each in pending
+        }
+        table = self._session.data(namespace.dataset)
+        await self._driver.write_many(table, puts=({"pk": pk, "sk": sk} for pk, sk in keys))
+
+    async def write_marks(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        self._session.check_exists(namespace)
+        self._driver.tally.mark(each.recount_us for each in marks)
+        table, timeout_us = (
+            self._session.data(namespace.dataset),
+            namespace.dataset.write_timeout_us,
+        )
+        items = _items_of(namespace, dict.fromkeys(marks))
+        await self._driver.write_many(table, items, timeout_us=timeout_us)
+
+
+def _items_of(namespace: Namespace, marks: Iterable[Mark]) -> list[Item]:
+    """Return the item of each mark."""
+    shards = namespace.settings.shards
+    return [
+        {
+            "pk": partition(namespace, MARKS, shard_of(each.counter, shards)),
+            "sk": mark_place(each),
+            "c": each.counter,
+            "w": each.window_us,
+            "r": each.recount_us,
+        }
+        for each in marks
+    ]
 
 
 def _keys(items: Sequence[Item]) -> list[Key]:

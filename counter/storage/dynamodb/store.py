@@ -11,8 +11,20 @@ from counter.storage.dynamodb.decisions import DynamodbDecisions, DynamodbKeys, 
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions, put
 from counter.storage.dynamodb.events import DynamodbEvents
 from counter.storage.dynamodb.layout import ALONE
-from counter.storage.dynamodb.rollups import DynamodbRollups
+from counter.storage.dynamodb.rollups import DynamodbRecounts, DynamodbRollups
 from counter.storage.dynamodb.session import DynamodbSession
+
+
+class DynamodbSeparateWrites:
+    """:class:`counter.ports.SeparateWrites`, of which each part has its own."""
+
+    def __init__(
+        self, events: DynamodbEvents, rollups: DynamodbRollups, decisions: DynamodbDecisions
+    ) -> None:
+        self.mark, self.mark_atomic = rollups.mark, rollups.mark_atomic
+        self.dirty_atomic, self.unlist = rollups.dirty_atomic, rollups.unlist
+        self.rewrite, self.void = events.rewrite, events.void
+        self.decided = decisions.decided
 
 
 class DynamodbStore:
@@ -25,7 +37,9 @@ class DynamodbStore:
         self.session = session = DynamodbSession(self.driver, clock)
         self.events = DynamodbEvents(session)
         self.rollups = DynamodbRollups(session)
+        self.recounts = DynamodbRecounts(session)
         self.decisions = DynamodbDecisions(session)
+        self.separate_writes = DynamodbSeparateWrites(self.events, self.rollups, self.decisions)
         self.control = DynamodbControl(session)
         self.leases = DynamodbLeases(session)
         self.keys = DynamodbKeys(session)

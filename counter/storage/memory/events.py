@@ -9,8 +9,8 @@ from counter.errors import SliceMissingError
 from counter.folds import fold_events
 from counter.partitions import slice_of
 from counter.ports import Counted
-from counter.storage.memory.tables import Partition, Tables
-from counter.types import Event, Fold, Namespace, Written
+from counter.storage.memory.tables import Tables
+from counter.types import Event, EventPage, Fold, Namespace, Span, Written
 from counter.windows import window_of
 
 
@@ -21,7 +21,7 @@ class MemoryEvents:
         self._tables = tables
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
-        partitions = self._partitions(namespace, events)
+        partitions = self._tables.partitions(namespace, events)
         written = []
         for event, partition in zip(events, partitions, strict=True):
             written.append(_compare(event, partition.get(event)))
@@ -29,7 +29,7 @@ class MemoryEvents:
         return written
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
-        partitions = self._partitions(namespace, events)
+        partitions = self._tables.partitions(namespace, events)
         pairs = list(zip(events, partitions, strict=True))
         outcomes = [_compare(event, partition.get(event)) for event, partition in pairs]
         if Written.CONFLICT in outcomes:
@@ -39,18 +39,8 @@ class MemoryEvents:
         return Written.NEW if Written.NEW in outcomes else Written.REPLAYED
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
-        partitions = self._partitions(namespace, events)
+        partitions = self._tables.partitions(namespace, events)
         return [each.get(event) for event, each in zip(events, partitions, strict=True)]
-
-    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        partitions = self._partitions(namespace, events)
-        for event, partition in zip(events, partitions, strict=True):
-            partition.insert(event)
-
-    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        partitions = self._partitions(namespace, events)
-        for event, partition in zip(events, partitions, strict=True):
-            partition.void(event)
 
     async def sums(
         self,
@@ -71,31 +61,27 @@ class MemoryEvents:
         return folds
 
     async def window_folds(
-        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Mapping[int, Fold]]:
         state, size_us = (
             self._tables.state_of(namespace.dataset),
             namespace.settings.rollup_window_us,
         )
-        if from_us < state.dropped_before_us:
+        if span.from_us < state.dropped_before_us:
             raise SliceMissingError(
-                f"events from {from_us} µs on were asked for; those before"
+                f"events from {span.from_us} µs on were asked for; those before"
                 f" {state.dropped_before_us} µs are dropped"
             )
         answer = []
         for counter in counters:
             windows: dict[int, list[Event]] = {}
-            for event in state.between(namespace.id, counter, from_us, to_us):
+            for event in state.between(namespace.id, counter, *span):
                 windows.setdefault(window_of(event.event_time_us, size_us), []).append(event)
             answer.append({start_us: fold_events(some) for start_us, some in windows.items()})
         return answer
 
     async def tails(
-        self,
-        namespace: Namespace,
-        after: Sequence[tuple[str, int]],
-        *,
-        until_us: int | None = None,
+        self, namespace: Namespace, after: Sequence[tuple[str, int]], until_us: int | None = None
     ) -> Sequence[Fold]:
         state, folds = self._tables.state_of(namespace.dataset), []
         for counter, after_us in after:
@@ -107,31 +93,13 @@ class MemoryEvents:
             folds.append(fold_events(state.between(namespace.id, counter, after_us + 1)))
         return folds
 
-    async def scan(
-        self,
-        namespace: Namespace,
-        counter: str,
-        *,
-        from_us: int,
-        to_us: int,
-        before: Event | None,
-        limit: int,
-    ) -> Sequence[Event]:
-        found = self._tables.state_of(namespace.dataset).between(
-            namespace.id, counter, from_us, to_us
-        )
-        events = sorted(found, key=_latest_first)
-        first = 0
-        if before is not None:
-            first = bisect_right(events, _latest_first(before), key=_latest_first)
-        return events[first : first + limit]
-
-    def _partitions(self, namespace: Namespace, events: Sequence[Event]) -> list[Partition]:
-        """Return the partition of each event. Raises SliceMissingError, before anything is
-        written."""
-        self._tables.space(namespace)
+    async def scan(self, namespace: Namespace, counter: str, page: EventPage) -> Sequence[Event]:
         state = self._tables.state_of(namespace.dataset)
-        return [state.partition(namespace.id, event) for event in events]
+        events = sorted(state.between(namespace.id, counter, *page.span), key=_latest_first)
+        first = 0
+        if page.before is not None:
+            first = bisect_right(events, _latest_first(page.before), key=_latest_first)
+        return events[first : first + page.limit]
 
 
 def _compare(event: Event, stored: Event | None) -> Written:

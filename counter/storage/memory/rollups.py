@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 
-from counter.errors import UnavailableError
-from counter.partitions import shard_of, slice_of
+from counter.partitions import shard_of
 from counter.storage.memory.tables import Counts, Shard, Tables, insert_once
 from counter.types import (
     AtomicMark,
     Checkpoint,
     CounterUpdate,
+    DirtyMark,
+    DirtyPage,
     Head,
     Mark,
     Namespace,
     Pending,
+    Span,
     WindowRow,
 )
 
@@ -27,35 +29,6 @@ class MemoryRollups:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    async def mark(
-        self, namespace: Namespace, marks: Sequence[Mark]
-    ) -> Mapping[Mark, UnavailableError]:
-        space, slices = (
-            self._tables.space(namespace),
-            self._tables.state_of(namespace.dataset).slices,
-        )
-        for mark in marks:
-            if mark.recount_us == 0:
-                slice_of(slices, mark.window_us)
-        for mark in marks:
-            shard = shard_of(mark.counter, len(space.shards))
-            insert_once(space.shards[shard].marks, mark)
-            if mark.recount_us == 0:
-                space.note_name(mark.counter, mark.window_us)
-        return {}
-
-    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        space, slices = (
-            self._tables.space(namespace),
-            self._tables.state_of(namespace.dataset).slices,
-        )
-        for event in mark.events:
-            slice_of(slices, event.event_time_us)
-        for event in mark.events:
-            shard = shard_of(event.counter, len(space.shards))
-            space.shards[shard].atomic_marks[mark] = None
-            space.note_name(event.counter, event.event_time_us)
-
     async def fence(self) -> int:
         return self._tables.clock.now_us()
 
@@ -63,53 +36,43 @@ class MemoryRollups:
         return [shard.watermark_us for shard in self._tables.space(namespace).shards]
 
     async def dirty(
-        self,
-        namespace: Namespace,
-        shard: int,
-        *,
-        after_us: int,
-        through_us: int,
-        start: Mark | None,
-        limit: int,
-    ) -> Sequence[Mark]:
+        self, namespace: Namespace, shard: int, span: Span, limit: int, rest: object = None
+    ) -> DirtyPage:
         marks = self._tables.space(namespace).shards[shard].marks
-        first = bisect_right(marks, after_us, key=_window)
-        if start is not None:
-            first = max(first, bisect_right(marks, start))
-        stop = bisect_right(marks, through_us, key=_window)
-        return list(islice(marks, first, min(stop, first + limit)))
-
-    async def dirty_atomic(
-        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
-    ) -> Sequence[AtomicMark]:
-        marks = self._tables.space(namespace).shards[shard].atomic_marks
-        found = (mark for mark in marks if after_us < mark.window_us <= through_us)
-        return sorted(found, key=_window)
+        first = bisect_left(marks, span.from_us, key=_window)
+        if isinstance(rest, Mark):
+            first = bisect_right(marks, rest)
+        end = bisect_left(marks, span.to_us, key=_window)
+        stop = min(end, first + limit)
+        found = [DirtyMark(*mark) for mark in islice(marks, first, stop)]
+        return DirtyPage(found, marks[stop - 1] if stop < end else None)
 
     async def marked(
-        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+        self, namespace: Namespace, shards: Sequence[int], span: Span
     ) -> Collection[int]:
         space = self._tables.space(namespace)
 
         def holds(each: Shard) -> bool:
             marks: Iterable[Mark | AtomicMark] = chain(each.marks, each.atomic_marks)
-            return any(after_us < mark.window_us <= through_us for mark in marks)
+            return any(span.from_us <= mark.window_us < span.to_us for mark in marks)
 
         return [shard for shard in shards if holds(space.shards[shard])]
 
-    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+    async def heads(
+        self, namespace: Namespace, counters: Sequence[str], handles: Sequence[object] | None = None
+    ) -> Sequence[Head | None]:
         partitions = self._tables.space(namespace).counts
         return [_head(partitions.get(counter)) for counter in counters]
 
     async def rows(
-        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Sequence[WindowRow]]:
         partitions = self._tables.space(namespace).counts
         answer = []
         for counter in counters:
             counts = partitions.get(counter, Counts())
             rows = (row for _, row in counts.rows.values())
-            answer.append(sorted(row for row in rows if after_us < row.window_us <= through_us))
+            answer.append(sorted(each for each in rows if span.from_us <= each[0] < span.to_us))
         return answer
 
     async def apply(
@@ -134,15 +97,25 @@ class MemoryRollups:
         for mark in [mark for mark in each.atomic_marks if mark.window_us <= through_us]:
             del each.atomic_marks[mark]
 
-    async def leave_pending(
-        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
+
+class MemoryRecounts:
+    """:class:`counter.ports.RecountStore`."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def write_pending(
+        self, namespace: Namespace, pending: Sequence[tuple[str, Pending]]
     ) -> None:
         space = self._tables.space(namespace)
-        for counter, pending in recounts:
-            space.counts_of(counter).pending[pending] = None
+        for counter, each in pending:
+            space.counts_of(counter).pending[each] = None
 
-    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
-        self._tables.space(namespace).note_name(counter, deleted_us, is_delete=True)
+    async def write_marks(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        space = self._tables.space(namespace)
+        for mark in marks:
+            shard = shard_of(mark.counter, len(space.shards))
+            insert_once(space.shards[shard].marks, mark)
 
 
 def _window(mark: Mark | AtomicMark) -> int:

@@ -12,8 +12,9 @@ from counter.metrics import StoreTally
 from counter.ports import Capabilities, Clock
 from counter.storage.memory.control import MemoryControl
 from counter.storage.memory.events import MemoryEvents
-from counter.storage.memory.rollups import MemoryRollups
-from counter.storage.memory.tables import Tables, TokenKey
+from counter.storage.memory.rollups import MemoryRecounts, MemoryRollups
+from counter.storage.memory.separate_writes import MemorySeparateWrites
+from counter.storage.memory.tables import Tables, token_of
 from counter.types import ApiKey, Dataset, Decision, Event, Namespace, PartitionSize
 
 DEFAULT_DATASET: Final = Dataset(
@@ -37,10 +38,7 @@ class MemoryDecisions:
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
-        return self._tables.space(namespace).decisions.setdefault(_token_of(events), decision)
-
-    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        return self._tables.space(namespace).decisions.get(_token_of(events))
+        return self._tables.space(namespace).decisions.setdefault(token_of(events), decision)
 
     async def reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
@@ -60,11 +58,6 @@ class MemoryDecisions:
             keys[nonce] = (now_us, expires_us)
             return now_us
         return await self.reserve(namespace, nonce, now_us, expires_us)
-
-
-def _token_of(events: Sequence[Event]) -> TokenKey:
-    first = events[0]
-    return first.scope, first.event_time_us, first.event_id
 
 
 class MemoryPartitionSizes:
@@ -156,7 +149,9 @@ class MemoryStore:
         #: The data of all parts but leases and keys.
         self.tables = tables = Tables(clock, datasets)
         self.events = MemoryEvents(tables)
+        self.separate_writes = MemorySeparateWrites(tables)
         self.rollups = MemoryRollups(tables)
+        self.recounts = MemoryRecounts(tables)
         self.decisions = MemoryDecisions(tables)
         self.control = MemoryControl(tables)
         self.leases = MemoryLeases(clock)

@@ -32,7 +32,7 @@ from counter.windows import window_of
 Identity = tuple[int, bytes, int]
 #: (counter, time bucket, event bucket): a partition of one namespace in one slice.
 PartitionKey = tuple[str, int, int]
-#: (counter or None for an atomic add, event time, event id).
+#: (scope, event time, event id).
 TokenKey = tuple[str, int, bytes]
 
 _T = TypeVar("_T", str, Mark, Identity)
@@ -43,6 +43,12 @@ def insert_once(ordered: list[_T], item: _T) -> None:
     position = bisect_left(ordered, item)
     if position == len(ordered) or ordered[position] != item:
         ordered.insert(position, item)
+
+
+def token_of(events: Sequence[Event]) -> TokenKey:
+    """Return the token that all of *events* have."""
+    first = events[0]
+    return first.scope, first.event_time_us, first.event_id
 
 
 def identity_of(event: Event) -> Identity:
@@ -190,6 +196,13 @@ class Tables:
     def state_of(self, dataset: Dataset) -> DatasetTables:
         """Return the state of *dataset*."""
         return self.states[dataset.id]
+
+    def partitions(self, namespace: Namespace, events: Sequence[Event]) -> list[Partition]:
+        """Return the partition of each event. Raises SliceMissingError, before anything is
+        written."""
+        self.space(namespace)
+        state = self.state_of(namespace.dataset)
+        return [state.partition(namespace.id, event) for event in events]
 
     def space(self, namespace: Namespace) -> Space:
         """Return the data of *namespace*. Raises NamespaceUnknownError."""

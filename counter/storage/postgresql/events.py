@@ -16,7 +16,7 @@ from counter.partitions import shard_of
 from counter.ports import Counted
 from counter.storage.postgresql.database import PostgresqlDatabase, within
 from counter.storage.shared.batching import Batch, Batcher
-from counter.types import Event, Fold, Namespace, Written
+from counter.types import Event, EventPage, Fold, Namespace, Span, Written
 
 _OUTCOMES: Final = (Written.NEW, Written.REPLAYED, Written.CONFLICT, Written.LATE)
 _KNOWN_MAX: Final = 100_000
@@ -218,12 +218,6 @@ class PostgresqlEvents:
                 return Written.CONFLICT
         return _OUTCOMES[outcome]
 
-    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Do nothing: found events are committed."""
-
-    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Do nothing: every later append of a voided token is refused."""
-
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
         times = [event.event_time_us for event in events]
         rows = await self._database.rows(
@@ -268,7 +262,7 @@ class PostgresqlEvents:
         return [Fold(row[0], int(row[1] or 0)) for row in rows]
 
     async def window_folds(
-        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Mapping[int, Fold]]:
         found: dict[str, dict[int, Fold]] = {name: {} for name in counters}
         for name, start_us, cleared, total in await self._database.rows(
@@ -276,21 +270,16 @@ class PostgresqlEvents:
             namespace.dataset.id,
             namespace.id,
             list(found),
-            from_us,
-            to_us,
+            *span,
             namespace.settings.rollup_window_us,
         ):
             found[name][start_us] = Fold(cleared, int(total))
         # Last: a slice that is dropped before or meanwhile has no rows left to find.
-        await self._check_dropped(namespace, from_us)
+        await self._check_dropped(namespace, span.from_us)
         return [found[name] for name in counters]
 
     async def tails(
-        self,
-        namespace: Namespace,
-        after: Sequence[tuple[str, int]],
-        *,
-        until_us: int | None = None,
+        self, namespace: Namespace, after: Sequence[tuple[str, int]], until_us: int | None = None
     ) -> Sequence[Fold]:
         """Return all tails as of one moment: one statement reads them."""
         firsts = [after_us + 1 for _, after_us in after]
@@ -307,27 +296,18 @@ class PostgresqlEvents:
                 raise _dropped(after_us + 1)
         return [Fold(row[0], int(row[1] or 0)) for row in rows]
 
-    async def scan(
-        self,
-        namespace: Namespace,
-        counter: str,
-        *,
-        from_us: int,
-        to_us: int,
-        before: Event | None,
-        limit: int,
-    ) -> Sequence[Event]:
-        key = (None, None, None) if before is None else before[1:4]
+    async def scan(self, namespace: Namespace, counter: str, page: EventPage) -> Sequence[Event]:
+        key = (None, None, None) if page.before is None else page.before[1:4]
         rows = await self._database.rows(
-            _SCAN, namespace.dataset.id, namespace.id, counter, from_us, to_us, *key, limit
+            _SCAN, namespace.dataset.id, namespace.id, counter, *page.span, *key, page.limit
         )
         return [Event(counter, *row) for row in rows]
 
     async def busiest(
-        self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
+        self, namespace: Namespace, span: Span, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """See :class:`api.routes.hot_counters.BusyStore`."""
-        dataset = namespace.dataset.id
+        """See :class:`counter.ports.CountEvents`."""
+        dataset, (from_us, to_us) = namespace.dataset.id, span
         cut = await self._database.value(_BUSIEST_FROM, dataset, from_us, to_us, events_max)
         from_us = from_us if cut is None else min(to_us, cut)
         rows = await self._database.rows(_BUSIEST, dataset, namespace.id, from_us, to_us, limit)

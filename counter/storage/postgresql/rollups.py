@@ -2,52 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from counter.background import in_turns
-from counter.errors import NamespaceUnknownError, UnavailableError
+from counter.errors import NamespaceUnknownError
 from counter.partitions import shard_of
 from counter.ports import Clock
 from counter.storage.postgresql.database import PostgresqlDatabase
 from counter.storage.postgresql.fence import pass_fence
 from counter.types import (
-    AtomicMark,
     Checkpoint,
     CounterUpdate,
+    DirtyMark,
+    DirtyPage,
     Fold,
     Head,
     Mark,
     Namespace,
     Pending,
+    Span,
     WindowRow,
 )
-from counter.windows import window_of
 
 #: Marks of recounts, and of adds: counters and windows of the events after the watermark, summed in
-#: one pass over them. A fold with a clear is summed again, from the clear on.
+#: one pass over them. A fold with a clear is summed again, from the clear on. $4 and $5 are the
+#: start of the first window and the end of the last.
 _DIRTY: Final = (
     "SELECT m.start, m.counter, m.recount, m.clear_at IS NOT NULL, CASE WHEN m.clear_at IS NULL"
     " THEN m.total ELSE (SELECT coalesce(sum(e.delta), 0) FROM {s}.events e WHERE e.dataset = $1"
     " AND e.namespace = $2 AND e.counter = m.counter AND e.event_time > m.clear_at"
-    " AND e.event_time < m.start + $6 AND e.event_time > $4 AND e.event_time < $5 + $6) END FROM"
+    " AND e.event_time < m.start + $6 AND e.event_time >= $4 AND e.event_time < $5) END FROM"
     " (SELECT e.event_time - e.event_time % $6 AS start, e.counter, 0::bigint AS recount,"
     " max(CASE WHEN e.clear THEN e.event_time END) AS clear_at, sum(e.delta) AS total"
     " FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2 AND e.shard = $3"
-    " AND e.event_time > $4 AND e.event_time < $5 + $6 AND ($7::bigint IS NULL"
-    " OR e.event_time >= $7)"
+    " AND e.event_time >= $4 AND e.event_time < $5"
     " AND e.event_time > (SELECT through FROM {s}.watermarks WHERE namespace = $2 AND shard = $3)"
     " GROUP BY 1, 2 UNION ALL SELECT start, counter, recount, NULL, NULL FROM {s}.marks"
-    " WHERE namespace = $2 AND shard = $3"
-    ") m WHERE start > $4 AND start <= $5 AND ($7::bigint IS NULL OR (start, counter, recount)"
-    ' > ($7, $8::text COLLATE "C", $9::bigint)) ORDER BY start, counter, recount LIMIT $10'
+    " WHERE namespace = $2 AND shard = $3 AND start >= $4 AND start < $5"
+    ") m WHERE $7::bigint IS NULL OR (start, counter, recount)"
+    ' > ($7, $8::text COLLATE "C", $9::bigint) ORDER BY start, counter, recount LIMIT $10'
 )
 _MARKED: Final = (
     "SELECT shard FROM pg_catalog.unnest($3::integer[]) s (shard)"
     " WHERE EXISTS (SELECT FROM {s}.marks m WHERE m.namespace = $2"
-    " AND m.shard = s.shard AND m.start > $4 AND m.start <= $5)"
+    " AND m.shard = s.shard AND m.start >= $4 AND m.start < $5)"
     " OR EXISTS (SELECT FROM {s}.events e WHERE e.dataset = $1 AND e.namespace = $2"
-    " AND e.shard = s.shard AND e.event_time >= $6 AND e.event_time < $7)"
+    " AND e.shard = s.shard AND e.event_time >= $4 AND e.event_time < $5)"
 )
 _HEADS: Final = (
     "SELECT c.checkpoint_at, c.checkpoint, c.settled_at, c.settled, ARRAY(SELECT ARRAY[p.recount,"
@@ -62,13 +63,9 @@ _HEADS: Final = (
 class PostgresqlRollups:
     """See :class:`counter.ports.RollupStore`."""
 
-    def __init__(
-        self, database: PostgresqlDatabase, clock: Clock, forget: Callable[[int, str], None]
-    ) -> None:
-        """*forget* has the next append note a counter of a namespace again."""
+    def __init__(self, database: PostgresqlDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
-        self._forget = forget
 
     async def fence(self) -> int:
         """Return the server's clock once all earlier appends have ended.
@@ -88,74 +85,41 @@ class PostgresqlRollups:
             raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
         return through
 
-    async def mark(
-        self, namespace: Namespace, marks: Sequence[Mark]
-    ) -> Mapping[Mark, UnavailableError]:
-        shards = namespace.settings.shards
-        await self._database.rows(
-            "INSERT INTO {s}.marks SELECT $1, m.* FROM unnest($2::integer[], $3::bigint[],"
-            " $4::text[], $5::bigint[]) m, {s}.note_counters($1, $4)"
-            " ORDER BY 2, 3, 4, 5 ON CONFLICT DO NOTHING",
-            namespace.id,
-            [shard_of(mark.counter, shards) for mark in marks],
-            [mark.window_us for mark in marks],
-            [mark.counter for mark in marks],
-            [mark.recount_us for mark in marks],
-        )
-        return {}
-
-    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        """Do nothing: one transaction writes all of an atomic add or nothing."""
-
     async def dirty(
-        self,
-        namespace: Namespace,
-        shard: int,
-        *,
-        after_us: int,
-        through_us: int,
-        start: Mark | None,
-        limit: int,
-    ) -> Sequence[Mark]:
+        self, namespace: Namespace, shard: int, span: Span, limit: int, rest: object = None
+    ) -> DirtyPage:
+        last = rest if isinstance(rest, DirtyMark) else None
+        if last is not None:
+            span = Span(last.window_us, span.to_us)
         rows = await self._database.rows(
             _DIRTY,
             namespace.dataset.id,
             namespace.id,
-            *(shard, after_us, through_us, namespace.settings.rollup_window_us),
-            *(start or (None, None, None))[:3],
+            shard,
+            *_bounds(namespace, span),
+            namespace.settings.rollup_window_us,
+            *(last or (None, None, None))[:3],
             limit,
         )
-        marks: list[Mark] = []
+        marks: list[DirtyMark] = []
         async for some in in_turns(rows):
             marks += [
-                Mark(at, name, recount, None if recount else Fold(cleared, int(total)))
+                DirtyMark(at, name, recount, None if recount else Fold(cleared, int(total)))
                 for at, name, recount, cleared, total in some
             ]
-        return marks
-
-    async def dirty_atomic(
-        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
-    ) -> Sequence[AtomicMark]:
-        """Return no marks: one transaction writes all of an atomic add or nothing."""
-        return ()
+        return DirtyPage(marks, marks[-1] if len(marks) == limit else None)
 
     async def marked(
-        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+        self, namespace: Namespace, shards: Sequence[int], span: Span
     ) -> Collection[int]:
-        size_us = namespace.settings.rollup_window_us
         rows = await self._database.rows(
-            _MARKED,
-            namespace.dataset.id,
-            namespace.id,
-            shards,
-            *(after_us, through_us),
-            # From the first window that starts after the one to the end of the last.
-            window_of(after_us, size_us) + size_us,
-            window_of(through_us, size_us) + size_us,
+            _MARKED, namespace.dataset.id, namespace.id, shards, *_bounds(namespace, span)
         )
         return [row[0] for row in rows]
 
-    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
+    async def heads(
+        self, namespace: Namespace, counters: Sequence[str], handles: Sequence[object] | None = None
+    ) -> Sequence[Head | None]:
         rows = await self._database.rows(_HEADS, namespace.id, counters)
         return [
             Head(
@@ -169,16 +133,15 @@ class PostgresqlRollups:
         ]
 
     async def rows(
-        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Sequence[WindowRow]]:
         found: dict[str, list[WindowRow]] = {name: [] for name in counters}
         for name, start_us, cleared, total in await self._database.rows(
             "SELECT counter, start, cleared, total FROM {s}.windows WHERE namespace = $1"
-            " AND counter = ANY($2::text[]) AND start > $3 AND start <= $4 ORDER BY start",
+            " AND counter = ANY($2::text[]) AND start >= $3 AND start < $4 ORDER BY start",
             namespace.id,
             list(found),
-            after_us,
-            through_us,
+            *span,
         ):
             found[name].append(WindowRow(start_us, cleared, int(total)))
         return [found[name] for name in counters]
@@ -231,20 +194,46 @@ class PostgresqlRollups:
             through_us,
         )
 
-    async def leave_pending(
-        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
+
+def _bounds(namespace: Namespace, span: Span) -> Span:
+    """Return the start of the first window of *span*, and the end of the last."""
+    size_us = namespace.settings.rollup_window_us
+    windows = span.windows(size_us)
+    return Span(windows.start, windows.start + len(windows) * size_us)
+
+
+class PostgresqlRecounts:
+    """See :class:`counter.ports.RecountStore`."""
+
+    def __init__(self, database: PostgresqlDatabase, forget: Callable[[int, str], None]) -> None:
+        """*forget* makes the next append list a counter of a namespace again."""
+        self._database = database
+        self._forget = forget
+
+    async def write_pending(
+        self, namespace: Namespace, pending: Sequence[tuple[str, Pending]]
     ) -> None:
         await self._database.rows(
             "INSERT INTO {s}.pending SELECT $1, p.* FROM unnest($2::text[], $3::bigint[],"
             " $4::bigint[]) p, {s}.note_counters($1, $2) ORDER BY 2, 3, 4 ON CONFLICT DO NOTHING",
             namespace.id,
-            [name for name, _ in recounts],
-            [pending.recount_us for _, pending in recounts],
-            [pending.window_us for _, pending in recounts],
+            [name for name, _ in pending],
+            [each.recount_us for _, each in pending],
+            [each.window_us for _, each in pending],
         )
-        for name, pending in recounts:
-            if pending.is_delete:
+        for name, each in pending:
+            if each.is_delete:
                 self._forget(namespace.id, name)
 
-    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
-        """Do nothing: the delete that was left takes the counter off the list."""
+    async def write_marks(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        shards = namespace.settings.shards
+        await self._database.rows(
+            "INSERT INTO {s}.marks SELECT $1, m.* FROM unnest($2::integer[], $3::bigint[],"
+            " $4::text[], $5::bigint[]) m, {s}.note_counters($1, $4)"
+            " ORDER BY 2, 3, 4, 5 ON CONFLICT DO NOTHING",
+            namespace.id,
+            [shard_of(each.counter, shards) for each in marks],
+            [each.window_us for each in marks],
+            [each.counter for each in marks],
+            [each.recount_us for each in marks],
+        )

@@ -12,7 +12,7 @@ from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOp
 from counter.storage.postgresql.decisions import PostgresqlDecisions
 from counter.storage.postgresql.events import PostgresqlEvents
 from counter.storage.postgresql.keys import PostgresqlKeys, PostgresqlLeases
-from counter.storage.postgresql.rollups import PostgresqlRollups
+from counter.storage.postgresql.rollups import PostgresqlRecounts, PostgresqlRollups
 from counter.storage.postgresql.schema import check_version
 from counter.storage.postgresql.server import check_server
 
@@ -24,15 +24,15 @@ class PostgresqlStore:
         database = self._database = PostgresqlDatabase(options)
         self.tally = StoreTally(("write", "read"))
         self.events = PostgresqlEvents(database, self.tally)
-        self.rollups = PostgresqlRollups(database, clock, self.events.forget)
+        self.separate_writes = None
+        self.rollups = PostgresqlRollups(database, clock)
+        self.recounts = PostgresqlRecounts(database, self.events.forget)
         self.decisions = PostgresqlDecisions(database)
         self.control = PostgresqlControl(database, clock)
         self.leases = PostgresqlLeases(database)
         self.keys = PostgresqlKeys(database)
         self.capabilities = Capabilities(
-            transactional=True,
-            busiest=self.events.busiest,
-            server_warnings=self._server_warnings,
+            busiest=self.events.busiest, server_warnings=self._server_warnings
         )
 
     async def open(self) -> None:

@@ -23,7 +23,7 @@ from counter.storage.sqlite.decisions import SqliteDecisions
 from counter.storage.sqlite.events import SqliteEvents
 from counter.storage.sqlite.keys import SqliteKeys
 from counter.storage.sqlite.page_sums import ALL_PAGES
-from counter.storage.sqlite.rollups import SqliteRollups
+from counter.storage.sqlite.rollups import SqliteRecounts, SqliteRollups
 from counter.storage.sqlite.settings import SqliteSettings
 from counter.types import Dataset
 
@@ -46,15 +46,15 @@ class SqliteStore:
     ) -> None:
         self.database = database = SqliteDatabase(directory, clock, datasets, wal_bytes_max)
         self.events = SqliteEvents(database)
+        self.separate_writes = None
         self.rollups = SqliteRollups(database)
+        self.recounts = SqliteRecounts(database)
         self.decisions = SqliteDecisions(database)
         self.control = SqliteControl(database)
         # In memory, because only one process holds the directory.
         self.leases = MemoryLeases(clock)
         self.keys = SqliteKeys(directory)
-        self.capabilities = Capabilities(
-            transactional=True, embedded=True, busiest=self.events.busiest
-        )
+        self.capabilities = Capabilities(embedded=True, busiest=self.events.busiest)
         self.tally = database.tally
         self.queues, self.close, self.ping = database.queues, database.close, database.ping
 

@@ -19,7 +19,8 @@ class SqliteDecisions:
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
-        """Do as the port says; VOID only if, in the same transaction, the token is not used."""
+        """Do as the port says; VOID only if, in the same transaction, the token is not used. Every
+        later write of it is rejected by its age and by ``resolutions``."""
 
         def change(connection: sqlite3.Connection) -> Decision:
             stored = _select(connection, namespace, events)
@@ -48,9 +49,6 @@ class SqliteDecisions:
             return Decision(outcome, fingerprint)
 
         return await self._db.write(change)
-
-    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        return await self._db.read(lambda connection: _select(connection, namespace, events))
 
     async def reserve(
         self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0

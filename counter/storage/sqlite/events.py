@@ -25,7 +25,7 @@ from counter.storage.sqlite.database import (
     insert,
 )
 from counter.storage.sqlite.schema import events_table, one_json, to_fold, to_json
-from counter.types import DELETED, Event, Fold, Namespace, Outcome, Slice, Written
+from counter.types import DELETED, Event, EventPage, Fold, Namespace, Outcome, Slice, Span, Written
 from counter.windows import accept_limit_at
 
 Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
@@ -60,13 +60,6 @@ class SqliteEvents:
             lambda connection: self._append_atomic(connection, namespace, events)
         )
 
-    async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Do nothing: found events are committed, and there is one copy of them."""
-
-    async def void(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Do nothing: ``decide`` checked in its own transaction that there is no event, and
-        every later write is rejected by age and by ``resolutions``."""
-
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
         return await self._db.read(
             lambda connection: find_events(self._db, connection, namespace, events)
@@ -87,26 +80,24 @@ class SqliteEvents:
         return result
 
     async def window_folds(
-        self, namespace: Namespace, counters: Sequence[str], *, from_us: int, to_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Mapping[int, Fold]]:
         number, size_us = namespace.dataset.id, namespace.settings.rollup_window_us
-        slices = self._slices_between(number, from_us, to_us - 1)
+        slices = self._slices_between(number, span.from_us, span.to_us - 1)
 
         def query(connection: sqlite3.Connection) -> list[Mapping[int, Fold]]:
             ids = counter_ids(connection, namespace.id, counters)
             found: dict[str, dict[int, Fold]] = {name: {} for name in ids}
             for each in slices:
                 table = events_table(number, each.start_us)
-                for name, start_us, fold in window_folds_of(
-                    connection, table, ids, (from_us, to_us), size_us
-                ):
+                for name, start_us, fold in window_folds_of(connection, table, ids, span, size_us):
                     found[name][start_us] = fold
             return [found.get(name, {}) for name in counters]
 
         return await self._db.scan(query)
 
     async def tails(
-        self, namespace: Namespace, after: Sequence[tuple[str, int]], *, until_us: int | None = None
+        self, namespace: Namespace, after: Sequence[tuple[str, int]], until_us: int | None = None
     ) -> Sequence[Fold]:
         """Return all tails as of one commit: from the writer's live tail, or from the events in
         one transaction."""
@@ -120,35 +111,27 @@ class SqliteEvents:
         return result
 
     async def busiest(
-        self, namespace: Namespace, *, from_us: int, to_us: int, limit: int, events_max: int
+        self, namespace: Namespace, span: Span, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
         """See :class:`counter.ports.CountEvents`: event tables are ordered by time."""
         number = namespace.dataset.id
         slices = [
             each
             for each in self._db.slices[number]
-            if from_us < each.end_us and each.start_us < to_us
+            if span.from_us < each.end_us and each.start_us < span.to_us
         ]
         tables = [events_table(number, each.start_us) for each in reversed(slices)]
 
         def query(connection: sqlite3.Connection) -> tuple[int, Sequence[tuple[str, int]]]:
-            return busiest_of(connection, tables, namespace.id, (from_us, to_us), limit, events_max)
+            return busiest_of(connection, tables, namespace.id, span, limit, events_max)
 
         return await self._db.scan(query)
 
-    async def scan(
-        self,
-        namespace: Namespace,
-        counter: str,
-        *,
-        from_us: int,
-        to_us: int,
-        before: Event | None,
-        limit: int,
-    ) -> Sequence[Event]:
+    async def scan(self, namespace: Namespace, counter: str, page: EventPage) -> Sequence[Event]:
+        (from_us, to_us), limit, before = page
         shard = shard_of(counter, namespace.settings.shards)
         watermark_us = self._db.watermarks[namespace.id][shard]
-        span = (from_us, to_us if before is None else min(to_us, before.event_time_us + 1))
+        span = Span(from_us, to_us if before is None else min(to_us, before.event_time_us + 1))
 
         def query(connection: sqlite3.Connection) -> list[Event]:
             ids = counter_ids(connection, namespace.id, [counter])
@@ -158,7 +141,11 @@ class SqliteEvents:
             found: list[Event] = []
             for part in spans_of(connection, ids[counter], watermark_us, size_us, span):
                 for each in reversed(self._db.slices[namespace.dataset.id]):
-                    if each.start_us < part[1] and each.end_us > part[0] and len(found) < limit:
+                    if (
+                        each.start_us < part.to_us
+                        and each.end_us > part.from_us
+                        and len(found) < limit
+                    ):
                         table = events_table(namespace.dataset.id, each.start_us)
                         key = (counter, ids[counter])
                         wanted = limit - len(found)
@@ -584,7 +571,7 @@ def window_folds_of(
     connection: sqlite3.Connection,
     table: str,
     ids: Mapping[str, int],
-    span: tuple[int, int],
+    span: Span,
     size_us: int,
 ) -> Iterator[tuple[str, int, Fold]]:
     """Return (counter, window, fold) of each window of ``[from, to)`` with events of *ids*, in
@@ -613,7 +600,7 @@ def busiest_of(
     connection: sqlite3.Connection,
     tables: Sequence[str],
     namespace_id: int,
-    span: tuple[int, int],
+    span: Span,
     limit: int,
     events_max: int,
 ) -> tuple[int, list[tuple[str, int]]]:
@@ -701,29 +688,29 @@ def spans_of(
     counter_id: int,
     watermark_us: int,
     size_us: int,
-    span: tuple[int, int],
-) -> Iterator[tuple[int, int]]:
+    span: Span,
+) -> Iterator[Span]:
     """Return the parts of *span* that may contain events of a counter, latest first.
 
     The part after the watermark is one part; before it, each window with a row is one.
     """
     from_us, to_us = span
     if to_us > watermark_us + 1:
-        yield max(from_us, watermark_us + 1), to_us
+        yield Span(max(from_us, watermark_us + 1), to_us)
     starts = connection.execute(
         "SELECT start FROM windows WHERE counter = ? AND start > ? AND start < ?"
         " ORDER BY start DESC",
         (counter_id, from_us - size_us, min(to_us, watermark_us + 1)),
     )
     for (start_us,) in starts:
-        yield max(from_us, start_us), min(to_us, start_us + size_us)
+        yield Span(max(from_us, start_us), min(to_us, start_us + size_us))
 
 
 def scan_rows(
     connection: sqlite3.Connection,
     table: str,
     key: tuple[str, int],
-    span: tuple[int, int],
+    span: Span,
     before: Event | None,
     limit: int,
 ) -> list[Event]:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from counter.types import Event, Fold, Namespace
+from counter.types import Event, Fold, Namespace, Span
 from counter.windows import window_of
 
 _IDS_MAX: Final = 50_000
@@ -78,20 +78,18 @@ class LiveTail:
             self._held_from[namespace_id] = from_us
             self._windows.setdefault(namespace_id, {})
 
-    def counters(
-        self, namespace_id: int, size_us: int, after_us: int, through_us: int
-    ) -> dict[int, list[str]] | None:
-        """Return the counters with events in each window that starts in ``(after, through]``, all
-        as of one commit; None if they must be read from the log."""
+    def counters(self, namespace_id: int, size_us: int, span: Span) -> dict[int, list[str]] | None:
+        """Return the counters with events in each window of *span*, all as of one commit; None if
+        they must be read from the log."""
         with self._lock:
             held_us = self._held_from.get(namespace_id)
-            if held_us is None or window_of(after_us, size_us) + size_us < held_us:
+            if held_us is None or span.windows(size_us).start < held_us:
                 return None
             windows = self._windows.get(namespace_id, {})
             return {
                 start_us: list(sums)
                 for start_us, sums in windows.items()
-                if after_us < start_us <= through_us
+                if span.from_us <= start_us < span.to_us
             }
 
     def expect(self, namespace: Namespace, events: Sequence[Event]) -> None:

@@ -14,12 +14,13 @@ there would be four of them for each counter of a batch.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from heapq import merge
-from itertools import chain, dropwhile, groupby, islice
-from typing import Any, Final, NamedTuple
+from itertools import chain, groupby, islice, repeat
+from typing import Any, Final
 
-from counter.errors import NamespaceUnknownError, UnavailableError
+from counter.errors import InvariantError, NamespaceUnknownError
 from counter.partitions import shard_of, slice_of
 from counter.storage.sqlite.database import SqliteDatabase, bulk
 from counter.storage.sqlite.events import (
@@ -32,14 +33,16 @@ from counter.storage.sqlite.events import (
 )
 from counter.storage.sqlite.schema import events_table, one_json, to_cell, to_fold, to_json
 from counter.types import (
-    AtomicMark,
     Checkpoint,
     CounterUpdate,
+    DirtyMark,
+    DirtyPage,
     Fold,
     Head,
     Mark,
     Namespace,
     Pending,
+    Span,
     WindowRow,
 )
 from counter.windows import window_of
@@ -67,45 +70,6 @@ class SqliteRollups:
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._db = database
-        #: The counters of the marks that were read last: namespace, name, id. It is replaced and
-        #: never modified, because all threads read it. Missing counters are looked up by name.
-        self._marked: Mapping[int, Mapping[str, int]] = {}
-        #: The walk over dirty windows that the last page left unfinished, and what continues it.
-        self._walk: tuple[tuple[Any, ...], Iterator[_Dirty]] | None = None
-
-    async def mark(
-        self, namespace: Namespace, marks: Sequence[Mark]
-    ) -> Mapping[Mark, UnavailableError]:
-        await self._db.write(lambda connection: self._leave_marks(connection, namespace, marks))
-        return {}
-
-    async def mark_atomic(self, namespace: Namespace, mark: AtomicMark) -> None:
-        """Do nothing: one transaction writes all of an atomic add or nothing."""
-
-    def _leave_marks(
-        self, connection: sqlite3.Connection, namespace: Namespace, marks: Sequence[Mark]
-    ) -> None:
-        # Dirty windows are found in the log: only requests for a recount are stored.
-        marks = [mark for mark in marks if mark.recount_us]
-        names = list(dict.fromkeys(mark.counter for mark in marks))
-        make_counters(connection, namespace.id, names)
-        ids = counter_ids(connection, namespace.id, names)
-        shards = namespace.settings.shards
-        self._db.tally.mark(mark.recount_us for mark in marks)
-        bulk(
-            connection,
-            "INSERT OR IGNORE INTO marks",
-            [
-                (
-                    namespace.id,
-                    shard_of(m.counter, shards),
-                    m.window_us,
-                    ids[m.counter],
-                    m.recount_us,
-                )
-                for m in marks
-            ],
-        )
 
     async def fence(self) -> int:
         """Return the clock, read by the writer between two commits."""
@@ -122,70 +86,47 @@ class SqliteRollups:
         return through
 
     async def dirty(
-        self,
-        namespace: Namespace,
-        shard: int,
-        *,
-        after_us: int,
-        through_us: int,
-        start: Mark | None,
-        limit: int,
-    ) -> Sequence[Mark]:
-        span = (after_us, through_us)
-        return await self._db.scan(
-            lambda connection: self._dirty_page(connection, namespace, shard, span, start, limit)
-        )
+        self, namespace: Namespace, shard: int, span: Span, limit: int, rest: object = None
+    ) -> DirtyPage:
+        walk = rest if isinstance(rest, _Walk) else _Walk()
+        walk.to_us = span.to_us
 
-    def _dirty_page(
+        def read(connection: sqlite3.Connection) -> DirtyPage:
+            if rest is None:
+                walk.marks = self._walk(connection, namespace, shard, span, walk)
+            # If this fails, the walk is at its end and does not say so: it must not go on.
+            marks, walk.marks = walk.marks, None
+            if marks is None:
+                raise InvariantError("the rest of a page is read once")
+            found = list(islice(marks, limit))
+            walk.marks = marks
+            return DirtyPage(found, walk if len(found) == limit else None)
+
+        return await self._db.scan(read)
+
+    def _walk(
         self,
         connection: sqlite3.Connection,
         namespace: Namespace,
         shard: int,
-        span: tuple[int, int],
-        start: Mark | None,
-        limit: int,
-    ) -> list[Mark]:
-        """Return the next page; a walk that *start* continues goes on where it was."""
-        walk, self._walk = self._walk, None
-        key = (namespace.id, shard, *span, start and start[:3])
-        if start is None or walk is None or walk[0] != key:
-            entries = self._dirty_walk(connection, namespace, shard, span)
-            if start is not None:
-                ids = counter_ids(connection, namespace.id, [start.counter])
-                last = (start[0], not start[2], ids[start.counter], start[2])
-                entries = dropwhile(lambda each: each[:4] <= last, entries)
-        else:
-            entries = walk[1]
-        found = list(islice(entries, limit))
-        marks = [Mark(each.window_us, each.counter, each.recount_us, each.fold) for each in found]
-        self._marked = {namespace.id: {each.counter: each.counter_id for each in found}}
-        if len(found) == limit:
-            self._walk = ((*key[:4], marks[-1][:3]), entries)
-        return marks
-
-    def _dirty_walk(
-        self,
-        connection: sqlite3.Connection,
-        namespace: Namespace,
-        shard: int,
-        span: tuple[int, int],
-    ) -> Iterator[_Dirty]:
+        span: Span,
+        walk: _Walk,
+    ) -> Iterator[DirtyMark]:
         """Yield what is dirty in a span of windows, in order: of each window first the counters
         that are to be recounted, then those with events that no checkpoint includes."""
-        after_us, through_us = span
         where = "FROM marks m WHERE m.namespace = ? AND m.shard = ? AND m.start"
         recounted: list[int] = one_json(
             connection,
-            f"SELECT json_group_array(DISTINCT m.start) {where} > ? AND m.start <= ?",
+            f"SELECT json_group_array(DISTINCT m.start) {where} >= ? AND m.start < ?",
             (namespace.id, shard, *span),
         )
-        since_us = max(after_us, self._through(namespace)[shard])
-        held = self._db.live.counters(
-            namespace.id, namespace.settings.rollup_window_us, since_us, through_us
-        )
-        logged = self._log_windows(connection, namespace, (since_us, through_us))
+        new = Span(max(span.from_us, self._through(namespace)[shard] + 1), span.to_us)
+        held = self._db.live.counters(namespace.id, namespace.settings.rollup_window_us, new)
+        logged = self._log_windows(connection, namespace, new)
         windows = merge(sorted(recounted), logged if held is None else sorted(held))
         for window_us, _ in groupby(windows):
+            if window_us >= walk.to_us:
+                return
             rows = one_json(
                 connection,
                 "SELECT json_group_array(json_array(counter, recount, name)) FROM (SELECT"
@@ -194,22 +135,23 @@ class SqliteRollups:
                 (namespace.id, shard, window_us),
             )
             for counter_id, recount_us, name in rows:
-                yield _Dirty(window_us, False, counter_id, recount_us, name, None)
-            if window_us <= since_us:
+                yield DirtyMark(window_us, name, recount_us, None, counter_id)
+            if window_us < new.from_us:
                 continue
             for counter_id, name, fold in (
                 self._log_folds(connection, namespace, shard, window_us)
                 if held is None
                 else self._held_folds(connection, namespace, shard, window_us, held)
             ):
-                yield _Dirty(window_us, True, counter_id, 0, name, fold)
+                yield DirtyMark(window_us, name, 0, fold, counter_id)
 
     def _log_windows(
-        self, connection: sqlite3.Connection, namespace: Namespace, span: tuple[int, int]
+        self, connection: sqlite3.Connection, namespace: Namespace, span: Span
     ) -> Iterator[int]:
-        """Yield the windows that start in ``(after, through]`` with events of any namespace."""
+        """Yield the windows of *span* with events of any namespace."""
         size_us = namespace.settings.rollup_window_us
-        at_us, until_us = (window_of(each_us, size_us) + size_us for each_us in span)
+        windows = span.windows(size_us)
+        at_us, until_us = windows.start, windows.start + len(windows) * size_us
         for each in self._db.slices[namespace.dataset.id]:
             table = events_table(namespace.dataset.id, each.start_us)
             while max(at_us, each.start_us) < min(until_us, each.end_us):
@@ -268,31 +210,24 @@ class SqliteRollups:
         table = events_table(namespace.dataset.id, each.start_us)
         return table, window_us + namespace.settings.rollup_window_us - 1
 
-    async def dirty_atomic(
-        self, namespace: Namespace, shard: int, *, after_us: int, through_us: int
-    ) -> Sequence[AtomicMark]:
-        """Return no marks: one transaction writes all of an atomic add or nothing."""
-        return ()
-
     async def marked(
-        self, namespace: Namespace, shards: Sequence[int], *, after_us: int, through_us: int
+        self, namespace: Namespace, shards: Sequence[int], span: Span
     ) -> Collection[int]:
         # One search of the index for each shard, however many recounts there are.
         sql = (
             "SELECT json_group_array(j.value) FROM json_each(?) j WHERE EXISTS (SELECT 1"
-            " FROM marks WHERE namespace = ? AND shard = j.value AND start > ? AND start <= ?)"
+            " FROM marks WHERE namespace = ? AND shard = j.value AND start >= ? AND start < ?)"
         )
-        parameters = (to_json(shards), namespace.id, after_us, through_us)
+        parameters = (to_json(shards), namespace.id, *span)
 
         def query(connection: sqlite3.Connection) -> Collection[int]:
             found = set(one_json(connection, sql, parameters))
             watermarks = self._through(namespace)
-            since_us = max(after_us, min(watermarks[shard] for shard in shards))
-            held = self._db.live.counters(
-                namespace.id, namespace.settings.rollup_window_us, since_us, through_us
-            )
+            since_us = min(watermarks[shard] for shard in shards) + 1
+            new = Span(max(span.from_us, since_us), span.to_us)
+            held = self._db.live.counters(namespace.id, namespace.settings.rollup_window_us, new)
             if held is None:
-                logged = self._log_windows(connection, namespace, (since_us, through_us))
+                logged = self._log_windows(connection, namespace, new)
                 return found if next(logged, None) is None else shards
             for name in chain.from_iterable(held.values()):
                 found.add(shard_of(name, len(watermarks)))
@@ -302,41 +237,29 @@ class SqliteRollups:
 
         return await self._db.scan(query)
 
-    async def heads(self, namespace: Namespace, counters: Sequence[str]) -> Sequence[Head | None]:
-        if len(counters) == 1:
+    async def heads(
+        self, namespace: Namespace, counters: Sequence[str], handles: Sequence[object] | None = None
+    ) -> Sequence[Head | None]:
+        if handles is None and len(counters) == 1:
             rows = self._db.inline.row(_ONE_HEAD, (namespace.id, counters[0]))
             if rows is not None and not (rows and rows[0][4]):
                 return (_head_of(*rows[0][:4]) if rows else None,)
         result: Sequence[Head | None] = await self._db.reader.call(
-            (self._heads, (namespace.id, counters))
+            (_select_all_heads, (namespace.id, counters, handles))
         )
         return result
 
-    def _heads(
-        self, connection: sqlite3.Connection, jobs: Sequence[tuple[int, Sequence[str]]]
-    ) -> list[Any]:
-        wanted: dict[int, dict[str, None]] = {}
-        for namespace_id, names in jobs:
-            wanted.setdefault(namespace_id, {}).update(dict.fromkeys(names))
-        heads = {
-            namespace_id: _select_heads(
-                connection, namespace_id, list(names), self._marked.get(namespace_id, {})
-            )
-            for namespace_id, names in wanted.items()
-        }
-        return [[heads[namespace_id].get(name) for name in names] for namespace_id, names in jobs]
-
     async def rows(
-        self, namespace: Namespace, counters: Sequence[str], *, after_us: int, through_us: int
+        self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Sequence[WindowRow]]:
         sql = (
             "SELECT json_group_array(json_array(k, start, cleared, total)) FROM ("
             " SELECT j.key AS k, w.start, w.cleared, w.total FROM json_each(?) j"
             " CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
-            " CROSS JOIN windows w ON w.counter = c.id AND w.start > ? AND w.start <= ?"
+            " CROSS JOIN windows w ON w.counter = c.id AND w.start >= ? AND w.start < ?"
             " ORDER BY j.key, w.start)"
         )
-        parameters = (to_json(counters), namespace.id, after_us, through_us)
+        parameters = (to_json(counters), namespace.id, *span)
 
         def query(connection: sqlite3.Connection) -> list[list[WindowRow]]:
             found: list[list[WindowRow]] = [[] for _ in counters]
@@ -349,7 +272,7 @@ class SqliteRollups:
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
-        ids = await self._ids_for(namespace, [each.counter for each in updates])
+        ids = await self._ids_of(namespace, updates)
         rows = to_json(
             (
                 ids[each.counter],
@@ -387,18 +310,16 @@ class SqliteRollups:
 
         await self._db.write(change)
 
-    async def _ids_for(self, namespace: Namespace, names: Sequence[str]) -> Mapping[str, int]:
-        """Return the ids of *names*; missing counters are created."""
-        marked = self._marked.get(namespace.id, {})
-        missing = [name for name in names if name not in marked]
-        if not missing:
-            return marked
-
-        def change(connection: sqlite3.Connection) -> dict[str, int]:
-            make_counters(connection, namespace.id, missing)
-            return counter_ids(connection, namespace.id, missing)
-
-        return {**marked, **await self._db.write(change)}
+    async def _ids_of(
+        self, namespace: Namespace, updates: Sequence[CounterUpdate]
+    ) -> Mapping[str, int]:
+        """Return the ids of the counters of *updates*; missing counters are created."""
+        ids = {each.counter: each.handle for each in updates if isinstance(each.handle, int)}
+        missing = [each.counter for each in updates if each.counter not in ids]
+        if missing:
+            make = partial(_made_counters, namespace=namespace, names=missing)
+            ids.update(await self._db.write(make))
+        return ids
 
     async def advance(self, namespace: Namespace, shards: Sequence[int], through_us: int) -> None:
         def change(connection: sqlite3.Connection) -> None:
@@ -425,36 +346,58 @@ class SqliteRollups:
             )
         )
 
-    async def leave_pending(
-        self, namespace: Namespace, recounts: Sequence[tuple[str, Pending]]
-    ) -> None:
-        names = list(dict.fromkeys(name for name, _ in recounts))
 
+class SqliteRecounts:
+    """See :class:`counter.ports.RecountStore`."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._db = database
+
+    async def write_pending(
+        self, namespace: Namespace, pending: Sequence[tuple[str, Pending]]
+    ) -> None:
         def change(connection: sqlite3.Connection) -> None:
-            make_counters(connection, namespace.id, names)
-            ids = counter_ids(connection, namespace.id, names)
-            rows = [(ids[name], *pending) for name, pending in recounts]
+            ids = _made_counters(connection, namespace, (name for name, _ in pending))
+            rows = [(ids[name], *each) for name, each in pending]
             bulk(connection, "INSERT OR IGNORE INTO pending", rows)
-            for name, pending in recounts:
-                if pending.is_delete:
+            for name, each in pending:
+                if each.is_delete:
                     self._db.ids.forget(namespace.id, name)
 
         await self._db.write(change)
 
-    async def unlist(self, namespace: Namespace, counter: str, deleted_us: int) -> None:
-        """Do nothing: the delete that was left takes the counter off the list."""
+    async def write_marks(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
+        def change(connection: sqlite3.Connection) -> None:
+            ids = _made_counters(connection, namespace, (each.counter for each in marks))
+            shards = namespace.settings.shards
+            rows = [
+                (namespace.id, shard_of(name, shards), window_us, ids[name], recount_us)
+                for window_us, name, recount_us in marks
+            ]
+            self._db.tally.mark(each.recount_us for each in marks)
+            bulk(connection, "INSERT OR IGNORE INTO marks", rows)
+
+        await self._db.write(change)
 
 
-class _Dirty(NamedTuple):
-    """A dirty window of a counter, in the order of a walk."""
+def _made_counters(
+    connection: sqlite3.Connection, namespace: Namespace, names: Iterable[str]
+) -> dict[str, int]:
+    """Return the ids of the counters of *names*; missing ones are created."""
+    unique = list(dict.fromkeys(names))
+    make_counters(connection, namespace.id, unique)
+    return counter_ids(connection, namespace.id, unique)
 
-    window_us: int
-    #: False if a recount is requested.
-    has_events: bool
-    counter_id: int
-    recount_us: int
-    counter: str
-    fold: Fold | None
+
+class _Walk:
+    """A walk over the windows that are dirty, from page to page."""
+
+    __slots__ = ("marks", "to_us")
+
+    def __init__(self) -> None:
+        self.marks: Iterator[DirtyMark] | None = None
+        #: Where it ends.
+        self.to_us = 0
 
 
 def _named(
@@ -475,11 +418,29 @@ def _named(
             yield counter_id, name, to_fold(clears, high, low)
 
 
+def _select_all_heads(
+    connection: sqlite3.Connection,
+    jobs: Sequence[tuple[int, Sequence[str], Sequence[object] | None]],
+) -> list[Any]:
+    """Return the heads of each job's counters, with one statement for each namespace."""
+    wanted: dict[int, dict[str, object]] = {}
+    for namespace_id, names, handles in jobs:
+        ids = handles or repeat(None)
+        wanted.setdefault(namespace_id, {}).update(zip(names, ids, strict=False))
+    heads = {
+        namespace_id: _select_heads(connection, namespace_id, ids)
+        for namespace_id, ids in wanted.items()
+    }
+    return [[heads[namespace_id].get(name) for name in names] for namespace_id, names, _ in jobs]
+
+
 def _select_heads(
-    connection: sqlite3.Connection, namespace_id: int, names: Sequence[str], ids: Mapping[str, int]
+    connection: sqlite3.Connection, namespace_id: int, ids: Mapping[str, object]
 ) -> dict[str, Head]:
-    by_id = all(name in ids for name in names)
-    wanted = (to_json(ids[name] for name in names),) if by_id else (to_json(names), namespace_id)
+    """Return the heads of counters by name; *ids* has their ids as far as they are known."""
+    names = list(ids)
+    by_id = None not in ids.values()
+    wanted = (to_json(ids.values()),) if by_id else (to_json(names), namespace_id)
     sql = (
         "SELECT json_group_array(json_array(j.key, c.checkpoint_at, c.checkpoint, c.settled_at,"
         " c.settled, iif((SELECT 1 FROM pending LIMIT 1) IS NULL, NULL, (SELECT"
