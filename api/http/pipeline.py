@@ -225,11 +225,13 @@ class Pipeline:
         ):
             return False
         call.found = self._namespaces.find(name)
-        if route.takes_tokens and call.found is not None:
-            call.ttls = self._ttls_of(call.found)
         # The namespace's rate does not apply to changes of its settings: otherwise a namespace at
         # its limit could not get a higher one.
         call.rated = None if route.latest else call.found
+        if route.takes_tokens and call.found is not None:
+            ttls = self._ttls.get(call.found.id)
+            is_known = ttls is not None and ttls.namespace is call.found
+            call.ttls = ttls if is_known else self._new_ttls(call.found)
         caller.admit(call.rated, route.adds)
         call.is_admitted = True
         return True
@@ -257,13 +259,11 @@ class Pipeline:
             retry_after_us=SECOND,
         )
 
-    def _ttls_of(self, namespace: Namespace) -> Ttls:
-        ttls = self._ttls.get(namespace.id)
-        if ttls is None or ttls.namespace is not namespace:
-            if len(self._ttls) >= _TTLS_MAX:
-                self._ttls.clear()
-            headers = (ttl_header(namespace, is_key=each) for each in (False, True))
-            ttls = self._ttls[namespace.id] = Ttls(namespace, *headers)
+    def _new_ttls(self, namespace: Namespace) -> Ttls:
+        if len(self._ttls) >= _TTLS_MAX:
+            self._ttls.clear()
+        headers = (ttl_header(namespace, is_key=each) for each in (False, True))
+        ttls = self._ttls[namespace.id] = Ttls(namespace, *headers)
         return ttls
 
     def show_failure(self, call: Call, response: Response) -> None:

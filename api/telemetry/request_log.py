@@ -80,7 +80,7 @@ class RequestLog:
     def begin(self, call: Call) -> Ended:
         """Set the request id for log lines meanwhile; return the function that logs its end."""
         began_s = self._now_s()
-        REQUEST_ID.set(call.request_id)
+        REQUEST_ID.set(call.id.decode())
 
         def end(response: Response | None) -> None:
             if self.wants_all or (self._failures and response is not None and _failed(response)):

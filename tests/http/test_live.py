@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -189,14 +190,26 @@ async def test_it_ends_with_the_namespace(rest: Rest, app: App) -> None:
     assert watcher.events[-1][1]["code"] == "namespace_unknown"
 
 
-async def test_a_key_that_is_revoked_ends_its_streams(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda _: None, "key_invalid"),
+        (lambda key: replace(key, namespaces=("other",)), "namespace_unknown"),
+        (lambda key: replace(key, scope=0), "namespace_unknown"),
+    ],
+    ids=["revoked", "other namespaces", "no scope"],
+)
+async def test_a_key_that_loses_its_right_ends_its_streams(
+    tmp_path: Path, change: Any, code: str
+) -> None:
     async with running("memory", tmp_path) as app:
-        header = await hand_out(app, Scope.READ, "default")
+        header, keys = await hand_out(app, Scope.READ, "default"), app.application.keys
+        changed = change(keys.find(header["Authorization"].removeprefix("Bearer ").encode()))
         async with watching(app, headers=header) as watcher:
             await watcher.until(1)
-            with patch.object(app.application.keys, "find", return_value=None):
+            with patch.object(keys, "find", return_value=changed):
                 await asyncio.wait_for(watcher.task, 30)
-        assert watcher.events[-1][1]["code"] == "key_invalid"
+        assert watcher.events[-1][1]["code"] == code
         assert (await app.http.get(PATH)).status_code == 401
 
 
