@@ -122,7 +122,7 @@ class Application:
                 self.ending.set()
                 await self._end(tasks)
 
-    def leave(self) -> None:
+    def announce_shutdown(self) -> None:
         """Make /readyz report that this process is shutting down."""
         self.health.is_leaving = True
 

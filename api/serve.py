@@ -41,7 +41,11 @@ def serve(settings: Settings, work: Work) -> None:
         )
     with listen(settings.host, settings.port) as listener:
         if settings.workers == 1:
-            _run(settings, [listener, *_own(settings, 0)], lambda: say_where(listener, settings))
+            _run(
+                settings,
+                [listener, *_metrics_listener(settings, 0)],
+                lambda: say_where(listener, settings),
+            )
             return
         code = supervise(settings, listener, lambda: say_where(listener, settings), work)
     if code:
@@ -51,7 +55,12 @@ def serve(settings: Settings, work: Work) -> None:
 def serve_as_worker(settings: Settings, listener: socket.socket, parent: SupervisorLink) -> None:
     """Serve as one of the processes that share *listener*; end when *parent* ends."""
     with listener:
-        _run(settings, [listener, *_own(settings, parent.number)], parent.say_ready, parent)
+        _run(
+            settings,
+            [listener, *_metrics_listener(settings, parent.number)],
+            parent.say_ready,
+            parent,
+        )
 
 
 def _run(
@@ -124,12 +133,12 @@ def make_server(application: Application, settings: Settings) -> Server:
         shared.certificate_ends_at_s = lambda: certificates.ends_at_s
     return Server(
         *(app, protocol, shared, settings, certificates),
-        leaving=application.leave,
+        leaving=application.announce_shutdown,
         draining=application.drain,
     )
 
 
-def _own(settings: Settings, number: int) -> list[socket.socket]:
+def _metrics_listener(settings: Settings, number: int) -> list[socket.socket]:
     """Return the metrics listener of process *number*, if configured."""
     if settings.metrics_port is None:
         return []

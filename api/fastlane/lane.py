@@ -128,7 +128,7 @@ class FastExchange(Call):
             self.connection.start(self._send(self._read(service, namespace)))
             return
         response = count_response(namespace.name, count)
-        if self.connection.pipeline.shedder.keeps_waiting():
+        if self.connection.pipeline.shedder.must_wait():
             self.connection.loop.call_soon(self.send, response)
         else:
             self.send(response)

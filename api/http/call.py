@@ -71,7 +71,7 @@ class Admission(Protocol):
 
     bodies: Bounded
 
-    async def let_in(self, timeout: bytes | None) -> None:
+    async def admit_write(self, timeout: bytes | None) -> None:
         """Wait until a write may begin: *timeout* is its header Request-Timeout. Raises
         OverloadedError."""
         ...
@@ -192,10 +192,10 @@ class Call:
         if self.caller is not None:
             self.caller.charge_requests(self.rated, requests)
 
-    async def let_in(self) -> None:
+    async def admit_write(self) -> None:
         """Wait until the write may begin. Raises OverloadedError if it would wait for too long."""
         if self.shedder is not None and self.route is not None and self.route.writes:
-            await self.shedder.let_in(self.first.get(TIMEOUT_HEADER))
+            await self.shedder.admit_write(self.first.get(TIMEOUT_HEADER))
 
     def sees(self, namespace: str) -> bool:
         """Return whether the caller's key covers *namespace*."""
@@ -267,7 +267,7 @@ class Call:
             if size > self.body_bytes_max:
                 raise self._too_large(size)
             is_whole = not message.get("more_body", False)
-        await self.let_in()
+        await self.admit_write()
         return b"".join(parts).removeprefix(BOM_UTF8)
 
     async def json(self, model: type[_Body], *, may_be_empty: bool = False) -> _Body:

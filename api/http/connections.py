@@ -123,7 +123,7 @@ class Shares:
         self.most = most
         self._held: dict[str, int] = {}
 
-    def take(self, holder: str) -> bool:
+    def acquire(self, holder: str) -> bool:
         """Count one more for *holder*; return False, counting nothing, if it has its share."""
         held = self._held.get(holder, 0)
         if self.most and held >= self.most:
@@ -131,7 +131,7 @@ class Shares:
         self._held[holder] = held + 1
         return True
 
-    def give_back(self, holder: str) -> None:
+    def release(self, holder: str) -> None:
         """Count one less for *holder*."""
         held = self._held.get(holder, 0)
         if held > 1:
@@ -173,10 +173,10 @@ class Connections:
         if not self.silent:
             return False
         self.silent.pop(next(iter(self.silent))).abort()
-        self.end(UNUSED)
+        self.count_end(UNUSED)
         return True
 
-    def end(self, why: str) -> None:
+    def count_end(self, why: str) -> None:
         """Count a closed or rejected connection."""
         self.ended[why] += 1
 

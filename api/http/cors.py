@@ -24,7 +24,7 @@ _SHOWN: Final = (
 )
 #: How long a browser may cache the permissions.
 _REMEMBERED_S: Final = b"600"
-#: A cached answer to one origin must not be used for another.
+#: A cached response to one origin must not be used for another.
 _VARY: Final = (b"vary", b"origin")
 
 

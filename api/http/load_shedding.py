@@ -3,7 +3,7 @@
 Rejections are delayed and limited in rate. Rejected clients retry, and reading and answering a
 rejected request costs a good part of an add: at many times its capacity, the service would do
 nothing but reject. And the event loop polls for requests again while every ready connection has
-one, so immediate answers could block everything else.
+one, so immediate responses could block everything else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TIMEOUT_BYTES_MAX: Final = 64
 #: The pace of rejections: 5,000 a second, about a tenth of what a core can do.
 _REJECT_EVERY_S: Final = 0.02
 _REJECTED_AT_ONCE: Final = 100
-#: Requests that are answered immediately in one turn of the event loop.
+#: Responses that are sent immediately in one turn of the event loop.
 _AT_ONCE_IN_A_TURN: Final = 500
 
 _log = logging.getLogger("counter.api")
@@ -57,38 +57,38 @@ class LoadShedder:
         #: Rejected requests that are not answered yet: at most one per connection.
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_rejecting = False
-        self._answered_in_turn = 0
+        self._sent_in_turn = 0
         self._refusal: OverloadedError | None = None
         self._response: Response
 
-    def refuses(self, timeout: bytes | None, answer: Callable[[Response], None]) -> bool:
+    def refuses(self, timeout: bytes | None, send: Callable[[Response], None]) -> bool:
         """Return True, and schedule a rejection, if the write would exceed its deadline.
         *timeout* is the value of the client's header."""
         try:
             within_us = None if timeout is None else timeout_us(timeout)
         except InvalidParameterError as error:
-            answer(problem_response(error))
+            send(problem_response(error))
             return True
         refusal = self._load.refuses(within_us)
         if refusal is None:
             return False
         if refusal is not self._refusal:
             self._refusal, self._response = refusal, problem_response(refusal)
-        self._reject_soon(partial(answer, self._response))
+        self._reject_soon(partial(send, self._response))
         return True
 
-    def keeps_waiting(self) -> bool:
-        """Return whether an immediate answer must wait for the next turn of the event loop, because
-        this turn already has many."""
-        self._answered_in_turn += 1
-        if self._answered_in_turn == 1:
+    def must_wait(self) -> bool:
+        """Return whether an immediate response must wait for the next turn of the event loop,
+        because this turn already has many."""
+        self._sent_in_turn += 1
+        if self._sent_in_turn == 1:
             asyncio.get_running_loop().call_soon(self._begin_turn)
-        return self._answered_in_turn > _AT_ONCE_IN_A_TURN
+        return self._sent_in_turn > _AT_ONCE_IN_A_TURN
 
     def _begin_turn(self) -> None:
-        self._answered_in_turn = 0
+        self._sent_in_turn = 0
 
-    async def let_in(self, timeout: bytes | None) -> None:
+    async def admit_write(self, timeout: bytes | None) -> None:
         """Raise OverloadedError, after a delay, for such a write, and InvalidParameterError.
 
         Called when the body is complete and the write follows at once: so requests of one turn of
@@ -99,7 +99,7 @@ class LoadShedder:
             self._load.check(within_us)
         except OverloadedError:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._reject_soon(partial(_end, turn))
+            self._reject_soon(partial(_resume, turn))
             await turn
             raise
 
@@ -114,13 +114,13 @@ class LoadShedder:
             try:
                 self._waiting.popleft()()
             except Exception:
-                # A failed answer must not delay the others.
+                # A failed response must not delay the others.
                 _log.exception("a rejection could not be answered")
         self._is_rejecting = bool(self._waiting)
         if self._is_rejecting:
             asyncio.get_running_loop().call_later(_REJECT_EVERY_S, self._reject_some)
 
 
-def _end(turn: asyncio.Future[None]) -> None:
+def _resume(turn: asyncio.Future[None]) -> None:
     if not turn.done():
         turn.set_result(None)

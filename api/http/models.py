@@ -89,7 +89,7 @@ DurationText = Annotated[
 _DURATION_TEXT: Final = WithJsonSchema({"type": "string", "pattern": "^([0-9]+(us|ms|s|m|h|d))+$"})
 _TIME_TEXT: Final = WithJsonSchema({"type": "string", "format": "date-time"})
 InstantText = Annotated[int, BeforeValidator(_instant), _TIME_TEXT]
-#: Microseconds, which answers have as text.
+#: Microseconds, which responses have as text.
 DurationOut = Annotated[int, PlainSerializer(format_duration, str), _DURATION_TEXT]
 TimeOut = Annotated[int, PlainSerializer(to_rfc3339, str), _TIME_TEXT]
 

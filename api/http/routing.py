@@ -35,7 +35,7 @@ _BEARER: Final = HTTPBearer(
     description="An API key. A service without keys answers every request.",
     auto_error=False,
 )
-#: Statuses of problems that every route may answer, and those of a body.
+#: Statuses of problems that every route may have, and those of a body.
 _ALWAYS: Final = frozenset({400, 401, 403, 429, 431, 500, 503})
 _WITH_BODY: Final = frozenset({408, 413, 415})
 NAMESPACE: Final = "/v1/namespaces/{namespace}"
@@ -123,7 +123,7 @@ class Route(PlainRoute):
         self.query: Any = _model(hints.get("query"))
         self.body: Any = _model(hints.get("body"))
         self.body_may_be_empty = self.body not in (None, hints.get("body"))
-        self._described = {"answer": _model(hints.get("return")), **described}
+        self._described = {"model": _model(hints.get("return")), **described}
 
     async def read(self, call: Call) -> Mapping[str, Any]:
         """Return the handler's arguments from *call*: the namespace, the query and the body."""
@@ -149,7 +149,7 @@ class Route(PlainRoute):
     def _as_described(
         self,
         *,
-        answer: type[BaseModel] | None,
+        model: type[BaseModel] | None,
         tag: str = "",
         status: int = 200,
         problems: Sequence[int] = (),
@@ -172,7 +172,7 @@ class Route(PlainRoute):
         if self.body is not None or any("body" in signature(each).parameters for each in declares):
             statuses |= _WITH_BODY
         own = {"headers": headers_of(*headers)}
-        answers: dict[int, Mapping[str, Any]] = {status: {}, **(responses or {})}
+        forms: dict[int, Mapping[str, Any]] = {status: {}, **(responses or {})}
         first, *words = self.handler.__name__.split("_")
         more.setdefault("response_class", PlainResponse if status == NO_CONTENT else JSONResponse)
         made = APIRoute(
@@ -182,10 +182,10 @@ class Route(PlainRoute):
             summary=(self.handler.__doc__ or "").partition("\n")[0].rstrip("."),
             tags=[tag],
             status_code=status,
-            response_model=answer,
+            response_model=model,
             response_description="Done",
             responses={
-                **{each: {**own, **form} for each, form in answers.items()},
+                **{each: {**own, **form} for each, form in forms.items()},
                 **{each: problem(each) for each in sorted(statuses)},
             },
             dependencies=[

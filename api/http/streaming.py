@@ -113,14 +113,14 @@ class Streams:
 
         def give_back() -> None:
             for shares, holder in taken:
-                shares.give_back(holder)
+                shares.release(holder)
 
         def end() -> None:
             self.open -= 1
             give_back()
 
         for shares, holder, name in holders:
-            if not shares.take(holder):
+            if not shares.acquire(holder):
                 give_back()
                 raise self._refusal(name, shares.most)
             taken.append((shares, holder))

@@ -61,7 +61,7 @@ class AddStreams:
         shares_by_address: bool = True,
     ) -> None:
         """A commit has at most *items_max* lines of a stream. *queue* shares the time to read lines
-        and to make answers."""
+        and to make responses."""
         self._service = service
         self._authorizer = authorizer
         self._items_max = items_max
@@ -78,7 +78,7 @@ class AddStreams:
 
     async def open(self, call: Call) -> StreamResponse:
         """Return the response to a body of lines. Raises OverloadedError."""
-        await call.let_in()
+        await call.admit_write()
         end = self.streams.count(call)
         lines = _Lines(call.receive)
         self._bodies.add(lines)
@@ -92,7 +92,7 @@ class AddStreams:
         await lines.start()
 
         async def stream(send: Send, _: Receive) -> None:
-            await self._answer(call, lines, send)
+            await self._respond(call, lines, send)
 
         return StreamResponse.of(NDJSON, stream, ended)
 
@@ -102,15 +102,15 @@ class AddStreams:
         for each in self._bodies:
             each.end("this process is shutting down")
 
-    async def _answer(self, call: Call, lines: _Lines, send: Send) -> None:
-        """Answer all lines. A line that says why follows them if the stream is ended here."""
+    async def _respond(self, call: Call, lines: _Lines, send: Send) -> None:
+        """Respond to all lines. A line that says why follows them if the stream is ended here."""
         # The head at once: some clients send nothing before they have it.
         await send(_piece(b""))
         number = refused = 0
         # More at a time only while all are adds: many streams of others would make long turns.
         most = min(TURN_ITEMS, self._items_max)
         try:
-            while some := await lines.take(most, self.silence_us):
+            while some := await lines.next(most, self.silence_us):
                 namespace, outcomes = await self._add(call, lines, some, number)
                 texts = await self.queue.run(texts_of(namespace, outcomes))
                 number += len(some)
@@ -133,7 +133,7 @@ class AddStreams:
     ) -> tuple[Namespace, Sequence[Added | CounterError]]:
         """Return the namespace and the outcomes of *some* lines, the first of which has this
         *number*. Raises CounterError if the stream must end, with nothing added."""
-        caller, namespace = await self._let_in(call, lines, len(some))
+        caller, namespace = await self._wait_for_room(call, lines, len(some))
         outcomes = await self._outcomes(caller, namespace, some, number)
         while rejected := [n for n, each in enumerate(outcomes) if isinstance(each, _REJECTED)]:
             try:
@@ -141,7 +141,7 @@ class AddStreams:
                     call, lines, [outcomes[n] for n in rejected]
                 )
             except CounterError:
-                # The others were added, so these have answers too.
+                # The others were added, so these have outcomes too.
                 break
             again = await self._outcomes(allowance, namespace, [some[n] for n in rejected], number)
             for index, outcome in zip(rejected, again, strict=True):
@@ -161,7 +161,9 @@ class AddStreams:
         except Exception as error:
             return [known_error(error)] * len(some)
 
-    async def _let_in(self, call: Call, lines: _Lines, adds: int) -> tuple[Caller, Namespace]:
+    async def _wait_for_room(
+        self, call: Call, lines: _Lines, adds: int
+    ) -> tuple[Caller, Namespace]:
         """Wait until *adds* more may be added; return the caller and the namespace. Raises
         CounterError."""
         while True:
@@ -253,7 +255,7 @@ class _Lines:
                 self._has_room.clear()
                 await self._has_room.wait()
 
-    async def take(self, most: int, silence_us: int) -> list[bytes | None]:
+    async def next(self, most: int, silence_us: int) -> list[bytes | None]:
         """Return the lines that have arrived, at least one and at most *most*, and None for one
         that is too long; none at the end, or if the client is gone. Raises StreamEndedError."""
         while True:

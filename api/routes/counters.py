@@ -72,7 +72,7 @@ class CounterRoutes:
     service: CounterService
     batch_items_max: int
     streams: AddStreams
-    #: Reads the items of batches and makes their answers in turn.
+    #: Reads the items of batches and makes their responses in turn.
     queue: ReadQueue
 
     @route("POST", f"{COUNTER}/add", Scope.WRITE, tag="counters", adds=1, **_KEYED)

@@ -65,7 +65,7 @@ class NamespaceRoutes:
         """All namespaces."""
         everything = self.service.namespaces.all()
         return NamespacesAnswer(
-            namespaces=[_answer(each) for each in everything if call.sees(each.name)]
+            namespaces=[_model_of(each) for each in everything if call.sees(each.name)]
         )
 
     @route("GET", NAMESPACE, Scope.READ, tag="namespaces", latest=True, headers=(ETAG,))
@@ -207,7 +207,7 @@ class NamespaceRoutes:
         )
 
 
-def _answer(namespace: Namespace, **more: Any) -> NamespacePutAnswer:
+def _model_of(namespace: Namespace, **more: Any) -> NamespacePutAnswer:
     """A namespace as its owner set it."""
     settings = {
         key.removesuffix("_us"): each for key, each in namespace.settings.document().items()
@@ -220,7 +220,7 @@ def _answer(namespace: Namespace, **more: Any) -> NamespacePutAnswer:
 def _response(namespace: Namespace, status: int = 200, warnings: Sequence[str] = ()) -> Response:
     """A namespace with its ETag, and *warnings* if there are any."""
     more = {"warnings": list(warnings)} if warnings else {}
-    return Response.json(_answer(namespace, **more), status, (_etag_header(namespace),))
+    return Response.json(_model_of(namespace, **more), status, (_etag_header(namespace),))
 
 
 def _etag(namespace: Namespace) -> bytes:

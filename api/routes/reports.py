@@ -148,8 +148,8 @@ class ReportRoutes:
         ) as act:
             windows = await self.service.recount(namespace, call.counter, from_us, until_us)
             act.to["windows"] = windows
-        answer = RecountAnswer(namespace=namespace.name, counter=call.counter, windows=windows)
-        return Response.json(answer, 202)
+        recounted = RecountAnswer(namespace=namespace.name, counter=call.counter, windows=windows)
+        return Response.json(recounted, 202)
 
     @route("GET", f"{NAMESPACE}/counters", Scope.READ, tag="history", shows="a listing")
     async def list_counters(

@@ -161,7 +161,7 @@ class HttpProtocol(asyncio.Protocol):
         shared, peer = self.shared, peer_of(self.client)
         shared.open.add(self)
         # A TLS connection was counted before the handshake.
-        if self.scheme == "http" and not shared.peers.take(peer):
+        if self.scheme == "http" and not shared.peers.acquire(peer):
             self._refuse(
                 OverloadedError(
                     f"{peer} already has {shared.peers.most} connections, the most that one address"
@@ -204,7 +204,7 @@ class HttpProtocol(asyncio.Protocol):
         self._hold()
         shared.silent.pop(self, None)
         if self._peer is not None:
-            shared.peers.give_back(self._peer)
+            shared.peers.release(self._peer)
             self._peer = None
         # Break reference cycles, or the memory would wait for the garbage collector.
         self.latest = self.running = None
@@ -585,8 +585,8 @@ class HttpProtocol(asyncio.Protocol):
             and not latest.response_complete
         )
 
-    def _owes_answer(self) -> bool:
-        """Whether a complete request is not answered yet."""
+    def _owes_response(self) -> bool:
+        """Whether a complete request has no response yet."""
         latest = self.latest
         return bool(self.pending) or (
             latest is not None and not latest.more_body and not latest.response_complete
@@ -596,7 +596,7 @@ class HttpProtocol(asyncio.Protocol):
         """Answer the complete requests of a client that has closed its sending side, then close.
 
         TLS has no such state in asyncio."""
-        if self.scheme == "https" or not self._owes_answer():
+        if self.scheme == "https" or not self._owes_response():
             return False
         self._stop_reading()
         # A live stream that waits for this ends, because its reader may as well be gone. One that
@@ -624,13 +624,13 @@ class HttpProtocol(asyncio.Protocol):
             limit_s = min(limit_s, _CLOSE_NOTIFY_S)
         if now_s - self.untaken[0] > limit_s:
             if size:
-                self.shared.end(UNTAKEN)
+                self.shared.count_end(UNTAKEN)
             self.transport.abort()
 
     def _refuse(self, error: CounterError) -> None:
-        self.shared.end(_REASONS.get(type(error), MALFORMED))
+        self.shared.count_end(_REASONS.get(type(error), MALFORMED))
         self.waiting_since_s = None
-        answering = self._owes_answer()
+        answering = self._owes_response()
         if answering and isinstance(error, BadRequestError):
             # The client still gets the responses to its earlier requests.
             self._stop_reading()

@@ -210,10 +210,10 @@ class TlsListener:
                 self._pause(error)
                 return
             peer = peer_of(address)
-            if not self._shared.peers.take(peer):
+            if not self._shared.peers.acquire(peer):
                 # A problem document cannot be sent before the handshake.
                 connection.close()
-                self._shared.end(FULL)
+                self._shared.count_end(FULL)
                 continue
             if len(self._silent) + len(self._shaking) >= HANDSHAKES_MAX:
                 self._make_room()
@@ -229,7 +229,7 @@ class TlsListener:
         task = next(iter(waiting))
         del waiting[task]
         task.cancel()
-        self._shared.end(UNUSED)
+        self._shared.count_end(UNUSED)
 
     def _end(self, connection: socket.socket, peer: str, task: asyncio.Task[None]) -> None:
         """Close a connection whose handshake failed or was cancelled."""
@@ -240,9 +240,9 @@ class TlsListener:
         if error is None:
             return
         connection.close()
-        self._shared.peers.give_back(peer)
+        self._shared.peers.release(peer)
         if known:
-            self._shared.end(HANDSHAKE)
+            self._shared.count_end(HANDSHAKE)
         if isinstance(error, OSError | asyncio.CancelledError):
             _log.debug("a handshake failed: %s", error)
         else:

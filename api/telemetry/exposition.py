@@ -56,7 +56,7 @@ class MetricsDirectory:
         """Write *collect*'s metrics every second until *stop* is set, and once more then."""
 
         async def write() -> None:
-            await self._in_thread(self.lay, collect)
+            await self._in_thread(self.write, collect)
 
         await every(_EVERY_S, write, stop, _log, "writing the metrics")
         await write()
@@ -78,14 +78,14 @@ class MetricsDirectory:
     def gathered(self, own: Iterable[Metric]) -> list[Metric]:
         """Return the families of all processes, *own* for this one."""
         # Write before reporting, or a sum could decrease when this process dies.
-        return self._merged(self.lay(own))
+        return self._merged(self.write(own))
 
-    def _merged(self, laid: Sequence[Kept]) -> list[Metric]:
-        """Merge *laid*, just written, with the other files."""
+    def _merged(self, written: Sequence[Kept]) -> list[Metric]:
+        """Merge *written*, just written, with the other files."""
         merged: dict[str, Metric] = {}
         up: list[int] = []
         for number in range(self._count):
-            age_us, families = (0, laid) if number == self._number else self._read(number)
+            age_us, families = (0, written) if number == self._number else self._read(number)
             if age_us <= _AGE_MAX_US:
                 up.append(number)
             for name, text, kind, samples in families:
@@ -104,14 +104,14 @@ class MetricsDirectory:
             family.add_metric([str(number)], number in up)
         return [*merged.values(), family]
 
-    def lay(self, own: Iterable[Metric]) -> Sequence[Kept]:
+    def write(self, own: Iterable[Metric]) -> Sequence[Kept]:
         """Write *own* plus the totals of dead predecessors, and return the sum. A failure is logged
         once."""
         metrics = {each.name: each for each in own}
         for name, text, kind, samples in self._past:
             _add(metrics.setdefault(name, Metric(name, text, kind)), samples)
-        laid = [_kept(each) for each in metrics.values()]
-        text = json.dumps([self._clock.boottime_us(), laid])
+        written = [_kept(each) for each in metrics.values()]
+        text = json.dumps([self._clock.boottime_us(), written])
         path = self._path(self._number)
         new = path.with_suffix(".new")
         try:
@@ -123,7 +123,7 @@ class MetricsDirectory:
             self._fails = True
         else:
             self._fails = False
-        return laid
+        return written
 
     def _read(self, number: int) -> tuple[int, Sequence[Kept]]:
         """Return the age and the content of the file of process *number*."""

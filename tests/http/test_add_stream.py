@@ -470,13 +470,13 @@ async def test_the_last_line_is_sent_before_what_comes_is_dropped(streams: AddSt
         did.append(piece["body"])
 
     class Lines:
-        async def take(self, *_: int) -> None:
+        async def next(self, *_: int) -> None:
             raise StreamEndedError("because")
 
         async def discard(self) -> None:
             did.append(b"dropped")
 
-    await streams._answer(None, Lines(), send)  # type: ignore[arg-type]
+    await streams._respond(None, Lines(), send)  # type: ignore[arg-type]
     head, last, dropped = did
     assert (head, dropped) == (b"", b"dropped")
     assert b"because" in last
@@ -594,7 +594,7 @@ async def test_a_line_has_as_many_bytes_as_it_may_have(more: int) -> None:
 
     lines = add_stream._Lines(receive)
     await lines.start()
-    taking = asyncio.create_task(lines.take(limits.BATCH_ITEMS_MAX, SECOND))
+    taking = asyncio.create_task(lines.next(limits.BATCH_ITEMS_MAX, SECOND))
     await asyncio.sleep(0)
     has_more.set()
     assert await taking == [None if more else line(1).strip()]
@@ -680,7 +680,7 @@ async def test_empty_lines_leave_turns_to_others(wire: Wire) -> None:
     lines = add_stream._Lines(receive)
     await lines.start()
     turning = asyncio.create_task(count_turns())
-    assert await lines.take(limits.BATCH_ITEMS_MAX, SECOND) == [line(1).strip()]
+    assert await lines.next(limits.BATCH_ITEMS_MAX, SECOND) == [line(1).strip()]
     turning.cancel()
     assert turn >= count // limits.BATCH_ITEMS_MAX
 

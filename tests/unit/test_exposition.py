@@ -134,7 +134,7 @@ async def test_files_are_read_and_written_in_one_thread_that_is_not_the_event_lo
     """Regression: a disk that hangs held up every request; and in several threads an older file
     could replace a newer one."""
     threads: set[int] = set()
-    for name in ("lay", "_read"):
+    for name in ("write", "_read"):
         noted = _noted(getattr(MetricsDirectory, name), threads)
         monkeypatch.setattr(MetricsDirectory, name, noted)
     adds, stop = 0, asyncio.Event()

@@ -97,7 +97,7 @@ def test_rejections_leave_turns_of_the_event_loop_to_requests() -> None:
     async def ask() -> list[int]:
         shedder, at_once = flooded(), []
         for _ in range(2):
-            at_once.append(sum(not shedder.keeps_waiting() for _ in range(2_000)))
+            at_once.append(sum(not shedder.must_wait() for _ in range(2_000)))
             await asyncio.sleep(0)
         return at_once
 
