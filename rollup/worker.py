@@ -176,7 +176,8 @@ class RollupWorker:
         After half of *drain_us* the remaining work is cancelled, and the next worker of the shard
         repeats it: the other half is for the lease and for closing connections.
 
-        If other processes change namespaces, too, :meth:`Namespaces.run` must run beside it.
+        If other processes change namespaces, too, :func:`rollup.upkeep.keep_reading` must run
+        beside it.
         """
         self._stop = stop
         enough = asyncio.Event()

@@ -122,6 +122,8 @@ READ_ONLY_TYPES = ("Mapping", "Sequence", "Collection", "Iterable", "AbstractSet
 #: Write returns, reports, again, no client, the caller, exists.
 UNPLAIN = re.compile(r"\b(told|tells|anew|nobody|whoever|whom|stands)\b", re.IGNORECASE)
 GUARANTEES = "docs/guarantees.md"
+#: A reference of a docstring.
+REFERENCE = re.compile(r":(?:class|meth|func|mod|data|attr):`~?([\w.]+)`")
 UNFINISHED = re.compile(r"\b(TO[D]O|FIX[M]E|XX[X])\b")
 
 
@@ -405,6 +407,39 @@ def lacks_a_docstring(source: Source) -> Iterator[str]:
         yield source.at(1, "a public module says in a docstring what it is for")
 
 
+def defined(source: Source) -> set[str]:
+    """Return the names that a module defines or imports, those of members and attributes too."""
+    found: set[str] = set()
+    for node in ast.walk(source.tree()):
+        match node:
+            case (
+                ast.ClassDef(name=name)
+                | ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.alias(name=name)
+                | ast.Name(id=name)
+                | ast.Attribute(attr=name)
+            ):
+                found.add(name)
+    return found
+
+
+def refers_to_nothing(source: Source) -> Iterator[str]:
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        for name in REFERENCE.findall(line):
+            module = module_of(name)
+            path = path_of(module).with_suffix(".py")
+            if not is_in(name, PACKAGES):
+                rest, place = name.split(".")[:1], source
+            elif path.is_file():
+                rest = name.removeprefix(module).split(".")[1:]
+                place = Source(module, path.read_text(encoding="utf-8"))
+            else:
+                continue
+            if rest and not defined(place).issuperset(rest):
+                yield source.at(number, f"{name} is referred to, and does not exist")
+
+
 def is_unfinished(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), start=1):
         if found := UNFINISHED.search(line):
@@ -548,6 +583,10 @@ def test_public_modules_have_a_docstring() -> None:
     must_hold(lacks_a_docstring, sources(*SHIPPED, "benchmarks", "scripts"))
 
 
+def test_what_docstrings_refer_to_exists() -> None:
+    must_hold(refers_to_nothing, shipped())
+
+
 def test_everything_is_in_plain_english() -> None:
     """Code, messages, SQL and documents; not the tables of faults, whose names others give."""
     documents = tuple(each for each in sources("docs", suffix=".md") if each.path != GUARANTEES)
@@ -614,6 +653,8 @@ PLANTED: Cases = [
     (keeps_state_in_a_module, "api/app.py", "settings = Settings()"),
     (keeps_state_in_a_module, "api/app.py", "def f():\n    global seen"),
     (lacks_a_docstring, "api/app.py", "x = 1"),
+    (refers_to_nothing, "api/app.py", '"""See :meth:`leave`."""'),
+    (refers_to_nothing, "api/app.py", '"""See :class:`counter.errors.GoneError`."""'),
     (is_unfinished, "api/app.py", "# TO" + "DO: later"),
     (is_not_plain, "rollup/worker.py", "x = 1  # Nobody reads it."),
     (is_not_plain, "counter/core/read.py", 'def f():\n    """Read\n    it anew."""'),

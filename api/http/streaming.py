@@ -32,7 +32,7 @@ class StreamResponse(Response):
         return made
 
     def with_headers(self, *more: tuple[bytes, bytes]) -> StreamResponse:
-        """See :meth:`Response.with_headers`."""
+        """See :meth:`api.http.responses.Response.with_headers`."""
         made = self._replace(headers=(*self.headers, *more))
         made.stream, made.ended = self.stream, self.ended
         return made

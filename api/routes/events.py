@@ -355,7 +355,7 @@ def _all_added(
 def _outcomes(
     events: Sequence[Keyed], added: Sequence[Sequence[Added]]
 ) -> Steps[list[Mapping[str, Any]]]:
-    """Return a :class:`CloudEventOutcome` for each event."""
+    """Return a :class:`api.http.response_models.CloudEventOutcome` for each event."""
     outcomes: list[Mapping[str, Any]] = []
     for event, each in zip(events, added, strict=True):
         outcomes.append(

@@ -51,6 +51,6 @@ class Screen(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render as :meth:`rich.console.Console.render` does."""
+        """Render as :meth:`Console.render` does."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text, lines=True), style, control)

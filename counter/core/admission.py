@@ -102,7 +102,7 @@ class Load:
             raise OverloadedError(refusal.detail, retry_after_us=refusal.retry_after_us)
 
     def admit(self, adds: int, *, begins_turn: bool = False) -> None:
-        """Count *adds* as in flight until :meth:`leave`; note if they are the first ones of this
+        """Count *adds* as in flight until :meth:`finish`; note if they are the first ones of this
         turn of the event loop, as :meth:`turn_began` does.
 
         Raises OverloadedError, before any work, if more are in flight than PENDING_WRITES_MAX.

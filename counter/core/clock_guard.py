@@ -57,14 +57,14 @@ class _Measured(NamedTuple):
 
 
 class ClockSource(Protocol):
-    """The part of :class:`counter.ports.Store` that clocks are compared with."""
+    """The part of :class:`counter.ports.ControlPlane` that clocks are compared with."""
 
     async def datasets(self) -> Sequence[Dataset]:
-        """As :meth:`counter.ports.Store.datasets`."""
+        """As :meth:`counter.ports.ControlPlane.datasets`."""
         ...
 
     async def read_clock(self) -> ClockReading:
-        """As :meth:`counter.ports.Store.read_clock`."""
+        """As :meth:`counter.ports.ControlPlane.read_clock`."""
         ...
 
 
