@@ -193,9 +193,7 @@ def test_an_export_that_was_changed_is_refused_whole(
 
 
 def test_foreign_files_are_identified_by_their_content(service: Service, target: str) -> None:
-    """CSV with a header or without one, NDJSON, after a byte order mark or none; lines of one
-    counter add up. The same content is the same import, whatever the file is called; another --id
-    is another one."""
+    """CSV with or without header, NDJSON, and byte order marks; equal content is one import."""
     Path("a.csv").write_text("\ufeffname,count,counter\r\nx,3,c\r\ny,-1,d\r\n")
     Path("b.csv").write_text('c,4\n"d, e",5\nc,6\n')
     Path("c.ndjson").write_text('\ufeff{"count": 7, "counter": "c", "by": "us"}\n\n')

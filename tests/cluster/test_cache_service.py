@@ -77,8 +77,7 @@ async def test_two_processes_share_best_effort_counters(app: App, other: App) ->
 async def test_a_process_sees_what_another_rolled_up(app: App, other: App) -> None:
     """From the cache alone: the store is not asked."""
     await app.rest.add("c", 5, fresh(app.clock.now_us()))
-    app.clock.advance(60 * SECOND)
-    await app.roll_up()
+    await app.roll_up_after(60 * SECOND)
     with patch.object(other.store.rollups, "heads", None):
         answer = await other.rest.get("c", "10m")
     assert answer.json()["count"] == 5
@@ -104,8 +103,7 @@ async def test_without_cache_servers_events_are_counted(app: App, breakable_cach
             for _ in range(3):
                 assert (await rest.add("c", 1, fresh(app.clock.now_us()))).status_code == 200
             assert await rest.count("c") == before + 3
-            app.clock.advance(60 * SECOND)
-            await app.roll_up()
+            await app.roll_up_after(60 * SECOND)
             assert await rest.count("c", "10m") == before + 3
             for answer in (
                 await best_effort.add("d", 1),

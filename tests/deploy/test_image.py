@@ -235,10 +235,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def make_base(suite: str) -> Path:
-    """Return the files of the base, made at the first call: those of a slim image with Python.
-
-    Its pip is where no package of Debian has it, so that the Dockerfile can remove it.
-    """
+    """Return the files of the base, a slim image with Python and its own pip; made once."""
     kept = KEPT / f"debian-{suite}"
     if kept.exists():
         return kept
@@ -382,7 +379,7 @@ def test_its_settings_are_those_of_the_service(image: Image) -> None:
     assert config["Labels"]["org.opencontainers.image.version"] == __version__
 
 
-def test_it_is_small(image: Image, plain: Image) -> None:
+def test_the_document_is_small(image: Image, plain: Image) -> None:
     """docs/how-to/deploy.md gives the figures that it prints."""
     print(f"\nimage: {image.size / 1e6:.0f} MB; without extras: {plain.size / 1e6:.0f} MB")
     assert image.size < SIZE_MAX

@@ -45,8 +45,7 @@ async def test_a_retry_storm_counts_once(storage: str, rest: Rest, app: App) -> 
     numbers = await outcomes(rest)
     assert sum(numbers.values()) == STORM[storage]
     assert numbers["conflict"] == numbers["voided"] == 0
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.count("c", "1h") == 7
 
 
@@ -85,8 +84,7 @@ async def test_keys_are_kept_for_their_time_and_then_forgotten(
         numbers = range(start, start + 100)
         await asyncio.gather(*(kept.add("c", 1, key=f"order:{n}") for n in numbers))
     assert await keys_kept(app, storage, fast_dir) == KEYS
-    app.clock.advance(HOUR - MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(HOUR - MINUTE)
     again = await kept.add("c", 1, key="order:0")
     assert again.json()["replayed"] is True
     assert await keys_kept(app, storage, fast_dir) == KEYS
@@ -137,8 +135,7 @@ async def test_a_replay_after_days_gets_the_outcome(app: App, days: int) -> None
     for each in (found, other):
         assert (await app.rest.add("c", 7, each)).status_code == 200
     for _ in range(days * 4):
-        app.clock.advance(DAY // 4)
-        await app.roll_up()
+        await app.roll_up_after(DAY // 4)
     for _ in range(2):
         answer = await app.rest.add("c", 7, found)
         assert (answer.status_code, answer.json()["replayed"]) == (200, True)
@@ -246,8 +243,7 @@ async def test_metrics_distinguish_originals_duplicates_and_conflicts(rest: Rest
             token = draw.choice(list(sent)[-20:])
         delta = sent.get(token, 1)
         if kind == "late":
-            app.clock.advance(30 * SECOND)
-            await app.roll_up()
+            await app.roll_up_after(30 * SECOND)
         if kind == "void":
             token = fresh(app.clock.now_us() - 30 * SECOND)
         age_us = app.clock.now_us() - token.generation_time_us

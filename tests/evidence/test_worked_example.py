@@ -112,8 +112,7 @@ async def test_no_duplicate_is_accepted(
         caller = Caller(app, rest, minutes, seed=6)
         while len(caller.tokens) < caller.commands or caller.due:
             await caller.second()
-            app.clock.advance(SECOND)
-            await app.roll_up()
+            await app.roll_up_after(SECOND)
         assert caller.originals == {"accepted": commands(minutes)}
         assert caller.duplicates == {"replayed": duplicates(minutes)}
         counts = [await rest.count(counter) for counter in COUNTERS]

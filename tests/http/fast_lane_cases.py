@@ -15,7 +15,7 @@ KEYED = b'{"delta": 1}'
 BAD_TOKEN = b'{"delta": 1, "idempotency_token": {"token": "1", "generation_time": "now"}}'
 BODY_MAX = 1024 * 1024
 
-#: What clients send that would like to speak HTTP/2.
+#: The preface of clients that would like to speak HTTP/2.
 H2C = ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAA")
 KEY = "idempotency-key: h2c"
 CHUNKED = b'9\r\n{"delta":\r\n2\r\n1}\r\n0\r\n\r\n'
@@ -25,7 +25,7 @@ Cases = dict[str, tuple[bytes, list[int]]]
 FORMS: Cases = {
     "add": (add(1), [200]),
     "get": (get(), [200]),
-    "get-of-an-unknown-counter": (get("nobody"), [200]),
+    "get-of-an-unknown-counter": (get("missing"), [200]),
     "replay": (add(2) * 3, [200, 200, 200]),
     "conflict": (add(3) + add(3, 2) + add(3), [200, 409, 200]),
     "late": (add(4, time_us=START_US - MINUTE) * 2, [410, 410]),
@@ -220,10 +220,7 @@ PATHS: Cases = {
 }
 
 KEYS: Cases = {
-    name: (
-        post(ADD, body, JSON, *(f"idempotency-key: {key}" for key in keys)) * 2 + get(),
-        found,
-    )
+    name: (post(ADD, body, JSON, *(f"idempotency-key: {key}" for key in keys)) * 2 + get(), found)
     for name, body, keys, found in [
         ("bare", KEYED, ["order-1"], [200, 200, 200]),
         ("quoted", KEYED, ['"order-1"'], [200, 200, 200]),

@@ -141,7 +141,7 @@ async def test_sent_again_they_count_once(wire: Wire) -> None:
     assert await wire.app.rest.count("c0") == 34
 
 
-async def test_what_waits_for_100_continue_gets_it(wire: Wire) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(wire: Wire) -> None:
     async with open_stream(wire.port, ("expect", "100-continue")) as client:
         first = await client.event()
         assert first.status_code == 100
@@ -159,15 +159,15 @@ async def test_a_body_with_a_length_is_one_batch(wire: Wire) -> None:
     assert "1001 items; 1 to 1000 are allowed" in answer.json()["detail"]
 
 
-async def test_a_request_without_a_body_is_no_stream(wire: Wire) -> None:
+async def test_a_stream_needs_a_body(wire: Wire) -> None:
     """Regression: it was answered with 200, as if all of its lines had been added."""
     async with open_stream(wire.port, framing=()) as client:
         client.end()
         assert await client.status() == 400
 
 
-async def test_who_reads_no_answers_is_read_no_more(fast_dir: Path) -> None:
-    """TCP slows a client down: nothing is held but what the bounds say, and nothing is lost."""
+async def test_a_client_that_reads_no_responses_is_not_read(fast_dir: Path) -> None:
+    """TCP slows a client down: buffers are bounded, and nothing is lost."""
     count = 20_000
     async with wired(fast_dir, socket_bytes=64 * 1024) as wire, open_stream(wire.port) as client:
         streams = wire.app.application.streams
@@ -199,7 +199,7 @@ async def test_who_reads_no_answers_is_read_no_more(fast_dir: Path) -> None:
 
 @pytest.fixture
 def waits(wire: Wire) -> Iterator[list[float]]:
-    """How long a stream waited for what, in seconds; the clock advances by it at once."""
+    """How long a stream waited for each limit, in seconds; the clock advances by it at once."""
     waited: list[float] = []
 
     async def pause(event: asyncio.Event, seconds: float) -> bool:
@@ -214,7 +214,7 @@ def waits(wire: Wire) -> Iterator[list[float]]:
         yield waited
 
 
-async def test_it_waits_for_its_rate(wire: Wire, waits: list[float]) -> None:
+async def test_a_stream_waits_for_its_rate_limit(wire: Wire, waits: list[float]) -> None:
     """A request would be rejected; a stream comes later."""
     path = "/v1/namespaces/slow"
     made = await wire.app.http.put(path, json={"counter_type": "ACCURATE", "adds_per_s": 100})
@@ -230,7 +230,7 @@ async def test_it_waits_for_its_rate(wire: Wire, waits: list[float]) -> None:
     assert 3 <= sum(waits) <= 6
 
 
-async def test_it_waits_for_a_rate_that_does_not_say_how_long(
+async def test_a_stream_waits_for_a_rate_limit_without_retry_after(
     wire: Wire, streams: AddStreams, waits: list[float]
 ) -> None:
     refusals = chain([RateLimitedError("wait")], repeat(None))
@@ -242,7 +242,7 @@ async def test_it_waits_for_a_rate_that_does_not_say_how_long(
     assert waits == [1.0]
 
 
-async def test_it_waits_until_the_load_lets_it_in(wire: Wire, waits: list[float]) -> None:
+async def test_a_stream_waits_until_the_load_admits_it(wire: Wire, waits: list[float]) -> None:
     load: Load = wire.service.load
     async with open_stream(wire.port) as client:
         await client.status()
@@ -253,7 +253,7 @@ async def test_it_waits_until_the_load_lets_it_in(wire: Wire, waits: list[float]
     assert waits == [0.05, 0.05]
 
 
-async def test_what_is_rejected_is_added_later(wire: Wire, waits: list[float]) -> None:
+async def test_rejected_lines_are_added_later(wire: Wire, waits: list[float]) -> None:
     """As the resolutions of late tokens are, past their rate."""
     add_events = CounterService.add_events
     rejected = [RateLimitedError("wait", retry_after_us=1), OverloadedError("wait")]
@@ -277,9 +277,7 @@ async def test_what_is_rejected_is_added_later(wire: Wire, waits: list[float]) -
     assert await wire.app.rest.count("c") == 3
 
 
-async def test_late_lines_are_read_again_only_when_their_rate_lets_them_in(
-    fast_dir: Path,
-) -> None:
+async def test_late_lines_are_read_again_only_when_their_rate_lets_them_in(fast_dir: Path) -> None:
     """Regression: each stream read all of them again every 50 ms, for as long as it had to wait."""
     streams, lines, rate = 5, 100, 10
     waited: list[float] = []
@@ -314,9 +312,7 @@ async def test_late_lines_are_read_again_only_when_their_rate_lets_them_in(
     assert len(waited) <= streams**2
 
 
-async def test_rejected_lines_get_their_answers_in_their_places(
-    wire: Wire, waits: list[float]
-) -> None:
+async def test_rejected_lines_are_answered_in_order(wire: Wire, waits: list[float]) -> None:
     """Whichever of them are rejected, and in whatever order they are added at last."""
     add = Items.add
     rejected = [{"c1", "c3", "c4"}, {"c3"}, {"c3"}, set()]
@@ -343,7 +339,7 @@ async def test_rejected_lines_get_their_answers_in_their_places(
     assert len(waits) == 3
 
 
-async def test_a_slow_one_is_no_request_that_does_not_arrive(wire: Wire) -> None:
+async def test_a_slow_stream_is_not_a_stalled_request(wire: Wire) -> None:
     async with open_stream(wire.port) as client:
         await client.status()
         (protocol,) = wire.connections
@@ -368,7 +364,9 @@ async def ended(client: AddStream) -> None:
     client.end()
 
 
-async def test_a_shutdown_says_what_was_not_added(wire: Wire, streams: AddStreams) -> None:
+async def test_a_shutdown_reports_lines_that_were_not_added(
+    wire: Wire, streams: AddStreams
+) -> None:
     async with open_stream(wire.port) as client:
         client.send(line(1))
         await client.status()
@@ -462,7 +460,7 @@ async def test_the_right_is_checked_after_a_wait(streams: AddStreams) -> None:
     assert did == ["pause", "check"]
 
 
-async def test_the_last_line_is_sent_before_what_comes_is_dropped(streams: AddStreams) -> None:
+async def test_the_last_line_is_sent_before_input_is_discarded(streams: AddStreams) -> None:
     did: list[bytes] = []
 
     async def send(piece: Any) -> None:
@@ -482,7 +480,7 @@ async def test_the_last_line_is_sent_before_what_comes_is_dropped(streams: AddSt
     assert b"because" in last
 
 
-async def test_what_still_comes_is_dropped_until_the_request_ends() -> None:
+async def test_further_input_is_discarded_until_the_request_ends() -> None:
     asked, may_end = 0, asyncio.Event()
 
     async def receive() -> dict[str, Any]:
@@ -518,7 +516,7 @@ async def test_a_stream_that_is_over_is_read_no_more() -> None:
     assert lines._filling.cancelled()
 
 
-async def test_none_begins_under_a_load_that_refuses_requests(wire: Wire) -> None:
+async def test_no_stream_begins_under_overload(wire: Wire) -> None:
     refusing = patch.object(wire.service.load, "check", side_effect=OverloadedError("full"))
     async with open_stream(wire.port) as client:
         with refusing:
@@ -542,7 +540,7 @@ async def test_late_lines_are_charged_to_the_key_as_it_is_now(streams: AddStream
     with patch.object(streams, "_check", check):
         allowance, _ = await streams._wait(None, Lines(), refusals)  # type: ignore[arg-type]
     assert charged == [(1, False)]
-    # One was charged before; what turns out to be late as well is charged to the same key.
+    # One was charged before; later late tokens are charged to the same key.
     allowance.resolve(1)
     allowance.resolve(1)
     assert charged == [(1, False), (1, True)]
@@ -570,7 +568,7 @@ async def test_one_of_nothing_but_lines_that_are_no_adds_ends(wire: Wire, bad: b
 @pytest.mark.parametrize(
     "number", [limits.ADD_STREAM_REFUSED_MAX - 1, limits.ADD_STREAM_REFUSED_MAX]
 )
-async def test_so_many_lines_in_a_row_may_be_no_adds(wire: Wire, number: int) -> None:
+async def test_invalid_lines_in_a_row_are_bounded(wire: Wire, number: int) -> None:
     async with open_stream(wire.port) as client:
         client.send(b"x\n" * number)
         client.end()
@@ -581,7 +579,7 @@ async def test_so_many_lines_in_a_row_may_be_no_adds(wire: Wire, number: int) ->
 
 @pytest.mark.parametrize("more", [0, 1])
 async def test_a_line_has_as_many_bytes_as_it_may_have(more: int) -> None:
-    """However it arrives: what is left of one that is too long is not taken for a whole line."""
+    """However it arrives: the rest of an overlong line is not taken for a line."""
     size = limits.ADD_STREAM_LINE_BYTES_MAX
     text = line(1).strip().ljust(size) + b"x" * more
     has_more = asyncio.Event()
@@ -664,7 +662,7 @@ async def test_more_lines_are_added_together_only_while_all_are_adds(wire: Wire)
     assert taken == [few, few, few, 2 * few, 4 * few, 3 * few]
 
 
-async def test_empty_lines_leave_turns_to_others(wire: Wire) -> None:
+async def test_empty_lines_yield_to_other_requests(wire: Wire) -> None:
     """Regression: those that had come were dropped at once, however many they were."""
     count, turn = 100_000, 0
 
@@ -685,21 +683,20 @@ async def test_empty_lines_leave_turns_to_others(wire: Wire) -> None:
     assert turn >= count // limits.BATCH_ITEMS_MAX
 
 
-async def test_who_is_gone_leaves_nothing(wire: Wire, streams: AddStreams) -> None:
+async def test_a_disconnected_client_leaves_nothing(wire: Wire, streams: AddStreams) -> None:
     async with open_stream(wire.port) as client:
         client.send(line(1), line(2)[:-2])
         await client.status()
         await client.answer()
 
-    async def is_over() -> bool:
-        return not streams.streams.open and not wire.connections
-
-    await eventually(is_over, "the end of the stream")
+    await eventually(
+        lambda: not streams.streams.open and not wire.connections, "the end of the stream"
+    )
     assert not streams._bodies
     assert await wire.app.rest.count("c") == 1
 
 
-async def test_no_more_are_begun_than_there_may_be(wire: Wire, streams: AddStreams) -> None:
+async def test_the_number_of_streams_is_bounded(wire: Wire, streams: AddStreams) -> None:
     streams.streams.most = 1
     async with open_stream(wire.port) as first:
         assert await first.status() == 200

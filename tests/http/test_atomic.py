@@ -29,10 +29,9 @@ async def test_every_item_counts(rest: Rest, app: App) -> None:
     assert await counts(rest, "from", "to") == [-5, 5]
 
 
-async def test_it_is_rolled_up_like_any_other(rest: Rest, app: App) -> None:
+async def test_an_atomic_add_is_rolled_up_like_any_other(rest: Rest, app: App) -> None:
     await rest.atomic_add([("a", 1), ("b", 2), ("a", 4)], fresh(app.clock.now_us()))
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     for counter, count in (("a", 5), ("b", 2)):
         answer = (await rest.get(counter, "1h")).json()
         assert (answer["count"], answer["accuracy"]) == (count, "eventual")
@@ -173,8 +172,7 @@ async def test_a_late_one_that_is_found_is_replayed(rest: Rest, app: App) -> Non
     token = fresh(app.clock.now_us())
     items = [("a", 1), ("b", 2), ("a", 4)]
     await rest.atomic_add(items, token)
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     answer = await rest.atomic_add(items, token)
     assert [each["replayed"] for each in answer.json()["results"]] == [True] * 3
     assert await counts(rest, "a", "b") == [5, 2]
@@ -198,7 +196,7 @@ async def test_a_batch_of_accurate_reads_shows_all_of_an_atomic_add_or_nothing(
     random = Random(1)
     names = [f"n{number}" for number in range(6)]
     await rest.clear(names[0], fresh(app.clock.now_us()))
-    # What has the same time as a clear is erased by it.
+    # A clear erases an event of its own time.
     app.clock.advance(1)
 
     async def transfer() -> None:
@@ -208,8 +206,7 @@ async def test_a_batch_of_accurate_reads_shows_all_of_an_atomic_add_or_nothing(
             assert answer.status_code == 200, answer.text
 
     async def roll_up() -> None:
-        app.clock.advance(2 * SECOND)
-        await app.roll_up()
+        await app.roll_up_after(2 * SECOND)
 
     async def work() -> None:
         # Time passes once while a token is on its way: its accept limit is longer than that.

@@ -16,11 +16,11 @@ from tests.support.times import SECOND, START_US
 from tests.support.wire import wired
 
 Header = dict[str, str]
-NOBODY: Header = {}
+NO_KEY: Header = {}
 
 
 class Door:
-    """A service, and what a client with some key is told."""
+    """A service, and its responses to a client with some key."""
 
     def __init__(self, app: App, http: httpx.AsyncClient) -> None:
         self.app = app
@@ -53,14 +53,14 @@ def code(answer: httpx.Response) -> tuple[int, str]:
 
 
 async def test_while_no_keys_exist_every_request_is_accepted(door: Door) -> None:
-    assert (await door.add(NOBODY)).status_code == 200
+    assert (await door.add(NO_KEY)).status_code == 200
     assert (await door.add({"Authorization": "Bearer whatever"})).status_code == 200
 
 
 async def test_from_the_first_key_on_every_request_needs_one(door: Door) -> None:
-    assert (await door.get(NOBODY)).status_code == 200
+    assert (await door.get(NO_KEY)).status_code == 200
     header = await door.key(Scope.WRITE)
-    for answer in (await door.add(NOBODY), await door.get(NOBODY)):
+    for answer in (await door.add(NO_KEY), await door.get(NO_KEY)):
         assert code(answer) == (401, "key_missing")
         assert answer.headers["www-authenticate"].startswith("Bearer")
         assert answer.json()["applied"] is None
@@ -72,12 +72,12 @@ async def test_a_client_without_a_key_learns_nothing_of_the_load(door: Door) -> 
     header = await door.key(Scope.WRITE)
     load = door.app.application.service.load
     load.admit(load.room)
-    assert code(await door.add(NOBODY)) == (401, "key_missing")
+    assert code(await door.add(NO_KEY)) == (401, "key_missing")
     assert code(await door.add(header)) == (503, "overloaded")
 
 
 @pytest.mark.parametrize("sent", ["ck_", "Basic dXNlcjpwYXNz", "Bearer", "Bearer ck_a_b", ""])
-async def test_what_is_no_key_is_refused(door: Door, sent: str) -> None:
+async def test_an_invalid_key_is_refused(door: Door, sent: str) -> None:
     await door.key(Scope.READ)
     assert code(await door.get({"Authorization": sent})) == (401, "key_invalid")
 
@@ -101,7 +101,7 @@ async def test_a_key_that_is_revoked_is_out_once_the_process_has_looked(door: Do
     await ring.refresh()
     # On the very connection that has sent adds with it.
     assert code(await door.add(header)) == (401, "key_invalid")
-    assert code(await door.get(NOBODY)) == (401, "key_missing")
+    assert code(await door.get(NO_KEY)) == (401, "key_missing")
 
 
 async def test_a_key_expires(door: Door) -> None:
@@ -112,7 +112,7 @@ async def test_a_key_expires(door: Door) -> None:
     assert code(await door.get(header)) == (401, "key_invalid")
 
 
-async def test_a_scope_allows_what_it_says(door: Door) -> None:
+async def test_each_scope_allows_its_requests(door: Door) -> None:
     read, write, admin = [await door.key(scope) for scope in Scope]
     put = "/v1/namespaces/mine"
     body = {"counter_type": "EVENTUAL"}
@@ -129,7 +129,7 @@ async def test_a_scope_allows_what_it_says(door: Door) -> None:
     assert (await door.http.delete(put, headers=admin)).status_code == 204
 
 
-async def test_a_namespace_of_others_is_as_unknown_as_one_that_is_not_there(door: Door) -> None:
+async def test_a_namespace_of_another_key_looks_missing(door: Door) -> None:
     """The same status, headers and body, but for the name: whatever is asked for."""
     mine = await door.key(Scope.ADMIN, "mine", "team-*")
     everything = await door.key(Scope.ADMIN)
@@ -151,21 +151,21 @@ async def test_a_namespace_of_others_is_as_unknown_as_one_that_is_not_there(door
         ("POST", "/batch/add"),
         ("POST", "/atomic/add"),
     ):
-        told = []
+        statuses = []
         for name in ("theirs", "absent"):
             url = f"/v1/namespaces/{name}{path}"
             answer = await door.http.request(
                 method, url, json={}, headers=mine | {"X-Request-Id": "same"}
             )
-            told.append((answer.status_code, dict(answer.headers), answer.text))
-        there, absent = told
+            statuses.append((answer.status_code, dict(answer.headers), answer.text))
+        there, absent = statuses
         assert there[0] == 404
         assert (there[0], there[1], there[2].replace("theirs", "absent")) == absent
     listed = await door.http.get("/v1/namespaces", headers=mine)
     assert [each["namespace"] for each in listed.json()["namespaces"]] == ["mine", "team-a"]
 
 
-async def test_what_reports_all_namespaces_takes_a_key_for_all(door: Door) -> None:
+async def test_a_report_of_all_namespaces_needs_a_key_for_all(door: Door) -> None:
     mine, everything = await door.key(Scope.ADMIN, "mine"), await door.key(Scope.READ)
     assert code(await door.http.get("/metrics")) == (401, "key_missing")
     assert code(await door.http.get("/metrics", headers=mine)) == (403, "scope_insufficient")
@@ -177,8 +177,8 @@ async def test_what_reports_all_namespaces_takes_a_key_for_all(door: Door) -> No
 async def test_a_key_may_have_so_many_requests_a_second(door: Door) -> None:
     slow = await door.key(Scope.WRITE, requests_per_s=2.0)
     other = await door.key(Scope.WRITE)
-    told = [(await door.add(slow)).status_code for _ in range(3)]
-    assert told == [200, 200, 429]
+    statuses = [(await door.add(slow)).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
     refused = await door.get(slow)
     assert code(refused) == (429, "rate_limited")
     assert refused.headers["retry-after"] == "1"
@@ -191,7 +191,7 @@ async def test_a_key_may_have_so_many_requests_a_second(door: Door) -> None:
     assert (await door.get(other)).json()["count"] == 4
 
 
-async def test_what_is_refused_takes_of_a_keys_requests_too(door: Door) -> None:
+async def test_refused_requests_count_towards_the_rate_of_a_key(door: Door) -> None:
     """Else a key with a rate could guess at names as fast as it likes."""
     key = await door.key(Scope.READ, "mine", requests_per_s=3.0)
     refused = [
@@ -212,14 +212,14 @@ async def test_metrics_take_of_a_keys_requests_and_of_no_other_keys(tmp_path: Pa
     ):
         assert [(await http.get("/metrics")).status_code for _ in range(3)] == [200] * 3
         key = await hand_out(wire.app, Scope.READ)
-        told = [(await http.get("/metrics", headers=key)).status_code for _ in range(2)]
-        assert told == [200, 429]
+        statuses = [(await http.get("/metrics", headers=key)).status_code for _ in range(2)]
+        assert statuses == [200, 429]
 
 
 async def test_nothing_is_looked_up_for_a_key_that_is_not_for_it(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How long it takes must not tell what there is."""
+    """The time of the refusal must not show whether the key exists."""
     key = await door.key(Scope.READ, "mine")
     namespaces = door.app.application.service.namespaces
     looked: list[str] = []
@@ -253,8 +253,8 @@ async def test_a_namespace_has_rates_that_all_its_callers_share(door: Door) -> N
     made_ns = await door.http.put("/v1/namespaces/slow", json=body)
     assert (made_ns.json()["adds_per_s"], made_ns.json()["requests_per_s"]) == (2, 3)
     one, two = await door.key(Scope.WRITE), await door.key(Scope.WRITE)
-    told = [(await door.add(each, "slow")).status_code for each in (one, two, one)]
-    assert told == [200, 200, 429]
+    statuses = [(await door.add(each, "slow")).status_code for each in (one, two, one)]
+    assert statuses == [200, 200, 429]
     assert code(await door.get(two, "slow")) == (429, "rate_limited")
     assert (await door.add(one)).status_code == 200
     everything = await door.key(Scope.ADMIN)
@@ -262,7 +262,7 @@ async def test_a_namespace_has_rates_that_all_its_callers_share(door: Door) -> N
     assert more.json()["adds_per_s"] == 0
 
 
-async def test_what_costs_more_than_its_bytes_tell_has_rates_of_its_own(door: Door) -> None:
+async def test_expensive_requests_have_rates_of_their_own(door: Door) -> None:
     key = await door.key(Scope.WRITE, reservations_per_s=1.0, resolutions_per_s=1.0)
     path = "/v1/namespaces/default/counters/c/add"
     named = [
@@ -282,9 +282,8 @@ async def test_what_costs_more_than_its_bytes_tell_has_rates_of_its_own(door: Do
     assert (await door.add(key)).status_code == 200
 
 
-async def test_a_batch_takes_more_late_tokens_than_a_second_has_or_none(door: Door) -> None:
-    """And one refusal serves all: each one cost a task, an error and its text, and a batch of them
-    took three times an add."""
+async def test_a_batch_of_late_tokens_is_admitted_whole_or_not(door: Door) -> None:
+    """One refusal serves all: a task and an error for each took three times an add."""
     key = await door.key(Scope.WRITE, resolutions_per_s=2.0)
     path = "/v1/namespaces/default/batch/add"
 
@@ -338,15 +337,15 @@ async def test_a_hedge_of_ten_takes_ten_and_counts_once(door: Door) -> None:
     path = "/v1/namespaces/default/counters/c/add"
     body = {"delta": 1, "idempotency_token": token}
     sent = (door.http.post(path, json=body, headers=key) for _ in range(12))
-    told = [each.status_code for each in await asyncio.gather(*sent)]
-    assert (told.count(200), told.count(429)) == (10, 2)
+    statuses = [each.status_code for each in await asyncio.gather(*sent)]
+    assert (statuses.count(200), statuses.count(429)) == (10, 2)
     assert (await door.get(key)).json()["count"] == 1
 
 
-async def test_every_answer_carries_a_request_id_and_is_not_kept(door: Door) -> None:
+async def test_every_response_has_a_request_id_and_is_not_cached(door: Door) -> None:
     answers = [
-        await door.add(NOBODY),
-        await door.get(NOBODY),
+        await door.add(NO_KEY),
+        await door.get(NO_KEY),
         await door.http.get("/v1/nothing"),
         await door.http.get("/healthz"),
         await door.http.post("/v1/namespaces/default/counters/c/add", content=b"{"),
@@ -380,8 +379,8 @@ def _fields(key: object) -> dict[str, object]:
     return {name: getattr(key, name) for name in key.__slots__}  # type: ignore[attr-defined]
 
 
-async def test_what_is_refused_for_its_rate_is_tallied_as_refused(door: Door) -> None:
-    """It is known what became of it: nothing."""
+async def test_rate_limited_adds_are_tallied_as_refused(door: Door) -> None:
+    """Its outcome is known: nothing was applied."""
     key = await door.key(Scope.WRITE, resolutions_per_s=1.0)
     old = on_wire(fresh(door.app.clock.now_us() - 30 * SECOND))
     path = "/v1/namespaces/default/counters/c/add"
@@ -391,7 +390,7 @@ async def test_what_is_refused_for_its_rate_is_tallied_as_refused(door: Door) ->
     assert (tally["voided"], tally["refused"], tally["unknown"]) == (1, 2, 0)
 
 
-async def test_what_is_refused_before_it_is_read_is_labelled_too(tmp_path: Path) -> None:
+async def test_requests_refused_before_their_body_have_headers_too(tmp_path: Path) -> None:
     async with wired(tmp_path) as wire:
         answer = await wire.tell(b"get / HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400")
@@ -409,7 +408,7 @@ async def test_a_rate_below_one_a_second_is_reported_as_one_in_so_many(door: Doo
     assert _fields_of_429(await door.get(slow)) == ('"requests";q=1;w=10', "10")
 
 
-async def test_a_refusal_says_whose_the_rate_is(door: Door) -> None:
+async def test_a_refusal_names_the_owner_of_the_rate(door: Door) -> None:
     body = {"counter_type": "ACCURATE", "adds_per_s": 1}
     assert (await door.http.put("/v1/namespaces/slow", json=body)).status_code == 201
     key = await door.key(Scope.WRITE, requests_per_s=3.0)
@@ -419,7 +418,7 @@ async def test_a_refusal_says_whose_the_rate_is(door: Door) -> None:
     assert "the key " in (await door.get(key)).json()["detail"]
 
 
-async def test_where_keys_cannot_be_read_any_more_requests_are_sent_elsewhere(door: Door) -> None:
+async def test_if_keys_become_unreadable_requests_are_refused(door: Door) -> None:
     header = await door.key(Scope.READ)
     door.app.clock.advance(61 * SECOND)
     assert code(await door.get(header)) == (503, "store_unavailable")
@@ -431,7 +430,7 @@ async def test_where_keys_cannot_be_read_any_more_requests_are_sent_elsewhere(do
     assert (await door.get(header)).status_code == 200
 
 
-async def test_of_two_keys_the_first_one_counts(door: Door) -> None:
+async def test_the_first_of_two_keys_counts(door: Door) -> None:
     read, write = await door.key(Scope.READ), await door.key(Scope.WRITE)
     body = {"delta": 1, "idempotency_token": on_wire(fresh(door.app.clock.now_us()))}
     path = "/v1/namespaces/default/counters/c/add"

@@ -59,7 +59,7 @@ async def test_one_bad_item_never_spoils_the_others(rest: Rest, app: App) -> Non
     assert await rest.count("c") == 255
 
 
-async def test_an_item_that_is_no_object_spoils_only_itself(rest: Rest, app: App) -> None:
+async def test_an_item_that_is_not_an_object_fails_alone(rest: Rest, app: App) -> None:
     good = item("c", 1, fresh(app.clock.now_us()))
     sent: list[Any] = [None, good, 7, "c", []]
     answer = await rest.batch_add(sent)
@@ -67,7 +67,7 @@ async def test_an_item_that_is_no_object_spoils_only_itself(rest: Rest, app: App
     assert await rest.count("c") == 1
 
 
-async def test_of_very_many_bad_items_the_first_ones_are_explained(rest: Rest, app: App) -> None:
+async def test_the_first_of_many_bad_items_are_explained(rest: Rest, app: App) -> None:
     """Regression: 2 KB of bad items cost 10 ms, as much as 1,000 adds."""
     good = item("c", 1, fresh(app.clock.now_us()))
     long = good | {"counter": "x" * 257}
@@ -93,7 +93,7 @@ async def test_of_very_many_bad_items_the_first_ones_are_explained(rest: Rest, a
     assert await rest.count("c") == 1
 
 
-async def test_of_very_many_bad_names_the_first_ones_are_explained(rest: Rest) -> None:
+async def test_the_first_of_many_bad_names_are_explained(rest: Rest) -> None:
     names = ["x" * (257 + number) for number in range(500)] + ["c"] + ["\n"] * 499
     results = (await rest.batch_get(names)).json()["results"]
     assert statuses(results) == [400] * 500 + [200] + [400] * 499
@@ -126,7 +126,7 @@ async def test_far_too_many_items_are_counted_without_being_read(rest: Rest) -> 
     assert not read.called
 
 
-async def test_an_items_answer_is_that_of_a_single_add(rest: Rest, app: App) -> None:
+async def test_an_items_result_equals_that_of_a_single_add(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     single = await rest.add("c", 5, token)
     answer = await rest.batch_add([item("c", 5, token), item("d", 6, token)])
@@ -192,7 +192,7 @@ async def test_a_full_batch_counts_every_item(rest: Rest, app: App) -> None:
     assert sum(result["count"] for result in results) == 1_000
 
 
-async def test_an_empty_batch_is_an_empty_answer_or_refused(rest: Rest) -> None:
+async def test_an_empty_batch_is_empty_or_refused(rest: Rest) -> None:
     answer = await rest.batch_add([])
     assert answer.status_code in (200, 400)
     if answer.status_code == 200:
@@ -213,8 +213,8 @@ async def test_lines_in_are_lines_out(rest: Rest, app: App) -> None:
     assert await rest.count("c") == 255
 
 
-async def test_a_line_that_is_no_json_spoils_only_itself(rest: Rest, app: App) -> None:
-    """Also where the lines together would make JSON of another shape."""
+async def test_a_line_that_is_not_json_fails_alone(rest: Rest, app: App) -> None:
+    """Also if the lines together would make JSON of another shape."""
     good = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
     other = json.dumps(item("c", 2, fresh(app.clock.now_us()))).encode()
     half, rest_of_it = other.split(b", ", 1)

@@ -28,7 +28,7 @@ async def test_an_add_needs_no_token_and_says_it_is_not_retry_safe(loose: Rest) 
     assert answer.json()["delta"] == 3
 
 
-async def test_a_read_says_what_it_is_worth(loose: Rest) -> None:
+async def test_a_read_reports_its_accuracy(loose: Rest) -> None:
     await loose.add("c", 3)
     answer = (await loose.get("c")).json()
     assert (answer["count"], answer["accuracy"], answer["retry_safe"]) == (3, "best_effort", False)
@@ -41,7 +41,7 @@ async def test_a_retry_counts_twice_even_with_a_token(loose: Rest, app: App) -> 
     assert await loose.count("c") == 2
 
 
-async def test_the_same_retry_counts_once_where_adds_are_events(
+async def test_the_same_retry_counts_once_if_adds_are_events(
     rest: Rest, loose: Rest, app: App
 ) -> None:
     """The trade, side by side: one token, sent twice to each kind of counter."""
@@ -56,7 +56,7 @@ async def test_the_same_retry_counts_once_where_adds_are_events(
     assert "retry_safe" not in (await events.add("c", 1, token)).json()
 
 
-async def test_every_answer_says_that_it_is_not_retry_safe(loose: Rest, app: App) -> None:
+async def test_every_response_reports_that_it_is_not_retry_safe(loose: Rest, app: App) -> None:
     """Whatever is done, with a token or without, to a counter that is there or not."""
     token = fresh(app.clock.now_us())
     answers = [
@@ -74,7 +74,7 @@ async def test_every_answer_says_that_it_is_not_retry_safe(loose: Rest, app: App
     assert [each for each in answers if each.get("retry_safe") is not False] == []
 
 
-async def test_add_and_get_answers_the_value_after_it(loose: Rest) -> None:
+async def test_add_and_get_returns_the_new_value(loose: Rest) -> None:
     await loose.add("c", 3)
     answer = await loose.add("c", -5, verb="add-and-get")
     assert answer.json()["count"] == -2
@@ -101,7 +101,7 @@ async def test_a_batch_counts_each_item(loose: Rest) -> None:
     assert [result["count"] for result in results] == [2, 1, 0]
 
 
-async def test_what_needs_an_event_log_is_refused(loose: Rest, app: App) -> None:
+async def test_requests_that_need_an_event_log_are_refused(loose: Rest, app: App) -> None:
     for answer in (
         await loose.atomic_add([("c", 1)], fresh(app.clock.now_us())),
         await loose.http.get(loose.path("c", "events")),
@@ -109,11 +109,7 @@ async def test_what_needs_an_event_log_is_refused(loose: Rest, app: App) -> None
         await loose.post(loose.path("c", "recount"), {}),
     ):
         assert_problem(
-            answer,
-            *(400, "not_supported"),
-            applied=None,
-            retry="never",
-            names=("BEST_EFFORT",),
+            answer, *(400, "not_supported"), applied=None, retry="never", names=("BEST_EFFORT",)
         )
 
 
@@ -126,7 +122,7 @@ async def test_bad_input_is_refused_like_anywhere(loose: Rest) -> None:
 
 
 async def test_one_add_that_fails_spoils_no_other_of_its_batch(loose: Rest, app: App) -> None:
-    """What was counted is told to be counted, or the client would send it again."""
+    """Applied items are reported as applied, or the client would send them again."""
     cache = app.application.service._cache
     increment_many = cache.increment_many
 

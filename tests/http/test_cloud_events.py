@@ -1,4 +1,4 @@
-"""CloudEvents: every form of them, what rules make of them, and each counts once."""
+"""CloudEvents: all their forms, their rules, and each counts once."""
 
 import asyncio
 import json
@@ -139,7 +139,7 @@ async def test_one_event_counts_once_in_each_counter(rest: Rest) -> None:
     assert await counts(rest) == (4, 2)
 
 
-async def test_the_answer_is_empty_unless_it_asks_for_the_outcomes(rest: Rest) -> None:
+async def test_the_response_is_empty_unless_outcomes_are_requested(rest: Rest) -> None:
     """A broker such as Knative takes a body that is no CloudEvent for a failed delivery."""
     for at, (prefer, is_shown) in enumerate(
         (
@@ -176,12 +176,10 @@ async def test_a_duplicate_counts_once_until_the_key_is_forgotten(rest: Rest, ap
     sent = event(time="2001-01-01T00:00:00Z")
     await send(rest, sent)
     for later_us in (6 * SECOND, MINUTE, HOUR, DAY - 2 * HOUR):
-        app.clock.advance(later_us)
-        await app.roll_up()
+        await app.roll_up_after(later_us)
         assert await outcomes(rest, sent) == ["replayed"]
         assert await counts(rest) == (2, 1)
-    app.clock.advance(2 * HOUR)
-    await app.roll_up()
+    await app.roll_up_after(2 * HOUR)
     assert await outcomes(rest, sent) == ["original"]
     assert await counts(rest) == (4, 2)
 
@@ -210,7 +208,7 @@ async def test_other_content_under_the_same_id_never_counts(rest: Rest, storage:
 
 
 @pytest.mark.parametrize("storage", ["sqlite", "memory", "simulated"])
-async def test_of_several_contents_under_one_id_in_a_batch_the_first_counts(rest: Rest) -> None:
+async def test_the_first_of_several_contents_of_one_id_counts(rest: Rest) -> None:
     for at in range(5):
         events = [event(at, data={"quantity": 10**each}) for each in (0, 0, 1, 2, 0)]
         problem = assert_problem(
@@ -279,7 +277,7 @@ async def test_nulls_extensions_and_plain_json_are_accepted(rest: Rest) -> None:
 
 
 async def binary(rest: Rest, body: bytes = b'{"quantity": 2}', **changes: Any) -> httpx.Response:
-    """An event whose attributes are headers."""
+    """An event with its attributes as headers."""
     headers = {"content-type": "application/json", **SHOWN}
     attributes = {name: value for name, value in event(**changes).items() if name != "data"}
     headers |= {f"ce-{name}": quote(value, safe="/ ") for name, value in attributes.items()}
@@ -358,7 +356,7 @@ async def test_a_malformed_binary_event_is_named(rest: Rest) -> None:
     assert await counts(rest) == (0, 0)
 
 
-async def test_templates_take_what_was_written(rest: Rest) -> None:
+async def test_templates_use_the_written_values(rest: Rest) -> None:
     """A number is no float on its way."""
     data = {"a": {"b": 1.50}, "big": 2**70, "on": True, "name": "x"}
     text = json.dumps(event(data=data)).replace("1.5", "1.50")
@@ -451,7 +449,7 @@ async def test_a_bad_rule_is_refused(rest: Rest) -> None:
     assert (await rest.http.get(rest.path())).json()["event_rules"] == RULES
 
 
-async def test_there_is_a_bound_of_rules(rest: Rest) -> None:
+async def test_the_number_of_rules_is_bounded(rest: Rest) -> None:
     rules = [{**RULES[0], "type": "order.paid*"[: 11 - at % 2], "delta": at} for at in range(21)]
     assert (await set_rules(rest, rules[:20])).status_code == 200
     answer = await set_rules(rest, rules)

@@ -41,11 +41,10 @@ def hasty(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
 
 
 async def gone(wire: Wire) -> None:
-    async def are() -> bool:
-        # What was admitted is finished, whoever is gone.
-        return not wire.connections and not wire.server.shared.tasks
-
-    await eventually(are, "every connection is closed, and every request ended")
+    await eventually(
+        lambda: not wire.connections and not wire.server.shared.tasks,
+        "every connection is closed, and every request ended",
+    )
 
 
 def test_one_connection_too_many_is_rejected_and_closed(run: Run, wire: Wire) -> None:
@@ -64,8 +63,8 @@ def test_one_connection_too_many_is_rejected_and_closed(run: Run, wire: Wire) ->
             problem = json.loads(body)
             check_problem(problem)
             assert (problem["code"], problem["applied"]) == ("overloaded", None)
-        told = wire.app.application.connections
-        assert (len(told.open), told.most, told.ended["full"]) == (CONNECTIONS, CONNECTIONS, 3)
+        stats = wire.app.application.connections
+        assert (len(stats.open), stats.most, stats.ended["full"]) == (CONNECTIONS, CONNECTIONS, 3)
         reader, writer = ends.pop()
         writer.write(LAST)
         assert statuses(await rest_of(reader)) == [200]
@@ -114,7 +113,7 @@ def silent(wire: Wire) -> socket.socket:
 def test_a_client_that_takes_nothing_is_cut_off(
     run: Run, hasty: Wire, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Others are answered meanwhile, and requests that still wait for their turn fail quietly."""
+    """Other clients are answered, and requests in the queue fail quietly."""
 
     ended = hasty.app.application.connections.ended
     before = ended["untaken"]
@@ -123,10 +122,10 @@ def test_a_client_that_takes_nothing_is_cut_off(
         with silent(hasty) as client:
             client.send(sent)
 
-            async def is_there() -> bool:
-                return any(each.transport.get_write_buffer_size() for each in hasty.connections)
-
-            await eventually(is_there, "an answer waits to be taken")
+            await eventually(
+                lambda: any(each.transport.get_write_buffer_size() for each in hasty.connections),
+                "an answer waits to be taken",
+            )
             assert statuses(await hasty.tell(get() + LAST)) == [200, 200]
             await gone(hasty)
 
@@ -156,7 +155,7 @@ def test_a_client_that_takes_its_time_is_not(run: Run, hasty: Wire) -> None:
     run(check())
 
 
-def test_junk_of_any_kind_meets_an_answer_or_an_end(
+def test_any_junk_gets_a_response_or_a_closed_connection(
     run: Run, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests with bytes changed, left out, doubled and cut: nothing breaks, nothing stays."""
@@ -212,7 +211,7 @@ def test_junk_of_any_kind_meets_an_answer_or_an_end(
                 )
         await gone(wire)
         gc.collect()
-        # By its type: what asks a proxy for its class may meet one of something that is gone.
+        # By its type: asking a proxy for its class may find a dead object.
         kept = [each for each in gc.get_objects() if issubclass(type(each), HttpProtocol)]
         assert len(kept) < CONNECTIONS
         assert statuses(await wire.tell(get() + LAST)) == [200, 200]
@@ -233,7 +232,7 @@ def limits(soft: int, hard: int) -> Any:
     return patch.multiple(resource, getrlimit=lambda _: tuple(now), setrlimit=change)
 
 
-def test_files_are_made_to_suffice_where_that_is_allowed() -> None:
+def test_the_limit_of_open_files_is_raised_if_allowed() -> None:
     with limits(1_024, 1_000_000):
         assert connections_max(Settings()) == CONNECTIONS_MAX
         assert CONNECTIONS_MAX < resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * CONNECTIONS_MAX
@@ -244,7 +243,7 @@ def test_files_are_made_to_suffice_where_that_is_allowed() -> None:
 
 
 def test_fewer_files_are_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the number of connections was given, the process does not start with less."""
+    """If the number of connections is set, the process does not start with less."""
     with limits(1_024, 4_096):
         fits = connections_max(Settings())
         assert 1_000 < fits < 4_096

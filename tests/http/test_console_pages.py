@@ -64,7 +64,7 @@ async def test_the_root_leads_a_browser_to_the_page_and_no_other_client(rest: Re
         assert_problem(answer, 404, "not_found", applied=None, retry="never")
 
 
-async def test_it_has_a_head_and_takes_nothing(rest: Rest) -> None:
+async def test_the_console_answers_head_and_rejects_writes(rest: Rest) -> None:
     head = await rest.http.head("/console")
     assert (head.status_code, head.content) == (200, b"")
     assert int(head.headers["content-length"]) > 0
@@ -102,8 +102,8 @@ async def test_the_page_wants_nothing_from_elsewhere(app: App) -> None:
     assert keeps == {"api.js"}
 
 
-def test_what_others_wrote_is_what_they_published() -> None:
-    """The chart library is the one whose name and sums are noted beside it."""
+def test_third_party_files_are_unchanged() -> None:
+    """The chart library matches the name and the checksums beside it."""
     notes = (STATIC / "uplot" / "README.md").read_text(encoding="utf-8")
     noted = dict(re.findall(r"^\| (\S+) \| ([0-9a-f]{64}) \|$", notes, re.MULTILINE))
     vendored = {

@@ -45,7 +45,7 @@ async def headers(wire: Wire, sent: bytes) -> dict[str, str]:
     ],
     ids=["add", "get", "refusal", "nothing-there"],
 )
-async def test_a_listed_origin_may_read_every_answer(wire: Wire, sent: bytes) -> None:
+async def test_a_listed_origin_can_read_every_response(wire: Wire, sent: bytes) -> None:
     found = await headers(wire, sent)
     assert found["access-control-allow-origin"] == LISTED
     assert found["vary"] == "origin"
@@ -105,7 +105,7 @@ async def test_by_default_no_page_may_read_anything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "origin", ["*", "null", "app.example", f"{LISTED}/", "https://App.example", f"{LISTED}:443"]
 )
-async def test_what_no_browser_sends_as_an_origin_is_no_setting(origin: str) -> None:
+async def test_an_invalid_origin_is_refused_as_a_setting(origin: str) -> None:
     given: dict[str, Any] = {"cors_origins": f"{LISTED},{origin}"}
     with pytest.raises(StartupError, match="is no origin as browsers send it"):
         load(given)

@@ -1,4 +1,4 @@
-"""A namespace's counts in OpenMetrics: what Prometheus reads, bounded, and refused with advice."""
+"""A namespace's counts in OpenMetrics: parsed by Prometheus, bounded, and refused with advice."""
 
 import re
 from pathlib import Path
@@ -34,8 +34,7 @@ async def test_each_rolled_up_count_is_a_sample(rest: Rest, app: App) -> None:
     now_us = app.clock.now_us()
     for delta in (limits.INT64_MAX, limits.INT64_MAX, -3):
         await rest.batch_add([item(name, delta, fresh(now_us)) for name in ODD_NAMES])
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     await rest.add("*", 5, fresh(app.clock.now_us()))
     answer = await rest.http.get(PATH)
     assert answer.headers["content-type"] == (
@@ -51,8 +50,7 @@ async def test_each_rolled_up_count_is_a_sample(rest: Rest, app: App) -> None:
 async def test_a_prefix_selects(rest: Rest, app: App) -> None:
     now_us = app.clock.now_us()
     await rest.batch_add([item(name, 1, fresh(now_us)) for name in ("a", "a%", "ab", "b")])
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     answer = await rest.http.get(PATH, params={"prefix": "a"})
     assert counts_in(answer.text) == {"a": 1, "a%": 1, "ab": 1}
     assert counts_in((await rest.http.get(PATH, params={"prefix": "c"})).text) == {}
@@ -79,7 +77,7 @@ async def test_a_query_that_is_wrong_is_refused(rest: Rest, query: dict[str, str
     assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never")
 
 
-async def test_what_keeps_no_events_has_no_list(rest: Rest) -> None:
+async def test_namespaces_without_events_have_no_list(rest: Rest) -> None:
     rough = rest.within("rough")
     await rough.create("BEST_EFFORT")
     answer = await rest.http.get(rough.path(verb="metrics"))
@@ -96,8 +94,7 @@ async def test_a_key_that_may_read_the_namespace_may_scrape_it(rest: Rest, app: 
 
 
 async def test_all_processes_show_the_same_counts(tmp_path: Path) -> None:
-    """Also one that has an older count in its cache: to Prometheus a count that goes back is a
-    counter that started again."""
+    """Also one with an older cached count: Prometheus takes a decrease for a restart."""
     async with (
         running("simulated", tmp_path / "one") as one,
         running("simulated", tmp_path / "two", beside=one) as two,

@@ -3,13 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.support.app import (
-    App,
-    every_store,
-    running,
-    store_that_fails,
-    store_that_stalls,
-)
+from tests.support.app import App, every_store, running, store_that_fails, store_that_stalls
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import MINUTE, SECOND
 
@@ -21,8 +15,7 @@ async def test_a_deleted_counter_is_as_one_that_was_never_written(rest: Rest, ap
     assert (answer.status_code, answer.json()["replayed"]) == (200, False)
     assert await rest.names() == ["c"]
     assert await rest.count("a/b") == 0
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.names() == ["c"]
     assert await rest.count("a/b", "1h") == 0
     batch = await rest.batch_get(["a/b", "never"], "0s")
@@ -30,19 +23,18 @@ async def test_a_deleted_counter_is_as_one_that_was_never_written(rest: Rest, ap
 
 
 async def test_an_add_after_a_delete_counts_from_0_and_is_listed(rest: Rest, app: App) -> None:
-    """At once where the store sees the name, and otherwise when the add is rolled up."""
+    """At once if the store sees the name, and otherwise when the add is rolled up."""
     await rest.add("c", 3, fresh(app.clock.now_us()))
     await rest.delete("c", fresh(app.clock.now_us() + 1))
     app.clock.advance(SECOND)
     await rest.add("c", 5, fresh(app.clock.now_us()))
     assert await rest.count("c") == 5
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.names() == ["c"]
     assert await rest.count("c", "1h") == 5
 
 
-async def test_the_tokens_of_a_deleted_counter_keep_their_answers(rest: Rest, app: App) -> None:
+async def test_tokens_of_a_deleted_counter_keep_their_outcomes(rest: Rest, app: App) -> None:
     """At once, and when they are late: no retry counts again, and none lists the counter."""
     token, made_us = fresh(app.clock.now_us()), app.clock.now_us() + 1
     delete = fresh(made_us)
@@ -54,8 +46,7 @@ async def test_the_tokens_of_a_deleted_counter_keep_their_answers(rest: Rest, ap
         assert (await rest.add("c", 4, token)).json()["code"] == "token_conflict"
         assert (await rest.delete("c", delete)).json()["replayed"] is True
         assert (await rest.count("c"), await rest.names()) == (0, [])
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
     assert [each.get("clear", False) for each in await rest.events("c")] == [True, False]
     assert (await rest.count("c", "1h"), await rest.names()) == (0, [])
 
@@ -70,15 +61,13 @@ async def test_a_retried_delete_deletes_nothing_that_came_later(rest: Rest, app:
         answer = await rest.delete("c", delete)
         assert (answer.status_code, answer.json()["replayed"]) == (200, True)
         assert (await rest.count("c"), await rest.names()) == (2, ["c"])
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
 
 
 async def test_an_attempt_of_a_delete_that_dies_hides_nothing_that_was_rolled_up(
     fast_dir: Path,
 ) -> None:
-    """It stalls after its search while its retry finds an add, and dies before it asks for a
-    recount. In a transactional store the note itself hides the name."""
+    """It stalls after its search while its retry finds an add, and dies before its recount."""
     async with running("memory", fast_dir) as app:
         rest = app.rest
         delete = fresh(app.clock.now_us())
@@ -86,8 +75,7 @@ async def test_an_attempt_of_a_delete_that_dies_hides_nothing_that_was_rolled_up
         async def the_retry_is_acknowledged() -> None:
             await rest.add("c", 2, fresh(app.clock.now_us() + 1))
             assert (await rest.delete("c", delete)).status_code == 200
-            app.clock.advance(MINUTE)
-            await app.roll_up()
+            await app.roll_up_after(MINUTE)
             dies.enter_context(store_that_fails(app, "write_marks"))
 
         stalls = store_that_stalls(app, "write_pending", the_retry_is_acknowledged)
@@ -100,8 +88,7 @@ async def test_an_add_of_an_earlier_time_is_erased_and_lists_nothing(rest: Rest,
     early = fresh(app.clock.now_us())
     await rest.delete("c", fresh(app.clock.now_us() + SECOND))
     assert (await rest.add("c", 7, early)).json()["replayed"] is False
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert (await rest.count("c", "1h"), await rest.names()) == (0, [])
 
 
@@ -115,12 +102,10 @@ async def test_a_counter_that_is_deleted_twice_stays_deleted(rest: Rest, app: Ap
         assert (await rest.count("c"), await rest.names()) == (0, [])
     assert (await rest.add("c", 7, between)).json()["replayed"] is False
     for _ in range(2):
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
         assert (await rest.count("c", "1h"), await rest.names()) == (0, [])
     await rest.add("c", 5, fresh(app.clock.now_us()))
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert (await rest.count("c", "1h"), await rest.names()) == (5, ["c"])
 
 

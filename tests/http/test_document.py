@@ -57,7 +57,7 @@ async def test_the_first_readers_may_come_at_once_and_one_may_leave() -> None:
     assert [each.status_code for each in answers] == [200, 200, 200]
 
 
-async def test_what_readers_are_given_is_made_once() -> None:
+async def test_the_document_is_generated_once() -> None:
     """It takes as long as hundreds of adds, and a reader needs no key."""
     with (
         patch("api.routes.site.document_of", side_effect=document_of) as made,
@@ -73,11 +73,11 @@ async def test_what_readers_are_given_is_made_once() -> None:
     assert (made.call_count, shown.call_count) == (1, 1)
 
 
-def test_it_is_small(document: Any) -> None:
+def test_the_document_is_small(document: Any) -> None:
     assert len(json.dumps(document)) < BYTES_MAX
 
 
-def test_operations_have_names_tags_and_what_key_they_take(document: Any) -> None:
+def test_operations_have_names_tags_and_required_scopes(document: Any) -> None:
     operations = {each["operationId"]: each for _, each in operations_of(document)}
     assert {"addToCounter", "getCounter", "batchAdd", "batchGet", "clearCounter"} <= set(operations)
     tags = {each["name"] for each in document["tags"]}

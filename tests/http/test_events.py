@@ -1,4 +1,4 @@
-"""Looking into a counter: its events, its history, and counting it anew."""
+"""Looking into a counter: its events, its history, and its recount."""
 
 import csv
 import io
@@ -91,8 +91,7 @@ async def test_a_counter_never_written_has_no_events(rest: Rest) -> None:
 @every_store
 async def test_events_end_at_retention_and_the_count_stays(rest: Rest, app: App) -> None:
     await filled(rest, app, 5)
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     await app.pass_retention()
     assert await rest.events("c") == []
     assert await rest.count("c") == 15
@@ -112,8 +111,7 @@ async def history(rest: Rest, **params: str) -> list[Json]:
 async def test_history_adds_up_to_the_count(rest: Rest, app: App) -> None:
     start_us = app.clock.now_us()
     await filled(rest, app, 45)
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us()), "step": "10s"}
     points = await history(rest, **span)
     assert sum(point["delta"] for point in points) == 45 * 46 // 2
@@ -129,8 +127,7 @@ async def test_history_adds_up_to_the_count(rest: Rest, app: App) -> None:
 async def test_history_of_a_wider_step_is_the_same_curve(rest: Rest, app: App) -> None:
     start_us = app.clock.now_us()
     await filled(rest, app, 45)
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us())}
     fine = await history(rest, **span, step="10s")
     wide = await history(rest, **span, step="30s")
@@ -144,8 +141,7 @@ async def test_history_starts_again_at_a_clear(rest: Rest, app: App) -> None:
     await filled(rest, app, 15)
     await rest.clear("c", fresh(app.clock.now_us() - 1))
     await filled(rest, app, 3)
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us()), "step": "10s"}
     assert (await history(rest, **span))[-1]["count"] == 6
 
@@ -153,8 +149,7 @@ async def test_history_starts_again_at_a_clear(rest: Rest, app: App) -> None:
 async def test_history_is_a_table_on_request(rest: Rest, app: App) -> None:
     start_us = app.clock.now_us()
     await filled(rest, app, 25)
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us()), "step": "10s"}
     points = await history(rest, **span)
     answer = await rest.http.get(
@@ -186,8 +181,7 @@ async def test_a_span_out_of_bounds_is_refused(
 async def test_a_recount_changes_no_count(rest: Rest, app: App) -> None:
     start_us = app.clock.now_us()
     await filled(rest, app, 25)
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     answer = await rest.post(rest.path("c", "recount"), {})
     assert answer.status_code == 202, answer.text
     assert answer.json().keys() == {"namespace", "counter", "windows"}
@@ -195,8 +189,7 @@ async def test_a_recount_changes_no_count(rest: Rest, app: App) -> None:
     for _ in range(2):
         assert await rest.count("c") == 325
         assert await rest.count("c", "1h") == 325
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
     span = {"from": rfc3339(start_us), "to": rfc3339(start_us + 5 * SECOND)}
     narrow = await rest.post(rest.path("c", "recount"), span)
     assert narrow.json()["windows"] == 1

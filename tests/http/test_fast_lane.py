@@ -1,10 +1,6 @@
-"""The fast lane answers what the application answers, byte for byte.
-
-Two services in this process get the same bytes over real sockets: one has the fast lane, the other
-does not. Their clocks do not move, so that what they send back, and what they count, can be
-compared as it is. What an add and a get promise is not repeated here: those tests run both ways
-(tests/http/conftest.py).
-"""
+"""The fast lane answers like the application, byte for byte, over real sockets. The clocks of both
+services do not move, so that their responses and counts can be compared. Tests of adds and gets run
+both ways (tests/http/conftest.py)."""
 
 import json
 import re
@@ -65,7 +61,7 @@ class Pair:
         self.runner.close()
 
     def tell(self, *parts: bytes) -> bytes:
-        """Send both the same. What comes back must be the same, and so must be what was counted."""
+        """Send both the same, and compare the responses and the counts."""
         before = [Counter(each.service.tally) for each in self.both]
         answer, expected = (self.tell_one(each, *parts) for each in self.both)
         assert answer == expected
@@ -128,12 +124,12 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     return found
 
 
-#: Where a request begins.
+#: The beginnings of requests.
 REQUEST = re.compile(rb"(?=\b[A-Z]+ \S+ HTTP/1\.\d\r\n)")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_request_is_answered_and_counted_as_by_the_application(pair: Pair, name: str) -> None:
+def test_the_fast_lane_answers_like_the_application(pair: Pair, name: str) -> None:
     sent, expected = CASES[name]
     alone: list[int] = []
     for each in filter(bytes.strip, REQUEST.split(sent)):
@@ -146,7 +142,7 @@ def test_a_request_is_answered_and_counted_as_by_the_application(pair: Pair, nam
     assert together in (expected, [*expected, 200])
 
 
-async def test_the_application_answers_them_without_the_folder_of_the_fast_lane(
+async def test_the_application_works_without_the_fast_lane(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("api.fastlane", "api.fastlane.lane"):
@@ -231,10 +227,10 @@ FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @settings(max_examples=25, suppress_health_check=FIXTURES)
 @given(st.lists(PIECES, min_size=1, max_size=8), ENDS, st.data())
-def test_any_row_of_requests_is_answered_as_by_the_application(
+def test_any_sequence_of_requests_is_answered_like_the_application(
     pair: Pair, pieces: list[bytes], end: bytes, data: st.DataObject
 ) -> None:
-    """Pipelined or not, cut where it likes."""
+    """Pipelined or not, cut anywhere."""
     sent = b"".join(pieces) + end
     cuts = sorted(data.draw(st.sets(st.integers(1, len(sent) - 1), max_size=4)))
     pair.tell(*(sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)))
@@ -253,7 +249,7 @@ def batch(*items: tuple[int, str, int, int]) -> bytes:
 
 
 @pytest.mark.parametrize("namespace", ["default", "eventual", "quick", "none"])
-def test_a_batch_is_answered_as_by_the_models(pair: Pair, namespace: str) -> None:
+def test_a_batch_is_answered_like_the_models(pair: Pair, namespace: str) -> None:
     """One service reads it the quick way, the other the longer way."""
     now_us = pair.now_us()
     late_us, ahead_us = now_us - MINUTE, now_us + MINUTE
@@ -282,13 +278,13 @@ def test_a_batch_is_answered_as_by_the_models(pair: Pair, namespace: str) -> Non
 
 
 def adds_total(pair: Pair) -> dict[str, int]:
-    """What the metrics of the one with the fast lane say of adds."""
+    """The adds in the metrics of the service with the fast lane."""
     text = pair.runner.run(pair.fast.tell(request("GET", "/metrics", CLOSE))).decode()
     found = re.findall(r'counter_adds_total\{outcome="(\w+)"\} (\d+)', text)
     return {outcome: int(number) for outcome, number in found}
 
 
-def test_each_add_is_tallied_once_as_what_became_of_it(sqlite: Pair) -> None:
+def test_each_add_is_tallied_once_by_its_outcome(sqlite: Pair) -> None:
     """Those that are handed on to the handler too."""
     now_us = sqlite.now_us()
     late = add(3_002, counter="m", time_us=now_us - MINUTE)

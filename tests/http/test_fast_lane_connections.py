@@ -1,4 +1,4 @@
-"""Connections with a fast lane: what clients do to them, and how they end."""
+"""Connections with a fast lane: hostile clients, and their ends."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, post
 from tests.support.waiting import eventually
 from tests.support.wire import Run, Wire, rest_of, served, statuses, turns, wired
 
-#: What the machine keeps for a connection and way: little, so that it is soon full.
+#: The kernel's buffers of a connection in each direction: small, so that they are soon full.
 SOCKET_BYTES = 16_384
 #: No request is asked for so often that its answers would fit anywhere.
 FLOOD_BYTES = 16 * 1024 * 1024
@@ -68,10 +68,7 @@ class Held:
     async def reached(self, events: int = 1) -> None:
         """Wait until so many events are held."""
 
-        async def are() -> bool:
-            return sum(self.calls) >= events
-
-        await eventually(are, f"{events} adds reach the store")
+        await eventually(lambda: sum(self.calls) >= events, f"{events} adds reach the store")
 
 
 @contextmanager
@@ -125,7 +122,7 @@ def test_nothing_overtakes_an_add_that_is_under_way(run: Run, wire: Wire) -> Non
 def test_one_that_is_cut_off_for_junk_delays_no_other(
     run: Run, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its answer finds the connection closed; others wait for theirs in the same turn."""
+    """Its response finds the connection closed; other clients wait for theirs in the same turn."""
 
     async def check() -> None:
         with held(wire) as store:
@@ -145,7 +142,7 @@ def test_one_that_is_cut_off_for_junk_delays_no_other(
 
 
 @pytest.mark.parametrize("behind", [b"", add(301, counter="gone"), get("gone"), b"GET /"])
-def test_one_that_hangs_up_before_its_answer_delays_no_other(
+def test_a_client_that_disconnects_early_delays_no_other(
     run: Run, wire: Wire, behind: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
@@ -169,10 +166,7 @@ def test_one_that_hangs_up_before_its_answer_delays_no_other(
 
 
 async def all_closed(wire: Wire) -> None:
-    async def are() -> bool:
-        return not wire.connections
-
-    await eventually(are, "every connection is closed")
+    await eventually(lambda: not wire.connections, "every connection is closed")
 
 
 class Flood:
@@ -189,7 +183,7 @@ class Flood:
         self._sent = 0
 
     async def until_it_stalls(self) -> None:
-        """Send until nobody takes any more."""
+        """Send until the connection takes no more."""
         many = self._request * (65_536 // len(self._request) + 1)
         stalls = 0
         while stalls < STALLS:
@@ -203,7 +197,7 @@ class Flood:
             await turns(1)
 
     def check_what_is_held(self) -> None:
-        """What the service keeps for this client is little."""
+        """The service keeps little for this client."""
         mine = self.socket.getsockname()
         (protocol,) = (each for each in self._wire.connections if each.client == mine)
         assert protocol.transport.get_write_buffer_size() < HELD_BYTES_MAX
@@ -230,7 +224,7 @@ class Flood:
     ids=["get-at-hand", "get", "add", "get-over-asgi"],
 )
 def test_a_client_that_reads_nothing_is_not_kept_for(run: Run, wire: Wire, request_: bytes) -> None:
-    """It is no longer read from, others are served, and when it reads all the answers come."""
+    """It is not read any more, other clients are served, and later it gets all responses."""
 
     async def check() -> None:
         await wire.tell(request_ + LAST)
@@ -310,7 +304,7 @@ def test_a_request_that_never_ends_times_out_whatever_came_before(run: Run, hast
         cases = [(before, part) for before in (b"", at_hand, get("s"), add(701)) for part in parts]
         answers = await asyncio.gather(*(hasty.tell(*case) for case in cases))
         for (before, _), received in zip(cases, answers, strict=True):
-            # What came whole was answered; a time-out does not wait for it.
+            # Whole requests were answered; a time-out does not wait for them.
             assert statuses(received) in ([408], [200, 408][0 if before else 1 :])
             assert b'"code": "request_timeout"' in received
         at_once = answers[len(parts) : 2 * len(parts)]
@@ -320,7 +314,7 @@ def test_a_request_that_never_ends_times_out_whatever_came_before(run: Run, hast
 
 
 @pytest.mark.parametrize("part", [add(711)[:60], add(711)[:-9], get()[:-1]])
-def test_a_time_out_is_not_reported_as_the_answer_to_an_add_before(
+def test_a_time_out_is_not_the_response_to_an_earlier_add(
     run: Run, hasty: Wire, part: bytes
 ) -> None:
     """Which counts, however long it takes."""
@@ -349,7 +343,7 @@ def test_a_time_out_is_not_reported_as_the_answer_to_an_add_before(
     ],
     ids=["gets", "gets-over-asgi", "body"],
 )
-def test_what_comes_before_a_head_is_no_part_of_it(run: Run, curt: Wire, much: bytes) -> None:
+def test_bytes_before_a_head_are_not_part_of_it(run: Run, curt: Wire, much: bytes) -> None:
     """A head has a largest size. It may begin at the end of much else."""
 
     async def check() -> None:
@@ -363,7 +357,7 @@ def test_what_comes_before_a_head_is_no_part_of_it(run: Run, curt: Wire, much: b
     run(check())
 
 
-def test_a_shutdown_lets_an_add_under_way_be_answered(run: Run, tmp_path: Path) -> None:
+def test_a_shutdown_waits_for_an_add_in_flight(run: Run, tmp_path: Path) -> None:
     """Then its connection is closed, as idle ones are at once."""
 
     async def check() -> None:

@@ -1,4 +1,4 @@
-"""When the store fails, stalls or fills up: an honest answer, and the token tells the rest."""
+"""When the store fails, stalls or fills up: unknown outcomes, which the token resolves."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -32,10 +32,7 @@ async def test_a_write_that_failed_is_unknown_until_it_is_sent_again(
     token = fresh(app.clock.now_us())
     with store_that_fails(app, method, after=lands):
         assert_problem(
-            await send(rest, token),
-            *(503, "store_unavailable"),
-            applied=None,
-            retry="same_token",
+            await send(rest, token), *(503, "store_unavailable"), applied=None, retry="same_token"
         )
     again = await send(rest, token)
     assert again.status_code == 200
@@ -83,8 +80,8 @@ async def test_a_rollup_that_failed_is_done_by_the_next(app: App, method: str, a
 
 
 @pytest.mark.parametrize("storage", ["memory"])
-async def test_a_rollup_whose_sums_failed_is_done_by_the_next(app: App) -> None:
-    """The other stores sum windows where they find them dirty."""
+async def test_a_failed_rollup_is_repeated_by_the_next(app: App) -> None:
+    """Other stores sum the dirty windows."""
     await fail_and_roll_up_again(app, "sums", after=False)
 
 
@@ -173,8 +170,7 @@ async def test_a_write_that_lands_in_a_closed_window_counts_once_it_is_resolved(
     await rest.add("c", 10, fresh(app.clock.now_us()))
 
     async def the_window_closes() -> None:
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
 
     with store_that_stalls(app, "append", the_window_closes):
         answer = await rest.add("c", 1, token)
@@ -182,8 +178,7 @@ async def test_a_write_that_lands_in_a_closed_window_counts_once_it_is_resolved(
     assert (await rest.add("c", 1, token)).json()["replayed"] is True
     for _ in range(3):
         assert await rest.count("c") == 11
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
         assert await rest.count("c", "1h") == 11
 
 
@@ -195,8 +190,7 @@ async def test_an_atomic_write_that_lands_in_a_closed_window_was_voided_by_the_w
     token = fresh(app.clock.now_us())
 
     async def the_window_closes() -> None:
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
 
     with store_that_stalls(app, "append_atomic", the_window_closes):
         answer = await rest.atomic_add([("c", 1), ("d", 1)], token)
@@ -205,8 +199,7 @@ async def test_an_atomic_write_that_lands_in_a_closed_window_was_voided_by_the_w
         again = await rest.atomic_add([("c", 1), ("d", 1)], token)
         assert_problem(again, 410, "token_too_old", applied=False, retry="new_token")
         assert [await rest.count(counter) for counter in ("c", "d")] == [0, 0]
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
 
 
 async def test_half_an_atomic_add_is_made_whole_by_the_worker(stallable: App) -> None:
@@ -221,8 +214,7 @@ async def test_half_an_atomic_add_is_made_whole_by_the_worker(stallable: App) ->
     with patch.object(app.store.events, "append_atomic", lands_half):
         answer = await rest.atomic_add([("c", 1), ("d", 2)], token)
     assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert [await rest.count(counter) for counter in ("c", "d")] == [1, 2]
     assert [await rest.count(counter, "1h") for counter in ("c", "d")] == [1, 2]
     again = await rest.atomic_add([("c", 1), ("d", 2)], token)
@@ -248,13 +240,12 @@ async def test_a_write_that_lands_after_its_token_was_voided_never_counts(
     for _ in range(3):
         assert (await send(rest, token)).status_code == 410
         assert await rest.count("c") == 10
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
         assert await rest.count("c", "1h") == 10
 
 
 async def test_a_full_database_refuses_writes_loses_nothing_and_heals(fast_dir: Path) -> None:
-    """SQLite itself is told that it may not grow: the same fault as a full disk's."""
+    """A page limit of SQLite: the same fault as a full disk's."""
     async with running("sqlite", fast_dir) as app:
         rest = app.rest
         await rest.add("before", 1, fresh(app.clock.now_us()))
@@ -283,8 +274,7 @@ async def test_a_full_database_refuses_writes_loses_nothing_and_heals(fast_dir: 
 
 
 async def test_a_write_that_is_cut_off_anywhere_leaves_nothing_half_known(fast_dir: Path) -> None:
-    """Counters, marks and sums of a write that was undone: taken for made, its events would never
-    be rolled up, or would be another counter's."""
+    """Counters, marks and sums of an undone write are forgotten, or its events would be lost."""
     async with running("sqlite", fast_dir) as app:
         rest, refused, names = app.rest, 0, []
         for steps in range(1, 700, 6):
@@ -308,8 +298,7 @@ async def test_a_write_that_is_cut_off_anywhere_leaves_nothing_half_known(fast_d
         for staleness in ("0s", "1h"):
             results = (await rest.batch_get(names, staleness)).json()["results"]
             assert [each["counter"] for each in results if each["count"] != 1] == []
-            app.clock.advance(MINUTE)
-            await app.roll_up()
+            await app.roll_up_after(MINUTE)
             await app.restart()
             rest = app.rest
         for name in names:

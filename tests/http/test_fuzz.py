@@ -1,8 +1,6 @@
-"""Whatever the OpenAPI document allows, and what it does not: only answers that it names.
-
-Every run tries the same; `FUZZ_EXAMPLES=2000 FUZZ_SEED=7 ./scripts/test tests/http/test_fuzz.py
---timeout=0` tries more, and others.
-"""
+"""Any request, valid by the OpenAPI document or not: only documented responses. Each run tries the
+same; `FUZZ_EXAMPLES=2000 FUZZ_SEED=7 ./scripts/test tests/http/test_fuzz.py --timeout=0` tries
+more."""
 
 import asyncio
 import os
@@ -95,7 +93,7 @@ class Desk:
         return self.schema[path][method].as_strategy(generation_mode=mode)
 
     def send(self, case: Case[Any]) -> httpx.Response:
-        """The answer to *case*, byte for byte what a client would have sent."""
+        """The response to *case*, byte for byte as a client would have sent it."""
         made = requests.Request(**case.as_transport_kwargs(base_url="http://test")).prepare()
         note(f"{made.method} {made.url} {made.headers} {made.body!r}")
 
@@ -149,7 +147,7 @@ def aim(desk: Desk, case: Case[Any], data: st.DataObject) -> None:
 
 
 def tried(mode: GenerationMode) -> list[tuple[str, str]]:
-    """The operations that can be asked so: where nothing is asked for, nothing can be wrong."""
+    """The operations with parameters: others cannot be wrong."""
     return [each for each in OPERATIONS if mode.is_positive or "{" in each[1] or "POST" in each]
 
 
@@ -158,7 +156,7 @@ def tried(mode: GenerationMode) -> list[tuple[str, str]]:
     [(mode, *each) for mode in GenerationMode for each in tried(mode)],
     ids=lambda part: part,
 )
-def test_every_answer_is_one_that_the_document_names(
+def test_every_response_is_in_the_document(
     desk: Desk, mode: GenerationMode, method: str, path: str
 ) -> None:
     @FUZZ

@@ -23,8 +23,8 @@ async def wire(fast_dir: Path, way: dict[str, Any]) -> AsyncIterator[Wire]:
         yield each
 
 
-async def told(wire: Wire, *parts: bytes) -> bytes:
-    """What comes back until the service closes, for *parts* and the end after them."""
+async def exchange(wire: Wire, *parts: bytes) -> bytes:
+    """All bytes until the service closes, for *parts* and the end after them."""
     reader, writer = await wire.connect()
     try:
         for part in parts:
@@ -57,10 +57,10 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-async def test_it_gets_the_answers_to_whole_requests(wire: Wire, kind: str) -> None:
+async def test_a_half_closed_client_gets_responses_to_whole_requests(wire: Wire, kind: str) -> None:
     """Regression: the connection was closed at the end, whatever was being counted."""
     parts, expected, count = WHOLE[kind]
-    assert statuses(await told(wire, *parts)) == expected
+    assert statuses(await exchange(wire, *parts)) == expected
     assert await wire.app.rest.count("c") == count
     await nothing_is_open(wire)
 
@@ -74,9 +74,9 @@ UNFINISHED = {
 
 
 @pytest.mark.parametrize("kind", UNFINISHED)
-async def test_an_unfinished_request_ends_without_an_answer(wire: Wire, kind: str) -> None:
-    assert await told(wire, UNFINISHED[kind]) == b""
-    assert statuses(await told(wire, get(), UNFINISHED[kind])) in ([], [200])
+async def test_an_unfinished_request_ends_without_a_response(wire: Wire, kind: str) -> None:
+    assert await exchange(wire, UNFINISHED[kind]) == b""
+    assert statuses(await exchange(wire, get(), UNFINISHED[kind])) in ([], [200])
     assert await wire.app.rest.count("c") == 0
     await nothing_is_open(wire)
 
@@ -114,7 +114,6 @@ async def test_a_live_stream_ends(wire: Wire) -> None:
 
 
 async def nothing_is_open(wire: Wire) -> None:
-    async def is_over() -> bool:
-        return not wire.connections and not wire.server.shared.tasks
-
-    await eventually(is_over, "the end of the connection")
+    await eventually(
+        lambda: not wire.connections and not wire.server.shared.tasks, "the end of the connection"
+    )

@@ -32,7 +32,7 @@ def storage() -> str:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_it_has_the_head_of_a_get_and_no_body(rest: Rest, app: App, path: str) -> None:
+async def test_head_has_the_head_of_a_get_and_no_body(rest: Rest, app: App, path: str) -> None:
     await rest.add("c", 1, fresh(app.clock.now_us()))
     get, head = await rest.http.get(path, headers=ID), await rest.http.head(path, headers=ID)
     assert head.status_code == get.status_code
@@ -52,7 +52,7 @@ async def test_the_count_of_a_counter_has_a_head(rest: Rest) -> None:
     assert head.headers == get.headers
 
 
-async def test_what_has_no_get_has_no_head(rest: Rest) -> None:
+async def test_a_route_without_get_has_no_head(rest: Rest) -> None:
     answer = await rest.http.head(rest.path("c", "add"))
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"

@@ -1,4 +1,4 @@
-"""What the service tells of itself: its rollup by shards, and adds by outcome."""
+"""The service's reports: its rollup by shards, and adds by outcome."""
 
 import asyncio
 from pathlib import Path
@@ -29,20 +29,18 @@ async def test_each_shard_has_its_watermark_and_how_far_it_is_behind(rest: Rest,
     for each in after["shards"]:
         assert each["overdue_seconds"] == 0
         assert 5 < each["lag_seconds"] < 60
-        # Nobody rolls up here but the test.
+        # Only the test rolls up here.
         assert each["owner"] is None
 
 
-async def test_where_one_process_has_all_it_is_the_owner(tmp_path: Path) -> None:
+async def test_a_single_process_owns_all_shards(tmp_path: Path) -> None:
     async with running("sqlite", tmp_path) as app:
         app.application.health.rolls_up = True
         (shard,) = (await app.http.get("/v1/namespaces/default/shards")).json()["shards"]
         assert shard["owner"]
 
 
-async def test_where_several_share_the_work_it_is_the_worker_whose_share_it_is_in(
-    tmp_path: Path,
-) -> None:
+async def test_each_shard_is_owned_by_its_worker(tmp_path: Path) -> None:
     async with running("simulated", tmp_path) as app:
         path = "/v1/namespaces/default/shards"
         assert {each["owner"] for each in (await app.http.get(path)).json()["shards"]} == {None}
@@ -77,7 +75,7 @@ async def test_the_busiest_counters_come_first(rest: Rest, app: App) -> None:
     assert len((await rest.http.get(path, params={"span": "1m"})).json()["counters"]) == 3
 
 
-async def test_what_was_added_before_the_question_is_busy(rest: Rest, app: App) -> None:
+async def test_earlier_adds_count_as_busy(rest: Rest, app: App) -> None:
     for name in ("a", "b"):
         await rest.add(name, 1, fresh(app.clock.now_us()))
         found = (await rest.http.get(rest.path(verb="busiest"))).json()["counters"]
@@ -137,12 +135,12 @@ async def test_spans_that_differ_by_less_than_a_second_share_a_look(
     ("name", "value"),
     [("limit", "0"), ("limit", "101"), ("span", "1ms"), ("span", "2m"), ("x", "1")],
 )
-async def test_what_is_busy_is_asked_for_within_bounds(name: str, value: str, rest: Rest) -> None:
+async def test_the_query_for_busy_counters_is_bounded(name: str, value: str, rest: Rest) -> None:
     answer = await rest.http.get("/v1/namespaces/default/busiest", params={name: value})
     assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never", names=(name,))
 
 
-async def test_adds_are_reported_by_what_became_of_them(rest: Rest, app: App) -> None:
+async def test_adds_are_reported_by_outcome(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     for delta in (1, 1, 2):
         await rest.add("c", delta, token)

@@ -77,7 +77,7 @@ async def test_without_keys_the_first_one_is_not_made_over_http(app: App) -> Non
 
 
 @pytest.mark.parametrize("scope", [Scope.READ, Scope.WRITE])
-async def test_it_takes_the_scope_admin(app: App, scope: Scope) -> None:
+async def test_keys_need_the_scope_admin(app: App, scope: Scope) -> None:
     holder = await hand_out(app, scope)
     for answer in (
         await app.http.get("/v1/keys", headers=holder),
@@ -114,7 +114,7 @@ async def test_no_key_reaches_beyond_the_one_that_creates_it(
     assert list(await app.store.keys.api_keys()) == before
 
 
-async def test_what_a_new_key_leaves_out_it_inherits(app: App) -> None:
+async def test_a_new_key_inherits_omitted_settings(app: App) -> None:
     holder = await hand_out(
         app, Scope.ADMIN, "shop-*", adds_per_s=100.0, expires_at_us=START_US + 10 * DAY
     )
@@ -129,7 +129,7 @@ async def test_what_a_new_key_leaves_out_it_inherits(app: App) -> None:
     assert made_key["expires_at"] == own["expires_at"]
 
 
-async def test_keys_of_others_do_not_exist(app: App) -> None:
+async def test_keys_beyond_its_namespaces_look_missing(app: App) -> None:
     everything = await hand_out(app, Scope.ADMIN)
     others = (await create(app, everything, ["shop-1", "other"])).json()["id"]
     holder = await hand_out(app, Scope.ADMIN, "shop-*")
@@ -200,7 +200,7 @@ async def test_the_audit_log_has_both_acts_and_no_log_has_a_secret(
     by = admin["Authorization"].split("_")[1]
     with caplog.at_level(logging.DEBUG):
         created = (await create(app, admin, ["default"])).json()
-        # As someone might who found a key where it should not be.
+        # Like a person who found a leaked key.
         assert (await revoke(app, admin, created["key"])).status_code == 404
         await revoke(app, admin, created["id"])
     acts = [vars(each)["fields"] for each in caplog.records if each.name == "counter.audit"]

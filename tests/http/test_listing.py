@@ -58,8 +58,7 @@ async def test_a_counter_may_have_any_name(rest: Rest, app: App, name: str) -> N
     assert (answer.json()["counter"], answer.json()["count"]) == (name, 7)
     assert len(await rest.events(name)) == 2
     assert await rest.names() == [name]
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.count(name, "1h") == 7
 
 
@@ -90,7 +89,7 @@ async def test_normal_forms_are_kept_apart(rest: Rest, app: App) -> None:
     assert await rest.count("e\u0301") == 2
 
 
-async def test_only_what_was_written_is_listed(rest: Rest, app: App) -> None:
+async def test_only_written_counters_are_listed(rest: Rest, app: App) -> None:
     await rest.count("read")
     await rest.add("late", 1, fresh(app.clock.now_us() - MINUTE))
     await rest.add("future", 1, fresh(app.clock.now_us() + MINUTE))
@@ -118,11 +117,10 @@ async def test_a_listing_survives_a_restart(app: App) -> None:
     assert await app.rest.names() == sorted(ODD_NAMES)
 
 
-async def test_a_list_with_counts_says_what_they_are_exact_as_of(rest: Rest, app: App) -> None:
+async def test_a_list_with_counts_reports_their_time(rest: Rest, app: App) -> None:
     now_us = app.clock.now_us()
     await rest.batch_add([item(name, 3, fresh(now_us)) for name in ("a/b", "c", "d")])
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     await rest.add("c", 4, fresh(app.clock.now_us()))
     path = f"{rest.path(verb='counters')}?counts=true&limit=2"
     page = (await rest.http.get(path)).json()
@@ -191,7 +189,7 @@ async def test_too_many_counters_to_order_are_refused_with_advice(
         ("order=-count&page=WyJ4IiwgInZpZXdzIl0", "page"),
     ],
 )
-async def test_a_list_refuses_what_it_cannot_read(rest: Rest, query: str, named: str) -> None:
+async def test_a_list_refuses_invalid_parameters(rest: Rest, query: str, named: str) -> None:
     answer = await rest.http.get(f"{rest.path(verb='counters')}?{query}")
     assert answer.status_code == 400
     assert named in answer.json()["detail"]

@@ -1,4 +1,4 @@
-"""A count as it changes: told at once and when it changes, and only for as long as it may be."""
+"""A count as it changes: its first value, each change, and its end."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def storage() -> str:
 
 
 class Watcher:
-    """A client of one stream, by ASGI: what httpx has for that waits for the end of all."""
+    """A client of one stream, by ASGI: httpx would wait for the end of all."""
 
     def __init__(
         self, app: App, path: str, headers: dict[str, str], method: str, client: object
@@ -70,10 +70,7 @@ class Watcher:
     async def until(self, count: int) -> None:
         """Wait for so many events."""
 
-        async def come() -> bool:
-            return len(self.events) >= count
-
-        await eventually(come, f"{count} events of {self.text!r}")
+        await eventually(lambda: len(self.events) >= count, f"{count} events of {self.text!r}")
 
 
 @asynccontextmanager
@@ -93,7 +90,7 @@ async def watching(
         await asyncio.wait_for(watcher.task, 30)
 
 
-async def test_it_reports_the_count_and_then_each_change(rest: Rest, app: App) -> None:
+async def test_a_stream_reports_the_count_and_then_each_change(rest: Rest, app: App) -> None:
     async with watching(app) as watcher:
         for count in (1, 2):
             await watcher.until(count)
@@ -105,7 +102,7 @@ async def test_it_reports_the_count_and_then_each_change(rest: Rest, app: App) -
     assert set(watcher.events[0][1]) == {"namespace", "counter", "count", "as_of", "accuracy"}
 
 
-async def test_all_who_watch_one_counter_share_its_looks(app: App) -> None:
+async def test_watchers_of_one_counter_share_its_reads(app: App) -> None:
     live = app.application.live
     async with watching(app) as one, watching(app) as other:
         await one.until(1)
@@ -115,7 +112,7 @@ async def test_all_who_watch_one_counter_share_its_looks(app: App) -> None:
     assert (live.streams.open, live._watches) == (0, {})
 
 
-async def test_no_more_are_begun_than_there_may_be(rest: Rest, app: App) -> None:
+async def test_the_number_of_streams_is_bounded(rest: Rest, app: App) -> None:
     app.application.live.streams.most = 1
     async with watching(app) as watcher:
         await watcher.until(1)
@@ -127,7 +124,7 @@ async def test_no_more_are_begun_than_there_may_be(rest: Rest, app: App) -> None
 
 @pytest.mark.parametrize("share", ["key", "address"])
 async def test_neither_a_key_nor_an_address_takes_all_streams(tmp_path: Path, share: str) -> None:
-    """What one has, and gives back, is no other's."""
+    """A stream that ends frees its own place only."""
     async with running("memory", tmp_path) as app:
         live = app.application.live
         live.streams.by_key.most = 2 if share == "key" else 0
@@ -153,7 +150,7 @@ async def test_neither_a_key_nor_an_address_takes_all_streams(tmp_path: Path, sh
         assert live.streams.by_key._held == live.streams.by_address._held == {}
 
 
-async def test_it_ends_with_the_process(app: App) -> None:
+async def test_a_stream_ends_with_the_process(app: App) -> None:
     async with watching(app) as watcher:
         await watcher.until(1)
         app.application.drain()
@@ -180,7 +177,7 @@ async def test_a_store_in_trouble_is_reported_and_so_is_its_end(rest: Rest, app:
     assert watcher.events[1][1]["code"] == "store_unavailable"
 
 
-async def test_it_ends_with_the_namespace(rest: Rest, app: App) -> None:
+async def test_a_stream_ends_with_the_namespace(rest: Rest, app: App) -> None:
     spare = rest.within("spare")
     await spare.create("ACCURATE")
     async with watching(app, spare.path("c", "live")) as watcher:
@@ -222,9 +219,7 @@ async def test_silence_is_broken_by_a_comment(tmp_path: Path) -> None:
             patch("api.routes.live._AGAIN_S", 1e9),
         ):
             async with watching(app) as watcher:
-
-                async def beats() -> bool:
-                    return watcher.text.count(": still here\n\n") >= 2
-
-                await eventually(beats, "two heartbeats")
+                await eventually(
+                    lambda: watcher.text.count(": still here\n\n") >= 2, "two heartbeats"
+                )
         assert len(watcher.counts) == 1

@@ -66,13 +66,13 @@ async def test_a_client_may_say_how_long_it_waits(wire: Wire, http: httpx.AsyncC
     assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
 
 
-async def test_a_time_that_is_none_is_refused(wire: Wire, http: httpx.AsyncClient) -> None:
+async def test_an_invalid_request_timeout_is_refused(wire: Wire, http: httpx.AsyncClient) -> None:
     refused = await add(wire, http, Request_Timeout="soon")
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_parameter")
     assert "Request-Timeout" in refused.json()["detail"]
 
 
-async def test_bodies_that_there_is_no_room_for_are_not_read(
+async def test_bodies_beyond_the_memory_bound_are_not_read(
     wire: Wire, http: httpx.AsyncClient
 ) -> None:
     bodies = wire.app.application.pipeline.shedder.bodies

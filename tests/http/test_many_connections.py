@@ -1,4 +1,4 @@
-"""What happens when connections are many: those that are used stay, and others get in."""
+"""Many connections: those in use stay, and new ones get in."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -
 
 @pytest.fixture(scope="module")
 def own(authority: Authority) -> Signed:
-    """What the service shows."""
+    """The certificate of the service."""
     return authority.sign()
 
 
@@ -46,10 +46,7 @@ def all_closed(run: Run, wire: Wire) -> Iterator[None]:
     """Each test begins without connections."""
     yield
 
-    async def are() -> bool:
-        return not wire.connections
-
-    run(eventually(are, "every connection is closed"))
+    run(eventually(lambda: not wire.connections, "every connection is closed"))
 
 
 def shared(wire: Wire) -> Connections:
@@ -101,7 +98,7 @@ def test_a_health_check_gets_in_when_all_are_used(run: Run, wire: Wire) -> None:
     run(check())
 
 
-def test_so_many_health_checks_and_no_more(run: Run, wire: Wire) -> None:
+def test_the_number_of_health_checks_is_bounded(run: Run, wire: Wire) -> None:
     async def check() -> None:
         with patch("api.server.protocol.CONNECTIONS_SPARE", 2):
             used = [await wire.connect() for _ in range(CONNECTIONS)]
@@ -184,7 +181,7 @@ def test_an_address_has_no_more_than_its_share(
 def test_connections_without_a_handshake_block_no_client(
     run: Run, secure: Wire, authority: Authority, begun: bytes
 ) -> None:
-    """The oldest goes for each new one; those that have sent nothing before others."""
+    """The oldest goes for each new one; those that have sent nothing go first."""
 
     async def check() -> None:
         with patch("api.server.tls.HANDSHAKES_MAX", FEW):

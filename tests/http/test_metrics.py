@@ -1,4 +1,4 @@
-"""What the metrics say of adds, of the store and of the cache, and /readyz of what is missing."""
+"""The metrics of adds, of the store and of the cache, and the problems in /readyz."""
 
 import re
 from unittest.mock import AsyncMock, patch
@@ -12,7 +12,7 @@ from tests.support.rest import Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND, rfc3339
 
 
-class Told:
+class Samples:
     """Numbers that the metrics gained since it was made, or since it was last asked."""
 
     def __init__(self, rest: Rest) -> None:
@@ -20,7 +20,7 @@ class Told:
         self._before: dict[str, float] = {}
 
     async def gained(self, family: str) -> dict[str, float]:
-        """By the values of the labels; what did not change is left out."""
+        """By the values of the labels; unchanged samples are left out."""
         text = (await self._rest.http.get("/metrics")).text
         found = re.findall(rf"^({family}(?:{{.*}})?) (\S+)$", text, re.MULTILINE)
         now = {sample: float(value) for sample, value in found}
@@ -34,19 +34,19 @@ class Told:
 
 
 @pytest.fixture
-def told(rest: Rest) -> Told:
-    return Told(rest)
+def samples(rest: Rest) -> Samples:
+    return Samples(rest)
 
 
 async def test_adds_that_were_refused_and_of_unknown_outcome_are_distinguished(
-    rest: Rest, app: App, told: Told
+    rest: Rest, app: App, samples: Samples
 ) -> None:
     """Of the one nothing was written, the other may be counted."""
     now_us = app.clock.now_us()
 
     async def outcome(**given: object) -> dict[str, float]:
         await rest.add("c", 1, **({"token": fresh(app.clock.now_us())} | given))  # type: ignore[arg-type]
-        return await told.gained("counter_adds_total")
+        return await samples.gained("counter_adds_total")
 
     assert await outcome() == {"original": 1}
     assert await outcome(token=fresh(now_us + HOUR)) == {"refused": 1}
@@ -59,7 +59,7 @@ async def test_adds_that_were_refused_and_of_unknown_outcome_are_distinguished(
     assert await outcome(token=fresh(now_us - MINUTE)) == {"voided": 1}
 
 
-async def test_each_add_of_a_batch_is_reported(rest: Rest, app: App, told: Told) -> None:
+async def test_each_add_of_a_batch_is_reported(rest: Rest, app: App, samples: Samples) -> None:
     now_us = app.clock.now_us()
     items = [
         item("a", 1, fresh(now_us)),
@@ -67,57 +67,61 @@ async def test_each_add_of_a_batch_is_reported(rest: Rest, app: App, told: Told)
         item("c", 1, fresh(now_us)),
     ]
     await rest.batch_add(items)
-    assert await told.gained("counter_adds_total") == {"original": 2, "refused": 1}
+    assert await samples.gained("counter_adds_total") == {"original": 2, "refused": 1}
     with store_that_fails(app, "append"):
         await rest.batch_add([item("a", 1, fresh(now_us)), item("b", 1, fresh(now_us))])
-    assert await told.gained("counter_adds_total") == {"unknown": 2}
+    assert await samples.gained("counter_adds_total") == {"unknown": 2}
 
 
-async def test_best_effort_adds_are_reported_as_what_they_are(
-    rest: Rest, app: App, told: Told
+async def test_best_effort_adds_are_reported_as_such(
+    rest: Rest, app: App, samples: Samples
 ) -> None:
     path = "/v1/namespaces/rough"
     made = await rest.http.put(path, json={"counter_type": "BEST_EFFORT"})
     assert made.status_code == 201, made.text
     await rest.http.post(f"{path}/counters/c/add", json={"delta": 1})
-    assert await told.gained("counter_adds_total") == {"best_effort": 1}
+    assert await samples.gained("counter_adds_total") == {"best_effort": 1}
     down = AsyncMock(return_value=[CacheUnavailableError("planted")])
     with patch.object(app.application.cache, "increment_many", down):
         await rest.http.post(f"{path}/counters/c/add", json={"delta": 1})
-    assert await told.gained("counter_adds_total") == {"unknown": 1}
+    assert await samples.gained("counter_adds_total") == {"unknown": 1}
 
 
-async def test_requests_are_reported_by_route_and_status(rest: Rest, app: App, told: Told) -> None:
-    """By the route's template: what a client may choose makes no series."""
+async def test_requests_are_reported_by_route_and_status(
+    rest: Rest, app: App, samples: Samples
+) -> None:
+    """By the route's template: values of clients make no series."""
     await rest.add("any/name", 1, fresh(app.clock.now_us()))
     await rest.add("other", 1, fresh(app.clock.now_us() + HOUR))
     await rest.http.get("/v1/any/thing")
     await rest.http.get("/any/thing")
     route = "POST /v1/namespaces/{namespace}/counters/{counter}/add"
-    gained = await told.gained("counter_requests_total")
+    gained = await samples.gained("counter_requests_total")
     assert gained == {f"{route} 200": 1, f"{route} 400": 1, "other 404": 2}
 
 
 @pytest.mark.parametrize("storage", ["sqlite"])
-async def test_group_commits_marks_and_calls_are_reported(rest: Rest, app: App, told: Told) -> None:
+async def test_group_commits_marks_and_calls_are_reported(
+    rest: Rest, app: App, samples: Samples
+) -> None:
     for family in ("counter_commit_events_count", "counter_marks_total"):
-        await told.gained(family)
-    await told.gained("counter_store_call_duration_seconds_count")
+        await samples.gained(family)
+    await samples.gained("counter_store_call_duration_seconds_count")
     now_us = app.clock.now_us()
     await rest.batch_add([item(name, 1, fresh(now_us)) for name in "aab"])
-    assert await told.gained("counter_commit_events_count") == {"": 1}
-    assert await told.gained("counter_commit_events_sum") == {"": 3}
-    assert await told.gained("counter_marks_total") == {}
+    assert await samples.gained("counter_commit_events_count") == {"": 1}
+    assert await samples.gained("counter_commit_events_sum") == {"": 3}
+    assert await samples.gained("counter_marks_total") == {}
     # The commit, and the look of each scrape whether the store can be written.
-    calls = await told.gained("counter_store_call_duration_seconds_count")
+    calls = await samples.gained("counter_store_call_duration_seconds_count")
     assert calls["write"] >= 1
     await rest.http.get("/v1/namespaces/default/counters/a", params={"max_staleness": "1h"})
-    assert await told.gained("counter_cache_lookups_total") == {"miss": 1}
+    assert await samples.gained("counter_cache_lookups_total") == {"miss": 1}
     await rest.http.get("/v1/namespaces/default/counters/a", params={"max_staleness": "1h"})
-    assert await told.gained("counter_cache_lookups_total") == {"hit": 1}
+    assert await samples.gained("counter_cache_lookups_total") == {"hit": 1}
 
 
-async def test_it_says_what_is_missing_and_since_when(rest: Rest, app: App) -> None:
+async def test_metrics_report_what_is_missing_and_since_when(rest: Rest, app: App) -> None:
     began = rfc3339(app.clock.now_us())
     await rest.http.get("/readyz")
     app.clock.advance(SECOND)

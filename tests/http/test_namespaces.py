@@ -16,7 +16,7 @@ def other(rest: Rest) -> Rest:
     return rest.within("other")
 
 
-async def test_the_namespace_default_is_there_from_the_start(rest: Rest, app: App) -> None:
+async def test_the_namespace_default_exists_from_the_start(rest: Rest, app: App) -> None:
     answer = await rest.http.get(rest.path())
     assert answer.status_code == 200
     assert answer.json()["counter_type"] == "ACCURATE"
@@ -56,7 +56,7 @@ async def test_a_first_put_needs_a_counter_type(other: Rest) -> None:
     )
 
 
-async def test_an_update_keeps_what_it_leaves_out(other: Rest) -> None:
+async def test_an_update_keeps_omitted_settings(other: Rest) -> None:
     created = await other.create("EVENTUAL", future_limit="7s")
     answer = await other.http.put(other.path(), json={"cache_ttl": "3s"})
     assert answer.status_code == 200
@@ -65,7 +65,7 @@ async def test_an_update_keeps_what_it_leaves_out(other: Rest) -> None:
     assert (await other.http.get(other.path())).json() == answer.json()
 
 
-async def test_what_does_not_fit_is_reported_and_logged(
+async def test_doubtful_settings_are_reported_and_logged(
     other: Rest, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = await other.create("EVENTUAL", accept_limit="5m", key_ttl="1m")
@@ -79,16 +79,11 @@ async def test_what_does_not_fit_is_reported_and_logged(
     assert "warnings" not in mended.json()
 
 
-async def test_what_clients_do_is_compared_and_not_kept(other: Rest) -> None:
-    clients = {
-        "retry": "8d",
-        "clock": "6s",
-        "max_staleness": "10s",
-        "hottest_per_s": 1_000,
-    }
+async def test_the_behaviour_of_clients_is_compared_and_not_stored(other: Rest) -> None:
+    clients = {"retry": "8d", "clock": "6s", "max_staleness": "10s", "hottest_per_s": 1_000}
     answer = await other.create("EVENTUAL", clients=clients)
-    told = answer.json()["warnings"]
-    retention, key, slow, fast, behind, busiest = told
+    warnings = answer.json()["warnings"]
+    retention, key, slow, fast, behind, busiest = warnings
     assert "clients retry for 8d and the outcome of a token is known for" in retention
     assert "clients retry for 8d and key_ttl is 1d" in key
     assert "6s slow" in slow
@@ -96,7 +91,7 @@ async def test_what_clients_do_is_compared_and_not_kept(other: Rest) -> None:
     assert "counts should be at most 10s old" in behind
     assert "the busiest counter's 1,000/s" in busiest
     again = await other.http.put(other.path(), json={"clients": clients})
-    assert (again.json()["warnings"], again.headers["etag"]) == (told, '"v1"')
+    assert (again.json()["warnings"], again.headers["etag"]) == (warnings, '"v1"')
     assert "warnings" not in (await other.http.put(other.path(), json={})).json()
 
 
@@ -104,15 +99,11 @@ async def test_what_clients_do_is_compared_and_not_kept(other: Rest) -> None:
     ("name", "value"),
     [("counter_type", "ACCURATE"), ("rollup_window", "30s"), ("shards", 2), ("dataset", "x")],
 )
-async def test_what_is_fixed_stays_fixed(other: Rest, name: str, value: Any) -> None:
+async def test_fixed_settings_cannot_be_changed(other: Rest, name: str, value: Any) -> None:
     created = await other.create("EVENTUAL")
     answer = await other.http.put(other.path(), json={name: value})
     assert_problem(
-        answer,
-        *(409, "namespace_immutable"),
-        applied=None,
-        retry="never",
-        names=(name, str(value)),
+        answer, *(409, "namespace_immutable"), applied=None, retry="never", names=(name, str(value))
     )
     assert (await other.http.get(other.path())).json() == created.json()
 
@@ -134,7 +125,7 @@ async def test_a_version_guards_every_change(other: Rest) -> None:
     assert (await other.http.delete(other.path(), headers=current)).status_code == 204
 
 
-async def test_any_version_matches_a_star_but_none_does_not(other: Rest) -> None:
+async def test_a_star_matches_any_existing_version(other: Rest) -> None:
     star = {"if-match": "*"}
     missing = await other.http.put(other.path(), json={"counter_type": "ACCURATE"}, headers=star)
     assert missing.status_code == 412
@@ -190,7 +181,7 @@ async def test_a_change_is_made_if_its_conditions_hold(
         assert (await other.http.get(other.path())).headers["etag"] == '"v1"'
 
 
-async def test_a_namespace_is_created_if_it_is_none_of_some_versions(other: Rest) -> None:
+async def test_a_namespace_is_created_if_none_match_allows_it(other: Rest) -> None:
     body, sent = {"counter_type": "EVENTUAL"}, {"if-none-match": '"v1"'}
     malformed = await other.http.put(other.path(), json=body, headers={"if-none-match": "v1"})
     assert_problem(
@@ -302,13 +293,10 @@ async def test_a_longer_accept_limit_holds_from_the_next_slice(other: Rest, app:
     app.clock.advance(30 * SECOND)
     assert (await other.add("c", 1, late)).status_code == 410
     for _ in range(4):
-        app.clock.advance(DAY)
-        await app.roll_up()
+        await app.roll_up_after(DAY)
     late = fresh(app.clock.now_us())
-    app.clock.advance(30 * SECOND)
-    await app.roll_up()
+    await app.roll_up_after(30 * SECOND)
     assert (await other.add("c", 1, late)).status_code == 200
     assert await other.count("c") == 2
-    app.clock.advance(2 * MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(2 * MINUTE)
     assert await other.count("c", "1h") == 2

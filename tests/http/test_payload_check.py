@@ -1,4 +1,5 @@
-"""Two payloads under one token, over a store that would not tell: what each setting promises."""
+"""Two payloads under one token, over a store that does not compare them: the promise of each
+setting."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -18,8 +19,7 @@ from tests.support.times import SECOND
 
 
 class UntoldEvents(MemoryEvents):
-    """Writes without reading, as Cassandra does unless it is told to be strict: it cannot tell a
-    new row from one that stood, and the last of two payloads stays."""
+    """Writes without reading, like Cassandra without strict checks: the last payload stays."""
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         if namespace.settings.payload_check is PayloadCheck.STRICT:
@@ -85,7 +85,7 @@ def now(app: App) -> int:
 
 
 async def test_the_guard_refuses_another_payload(guarded: Rest, app: App) -> None:
-    """Nothing of it is written: the first one stands."""
+    """Nothing of it is written: the first one is kept."""
     token = fresh(now(app))
     assert (await guarded.add("c", 3, token)).json()["replayed"] is None
     for answer in (await guarded.add("c", 4, token), await guarded.clear("c", token)):
@@ -102,7 +102,7 @@ async def test_the_guard_knows_a_retry(guarded: Rest, app: App) -> None:
     assert await guarded.count("c") == 3
 
 
-async def test_what_the_guard_has_seen_is_written_all_the_same(guarded: Rest, app: App) -> None:
+async def test_tokens_known_to_the_guard_are_still_written(guarded: Rest, app: App) -> None:
     """The first attempt was noted, and never arrived."""
     token = fresh(now(app))
     with store_that_fails(app, "append"):
@@ -113,7 +113,7 @@ async def test_what_the_guard_has_seen_is_written_all_the_same(guarded: Rest, ap
 
 @pytest.mark.usefixtures("deaf_guard")
 async def test_without_the_guard_adds_go_on(guarded: Rest, app: App) -> None:
-    """A retry still counts once; only nobody can tell that it is one."""
+    """A retry still counts once; only it is not reported as a replay."""
     token = fresh(now(app))
     for _ in range(2):
         answer = await guarded.add("c", 3, token)
@@ -125,7 +125,7 @@ async def test_without_the_guard_adds_go_on(guarded: Rest, app: App) -> None:
 
 
 async def test_the_guard_looks_at_each_item_of_a_batch(guarded: Rest, app: App) -> None:
-    """One that is refused keeps no other from being written; two of one token are told apart."""
+    """A refused one does not affect the rest; two of one token are distinguished."""
     old, new = fresh(now(app)), fresh(now(app))
     await guarded.add("a", 1, old)
     items = [item("a", 2, old), item("b", 3, new), item("b", 4, new), item("a", 1, old)]
@@ -149,19 +149,17 @@ async def test_the_guard_refuses_another_list_of_an_atomic_add(guarded: Rest, ap
     for items in ([("a", 1), ("b", 3)], [("a", 1)], [("a", 1), ("c", 2)]):
         answer = await guarded.atomic_add(items, token)
         assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
-    app.clock.advance(60 * SECOND)
-    await app.roll_up()
+    await app.roll_up_after(60 * SECOND)
     assert [await guarded.count(name) for name in ("a", "b", "c")] == [1, 2, 0]
 
 
 async def test_a_late_token_is_resolved_whatever_the_guard_has_seen(
     guarded: Rest, app: App
 ) -> None:
-    """By what is stored: a conflict is told by the event that is found."""
+    """By the stored event: a conflict is found by reading."""
     token = fresh(now(app))
     await guarded.add("c", 3, token)
-    app.clock.advance(60 * SECOND)
-    await app.roll_up()
+    await app.roll_up_after(60 * SECOND)
     assert (await guarded.add("c", 3, token)).json()["replayed"] is True
     answer = await guarded.add("c", 4, token)
     assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
@@ -181,7 +179,7 @@ async def test_off_detects_no_conflict(rest: Rest, app: App) -> None:
 
 @pytest.mark.usefixtures("deaf_guard")
 async def test_strict_asks_the_store_alone(rest: Rest, app: App) -> None:
-    """It tells exactly, whatever became of the guard."""
+    """Its outcomes are exact, whatever became of the guard."""
     strict = await namespace_of(rest, "strict")
     token, atomic = fresh(now(app)), fresh(now(app))
     for replayed in (False, True):
@@ -194,8 +192,7 @@ async def test_strict_asks_the_store_alone(rest: Rest, app: App) -> None:
 
 
 async def test_a_guard_that_was_emptied_does_not_affect_what_exists(tmp_path: Path) -> None:
-    """It notes the first payload that it sees after that, be it the wrong one; what stands in the
-    store is no conflict with itself all the same."""
+    """It notes the first payload after that, even a wrong one; the stored event stays."""
     async with running("memory", tmp_path) as app:
         rest = await namespace_of(app.rest, "guard")
         token = fresh(now(app))

@@ -44,7 +44,7 @@ async def test_a_key_may_have_so_many_namespaces(app: App, shop: dict[str, str])
         names=("3 namespaces", "namespaces_max is 3"),
     )
     assert (problem["limit"], problem["count"], problem["bound"]) == ("namespaces_max", 3, 3)
-    # What it has, it may change and delete, and then create another one.
+    # It can change and delete its own, and then create another one.
     path = "/v1/namespaces/shop-0"
     changed = await app.http.put(path, json={"accept_limit": "4s"}, headers=shop)
     assert changed.status_code == 200

@@ -29,8 +29,7 @@ async def test_an_accurate_read_holds_every_acknowledged_add(rest: Rest, app: Ap
     for delta in range(1, 6):
         await rest.add("c", delta, fresh(app.clock.now_us()))
         assert await rest.count("c", None) == delta * (delta + 1) // 2
-        app.clock.advance(4 * SECOND)
-        await app.roll_up()
+        await app.roll_up_after(4 * SECOND)
     assert await rest.count("c", None) == 15
 
 
@@ -47,8 +46,7 @@ async def test_an_eventual_read_is_exact_as_of_its_instant(eventual: Rest, app: 
     assert (early["count"], early["accuracy"]) == (0, "eventual")
     assert to_us(early["as_of"]) < app.clock.now_us()
     added_us = app.clock.now_us()
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     late = (await eventual.get("c")).json()
     assert (late["count"], late["accuracy"]) == (1, "eventual")
     assert added_us <= to_us(late["as_of"]) <= app.clock.now_us()
@@ -85,8 +83,7 @@ async def test_a_read_is_never_staler_than_asked(eventual: Rest, app: App, stale
 
 async def test_a_stale_read_of_an_accurate_namespace_may_be_cheap(rest: Rest, app: App) -> None:
     await rest.add("c", 1, fresh(app.clock.now_us()))
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     await rest.add("c", 1, fresh(app.clock.now_us()))
     answer = (await rest.get("c", "1h")).json()
     assert (answer["count"], answer["accuracy"]) == (1, "eventual")
@@ -97,8 +94,7 @@ async def test_an_add_of_the_near_future_is_seen_by_an_accurate_read(rest: Rest,
     """The live tail has no upper bound: an accepted event is never invisible."""
     await rest.add("c", 1, fresh(app.clock.now_us() + 5 * SECOND))
     assert await rest.count("c") == 1
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.count("c", "1h") == 1
 
 
@@ -113,8 +109,7 @@ async def test_an_event_at_the_border_of_a_window_counts_in_one_of_them(
         await rest.add("c", delta, fresh(time_us))
     for _ in range(12):
         assert await rest.count("c") == 111
-        app.clock.advance(2 * SECOND)
-        await app.roll_up()
+        await app.roll_up_after(2 * SECOND)
         assert await rest.count("c", "1h") in (0, 1, 111)
     assert await rest.count("c", "1h") == 111
     assert await rest.count("c") == 111
@@ -122,7 +117,7 @@ async def test_an_event_at_the_border_of_a_window_counts_in_one_of_them(
 
 @every_store
 async def test_a_clear_erases_the_windows_before_its_own(rest: Rest, app: App) -> None:
-    """Live, rolled up, counted anew, and after the events are gone."""
+    """Live, rolled up, recounted, and after the events are gone."""
     for delta in (1, 10, 100):
         await rest.add("c", delta, fresh(app.clock.now_us()))
         app.clock.advance(10 * SECOND)
@@ -131,13 +126,11 @@ async def test_a_clear_erases_the_windows_before_its_own(rest: Rest, app: App) -
         app.clock.advance(10 * SECOND)
         await rest.add("c", delta, fresh(app.clock.now_us()))
     assert await rest.count("c") == 11_000
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.count("c", "1h") == 11_000
     await rest.post(rest.path("c", "recount"), {})
     assert await rest.count("c") == 11_000
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.count("c", "1h") == 11_000
     await app.pass_retention()
     assert await rest.count("c") == 11_000
@@ -145,14 +138,12 @@ async def test_a_clear_erases_the_windows_before_its_own(rest: Rest, app: App) -
 
 @every_store
 async def test_a_count_outlives_its_events_again_and_again(rest: Rest, app: App) -> None:
-    """Each time slices go, what they held is folded into what was settled before."""
+    """Each time slices go, their sums are folded into the settled count."""
     for total in (1, 2, 3):
         await rest.add("c", 1, fresh(app.clock.now_us()))
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
         await rest.post(rest.path("c", "recount"), {})
-        app.clock.advance(MINUTE)
-        await app.roll_up()
+        await app.roll_up_after(MINUTE)
         assert await rest.count("c", "1h") == total
         await app.pass_retention()
         assert await rest.count("c") == total
@@ -165,8 +156,7 @@ async def test_every_64_bit_delta_is_kept_exactly(rest: Rest, app: App, delta: i
     assert (await rest.add("c", delta, token)).json()["delta"] == delta
     assert [event["delta"] for event in await rest.events("c")] == [delta]
     assert await rest.count("c") == delta
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.count("c", "1h") == delta
     assert await rest.count("c") == delta
 
@@ -188,8 +178,7 @@ async def test_a_count_never_wraps(rest: Rest, app: App, delta: int, rolled_up: 
     assert answer.json()["count"] == total - 1
     results = (await rest.batch_get(["c"])).json()["results"]
     assert results[0]["count"] == total - 1
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.count("c", "1h") == total - 1
     points = (await rest.http.get(rest.path("c", "history"))).json()["points"]
     assert points[-1]["count"] == total - 1
@@ -200,8 +189,7 @@ async def test_a_count_never_wraps(rest: Rest, app: App, delta: int, rolled_up: 
 
 async def test_a_count_survives_a_restart(app: App) -> None:
     await app.rest.add("c", 2, fresh(app.clock.now_us()))
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     await app.rest.add("c", 3, fresh(app.clock.now_us()))
     await app.restart()
     assert await app.rest.count("c") == 5

@@ -1,4 +1,4 @@
-"""What the log says of requests: which ones, whose tokens, what became of them, and no secret."""
+"""The log of requests: their routes, tokens and outcomes, and no secret."""
 
 import asyncio
 import json
@@ -26,8 +26,8 @@ Act = Callable[[App], Awaitable[httpx.Response]]
 ADD = "/v1/namespaces/{namespace}/counters/{counter}/add"
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """What each line about a request tells."""
+def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of each line about a request."""
     return [
         {**each.__dict__["fields"], "level": each.levelname}
         for each in caplog.records
@@ -49,7 +49,7 @@ async def test_a_line_reports_the_request_its_token_and_its_outcome(
         body = {"delta": 1, "idempotency_token": item("", 1, token)["idempotency_token"]}
         for _ in range(2):
             await app.rest.post(app.rest.path("likes", "add"), body, headers=header)
-    first, again = told(caplog)
+    first, again = logged(caplog)
     assert first.pop("took_ms") >= 0
     assert first == {
         "level": "INFO",
@@ -87,7 +87,7 @@ async def test_each_kind_of_end_has_its_word(
             await rest.add("c", 1, fresh(app.clock.now_us()))
         await rest.get("c")
         await rest.http.get("/v1/nothing")
-    found = [(each["status"], each.get("outcome", each.get("outcomes"))) for each in told(caplog)]
+    found = [(each["status"], each.get("outcome", each.get("outcomes"))) for each in logged(caplog)]
     assert found == [
         (200, "original"),
         (409, "conflict"),
@@ -101,7 +101,7 @@ async def test_each_kind_of_end_has_its_word(
         (200, None),
         (404, None),
     ]
-    codes = {each.get("code") for each in told(caplog)}
+    codes = {each.get("code") for each in logged(caplog)}
     assert {"token_missing", "token_conflict", "token_too_old", "store_unavailable"} <= codes
 
 
@@ -112,14 +112,14 @@ async def test_a_key_is_logged_as_its_token_and_never_as_it_is(
         for _ in range(2):
             await app.rest.add("c", 1, key="card-4929")
         [event] = (await app.http.get(app.rest.path("c", "events"))).json()["events"]
-    first, again, _ = told(caplog)
+    first, again, _ = logged(caplog)
     assert first["token"] == again["token"] == event["event_id"]
     assert "4929" not in caplog.text
-    assert "4929" not in json.dumps(told(caplog))
+    assert "4929" not in json.dumps(logged(caplog))
 
 
 @pytest.mark.parametrize(("which", "lines"), [("none", 0), ("failures", 1), ("all", 3)])
-async def test_it_is_quiet_unless_asked(
+async def test_requests_are_not_logged_by_default(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str, lines: int, way: Any
 ) -> None:
     async with (
@@ -131,7 +131,7 @@ async def test_it_is_quiet_unless_asked(
         await rest.add("c", 1)
         with store_that_fails(wire.app, "append"):
             await rest.add("c", 1, fresh(START_US))
-    found = told(caplog)
+    found = logged(caplog)
     assert len(found) == lines
     if lines:
         failed = found[-1]
@@ -140,7 +140,7 @@ async def test_it_is_quiet_unless_asked(
         assert failed["request_id"]
 
 
-async def test_what_is_logged_meanwhile_names_the_request(tmp_path: Path) -> None:
+async def test_log_lines_during_a_request_have_its_id(tmp_path: Path) -> None:
     from counter.telemetry.logs import REQUEST_ID
 
     seen: list[str] = []
@@ -168,14 +168,14 @@ async def test_a_key_is_named_by_its_id_and_its_secret_is_nowhere(
         await app.rest.add("c", 1, fresh(START_US))
         await app.rest.add("c", INT64_MAX + 1, fresh(START_US))
         await app.http.get("/v1/namespaces", params={"authorization": secret})
-    lines = told(caplog)
+    lines = logged(caplog)
     assert [each["key"] for each in lines] == [key_id] * 3
     ours = [repr(each.__dict__) for each in caplog.records if each.name.startswith("counter")]
     assert secret not in "".join(ours)
 
 
 async def _nothing(*_: Any) -> Any:
-    """Nobody sends, and nobody answers."""
+    """Without a sender and without a response."""
 
 
 async def test_a_flood_of_failures_is_reported_in_a_few_lines(
@@ -193,18 +193,18 @@ async def test_a_flood_of_failures_is_reported_in_a_few_lines(
             log.begin(call)(problem)
 
     fail(1_000)
-    assert [each["outcome"] for each in told(caplog)] == ["refused"] * 10
+    assert [each["outcome"] for each in logged(caplog)] == ["refused"] * 10
     loop = asyncio.get_running_loop()
     [timer] = [each for each in _timers(loop) if "_log_left_out" in repr(each)]
     assert timer.when() - loop.time() <= 1.0
     timer._run()
     timer.cancel()
-    assert told(caplog)[10:] == [
+    assert logged(caplog)[10:] == [
         {"left_out": 990, "by_code": {"overloaded": 990}, "level": "WARNING"}
     ]
     now_s[0] = 1.0
     fail(1)
-    assert len(told(caplog)) == 12
+    assert len(logged(caplog)) == 12
 
 
 def _timers(loop: asyncio.AbstractEventLoop) -> list[asyncio.TimerHandle]:

@@ -1,4 +1,4 @@
-"""Each request is a span of its caller's trace, and what it asks the store is a part of it."""
+"""Each request is a span of its caller's trace, with the store's calls as children."""
 
 import json
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ class World:
     exporter: InMemorySpanExporter
 
     def spans(self) -> dict[str, ReadableSpan]:
-        """What ended since the last look, by name."""
+        """The spans that ended since the last look, by name."""
         found = self.exporter.get_finished_spans()
         self.exporter.clear()
         return {each.name: each for each in found}
@@ -44,7 +44,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield World(app, exporter)
 
 
-def told(span: ReadableSpan) -> dict[str, Any]:
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
@@ -60,7 +60,7 @@ async def test_a_request_goes_on_with_the_trace_of_its_caller(world: World) -> N
     assert span.parent is not None
     assert f"{span.context.trace_id:032x}" == TRACE
     assert f"{span.parent.span_id:016x}" == PARENT
-    assert told(span) == {
+    assert attributes_of(span) == {
         "http.request.method": "POST",
         "http.route": ADD,
         "http.response.status_code": 200,
@@ -73,7 +73,7 @@ async def test_a_request_goes_on_with_the_trace_of_its_caller(world: World) -> N
         "counter.outcome": "original",
     }
     assert append.parent == span.context
-    assert told(append) == {
+    assert attributes_of(append) == {
         "db.system.name": "sqlite",
         "db.operation.name": "append",
         "db.operation.batch.size": 1,
@@ -81,24 +81,24 @@ async def test_a_request_goes_on_with_the_trace_of_its_caller(world: World) -> N
     }
 
 
-async def test_what_a_client_got_wrong_is_no_error_of_ours_and_a_failure_is(world: World) -> None:
+async def test_client_errors_are_not_span_errors_and_failures_are(world: World) -> None:
     await world.app.rest.add("c", 1)
     refused = world.spans()[f"POST {ADD}"]
     assert refused.status.status_code is StatusCode.UNSET
-    assert told(refused)["counter.code"] == "token_missing"
+    assert attributes_of(refused)["counter.code"] == "token_missing"
     with store_that_fails(world.app, "append"):
         await world.app.rest.add("c", 1, fresh(START_US))
     failed = world.spans()[f"POST {ADD}"]
     assert failed.status.status_code is StatusCode.ERROR
-    assert told(failed)["error.type"] == "503"
-    assert told(failed)["counter.code"] == "store_unavailable"
+    assert attributes_of(failed)["error.type"] == "503"
+    assert attributes_of(failed)["counter.code"] == "store_unavailable"
 
 
-async def test_a_traceparent_that_is_none_begins_a_trace_of_its_own(world: World) -> None:
+async def test_an_invalid_traceparent_begins_a_new_trace(world: World) -> None:
     await world.app.http.get("/v1/nothing", headers={b"traceparent": b"00-junk\xff-01"})
     span = world.spans()["GET"]
     assert span.parent is None
-    assert told(span)["http.response.status_code"] == 404
+    assert attributes_of(span)["http.response.status_code"] == 404
 
 
 async def test_a_batch_of_the_rollup_is_a_span_and_a_look_that_finds_nothing_is_none(
@@ -110,7 +110,7 @@ async def test_a_batch_of_the_rollup_is_a_span_and_a_look_that_finds_nothing_is_
     await world.app.roll_up()
     spans = world.spans()
     batch = spans.pop("rollup.batch")
-    assert told(batch) == {"counter.namespace": "default", "counter.counters": 1}
+    assert attributes_of(batch) == {"counter.namespace": "default", "counter.counters": 1}
     assert {"store.heads", "store.sums", "store.apply"} <= set(spans)
     assert all(each.parent == batch.context for each in spans.values())
     await world.app.roll_up()
@@ -124,7 +124,7 @@ async def test_no_key_and_no_query_is_in_a_span(world: World) -> None:
     await world.app.rest.add("c", 1, key="card-4929")
     await world.app.http.get("/v1/namespaces", params={"key": secret})
     spans = world.spans()
-    assert "counter.key" in told(spans[f"POST {ADD}"])
+    assert "counter.key" in attributes_of(spans[f"POST {ADD}"])
     text = json.dumps([each.to_json() for each in spans.values()])
     assert secret not in text
     assert "4929" not in text

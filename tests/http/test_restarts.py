@@ -1,4 +1,4 @@
-"""Stopped for a while, or asleep: what was fixed stays fixed, and time that passed is made up."""
+"""Stopped for a while, or asleep: fixed settings stay, and the rollup catches up."""
 
 from pathlib import Path
 
@@ -35,8 +35,7 @@ async def test_a_service_that_was_off_counts_at_once_when_it_is_back(
 async def test_a_start_after_a_long_stop_makes_only_the_slices_that_adds_need(
     fast_dir: Path,
 ) -> None:
-    """Over a cluster, where each costs a table: the worker makes the others. Regression: a start
-    made all of them before it listened."""
+    """The worker makes the rest. Regression: a start made all of them, a table each."""
     async with running("memory", fast_dir, retention="1d", slice="1m", rollup_window="1s") as app:
         await app.rest.add("c", 1, fresh(app.clock.now_us()))
         dataset = (await app.store.control.datasets())[0]
@@ -77,7 +76,7 @@ async def test_a_machine_that_slept_counts_once_its_keeper_has_looked_in(
 
 
 @every_store
-async def test_what_was_decided_about_late_tokens_survives(app: App) -> None:
+async def test_decisions_about_late_tokens_survive(app: App) -> None:
     found, void = fresh(app.clock.now_us()), fresh(app.clock.now_us())
     await app.rest.add("c", 1, found)
     app.clock.advance(MINUTE)
@@ -108,9 +107,7 @@ async def test_server_issued_tokens_are_never_issued_again(app: App) -> None:
     assert len(set(seen)) == 30
 
 
-async def test_other_settings_at_a_later_start_change_nothing_of_what_exists(
-    fast_dir: Path,
-) -> None:
+async def test_new_settings_at_a_restart_keep_existing_namespaces(fast_dir: Path) -> None:
     """The dataset's windows are fixed: a token's fate must not depend on who restarted when."""
     async with running("sqlite", fast_dir, small=True) as app:
         standing = (await app.http.get(app.rest.path())).json()

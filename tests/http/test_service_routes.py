@@ -1,4 +1,4 @@
-"""What operators and newcomers find beside the counters."""
+"""The routes for operators and newcomers beside the counters."""
 
 import asyncio
 import re
@@ -18,13 +18,13 @@ from tests.support.times import SECOND
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"])
-async def test_it_is_there(rest: Rest, path: str) -> None:
+async def test_the_service_is_healthy(rest: Rest, path: str) -> None:
     answer = await rest.http.get(path)
     assert answer.status_code == 200, answer.text
 
 
 async def test_the_documentation_needs_nothing_from_elsewhere(rest: Rest) -> None:
-    """Regression: the page was blank where the network had no way out."""
+    """Regression: the page was blank if the network had no way out."""
     page = (await rest.http.get("/docs")).text
     wanted = re.findall(r"(?:src|href)=[\"']([^\"']+)", page)
     assert len(wanted) >= 3
@@ -75,32 +75,27 @@ async def test_every_route_is_in_the_document_with_an_example(rest: Rest) -> Non
 
 
 async def metric(rest: Rest, name: str) -> float | None:
-    """The value of a metric without labels; None where it is not there."""
+    """The value of a metric without labels; None if it is missing."""
     text = (await rest.http.get("/metrics")).text
     found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
     return None if found is None else float(found[1])
 
 
-async def test_metrics_count_what_was_done(rest: Rest, app: App) -> None:
+async def test_metrics_count_requests(rest: Rest, app: App) -> None:
     await rest.add("c", 1, fresh(app.clock.now_us()))
     text = (await rest.http.get("/metrics")).text
     assert "# TYPE" in text
     assert re.search(r"^\w*add\w*{?.*} [1-9]", text, re.MULTILINE), text
 
 
-async def test_it_is_ready_where_all_works(rest: Rest) -> None:
+async def test_it_is_ready_if_everything_works(rest: Rest) -> None:
     answer = await rest.http.get("/readyz")
-    assert answer.json() == {
-        "status": "ready",
-        "store": "ok",
-        "cache": "ok",
-        "rollup": "elsewhere",
-    }
+    assert answer.json() == {"status": "ready", "store": "ok", "cache": "ok", "rollup": "elsewhere"}
     assert await metric(rest, "counter_store_up") == 1
     assert await metric(rest, "counter_cache_up") == 1
 
 
-async def test_it_is_not_ready_where_the_store_cannot_write(rest: Rest, app: App) -> None:
+async def test_it_is_not_ready_if_the_store_cannot_write(rest: Rest, app: App) -> None:
     with store_that_fails(app, "ping"):
         answer = await rest.http.get("/readyz")
         assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
@@ -109,7 +104,7 @@ async def test_it_is_not_ready_where_the_store_cannot_write(rest: Rest, app: App
     assert (await rest.http.get("/readyz")).status_code == 200
 
 
-async def test_a_flood_of_those_who_ask_is_no_flood_of_writes(rest: Rest, app: App) -> None:
+async def test_a_flood_of_readiness_checks_causes_few_writes(rest: Rest, app: App) -> None:
     """Who has no key may ask, and asking whether the store can be written is a write."""
     began, goes_on, asked = asyncio.Event(), asyncio.Event(), 0
 
@@ -133,7 +128,7 @@ async def test_a_flood_of_those_who_ask_is_no_flood_of_writes(rest: Rest, app: A
         assert asked == 2
 
 
-async def test_it_is_ready_and_says_so_where_only_the_cache_is_down(rest: Rest, app: App) -> None:
+async def test_it_is_ready_if_only_the_cache_is_down(rest: Rest, app: App) -> None:
     """All processes share the cache: taken out for it, they would all be out at once."""
     with cache_that_is_down(app):
         answer = await rest.http.get("/readyz")
@@ -144,7 +139,7 @@ async def test_it_is_ready_and_says_so_where_only_the_cache_is_down(rest: Rest, 
     assert (await rest.http.get("/readyz")).json()["cache"] == "ok"
 
 
-async def test_it_is_not_ready_where_its_rollup_does_not_work(rest: Rest, app: App) -> None:
+async def test_it_is_not_ready_if_its_rollup_fails(rest: Rest, app: App) -> None:
     application = app.application
     application.health.rolls_up = True
     with patch.object(application.health, "worker", SimpleNamespace(trouble="planted")):
@@ -152,7 +147,7 @@ async def test_it_is_not_ready_where_its_rollup_does_not_work(rest: Rest, app: A
     assert_problem(answer, 503, "unavailable", applied=None, retry="same_token", names=("planted",))
 
 
-async def test_it_is_not_ready_where_its_clock_is_wrong(rest: Rest, app: App) -> None:
+async def test_it_is_not_ready_if_its_clock_is_wrong(rest: Rest, app: App) -> None:
     guard = app.application.guard
     ahead = ClockReading(60 * SECOND, 0)
     with patch.object(app.store.control, "read_clock", AsyncMock(return_value=ahead)):

@@ -1,4 +1,4 @@
-"""Clients that never finish what they began, over real sockets: told so, and cut off."""
+"""Clients that never finish a request, over real sockets: they get a problem, and are cut off."""
 
 import asyncio
 import json
@@ -147,9 +147,7 @@ async def test_a_dripping_body_times_out_however_steadily_it_drips(server: Serve
     ],
     ids=["words", "negative", "no-number", "two-lengths", "nul", "path", "query", "no-chunk"],
 )
-async def test_what_is_no_http_gets_a_problem_and_is_cut_off(
-    server: Server, request_: bytes
-) -> None:
+async def test_non_http_input_gets_a_problem_and_is_closed(server: Server, request_: bytes) -> None:
     answer = await until_closed(server, request_)
     assert answer is not None
     assert answer.status == 400

@@ -1,4 +1,4 @@
-"""A store that stands still: few wait for it, the others are told so, and nobody is forgotten."""
+"""A stalled store: few requests wait for it, the rest is refused, and all are answered."""
 
 import asyncio
 import sqlite3
@@ -44,9 +44,7 @@ class Stall:
         return await self._works(namespace, events)
 
 
-async def test_while_the_store_stalls_few_wait_and_all_of_them_are_answered(
-    tmp_path: Path,
-) -> None:
+async def test_during_a_stall_few_requests_wait_and_all_are_answered(tmp_path: Path) -> None:
     limits = httpx.Limits(max_connections=200)
     async with (
         wired(tmp_path) as wire,
@@ -61,10 +59,7 @@ async def test_while_the_store_stalls_few_wait_and_all_of_them_are_answered(
             return await http.post(_ADD, json=body)
 
         async def waits(adds: int) -> None:
-            async def all_are_there() -> bool:
-                return stall.events == adds
-
-            await eventually(all_are_there, f"{adds} adds wait for the store")
+            await eventually(lambda: stall.events == adds, f"{adds} adds wait for the store")
 
         with patch.object(wire.app.store.events, "append", stall.append):
             adding = [asyncio.create_task(add()) for _ in range(TRICKLE_WRITES)]

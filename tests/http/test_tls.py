@@ -34,7 +34,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -
 
 @pytest.fixture(scope="module")
 def own(authority: Authority) -> Signed:
-    """What the service shows."""
+    """The certificate of the service."""
     return authority.sign()
 
 
@@ -65,7 +65,9 @@ def settings(own: Signed, **more: Any) -> Settings:
     return Settings(https_cert=own.cert, https_key=own.key, **more)
 
 
-def test_requests_are_answered_as_in_the_clear(run: Run, wire: Wire, authority: Authority) -> None:
+def test_requests_over_tls_are_answered_as_without(
+    run: Run, wire: Wire, authority: Authority
+) -> None:
     """The direct way and the other, one after the other on one connection."""
     sent = add(1, 5, counter="t") + get("t") + get("t?max_staleness=0s") + LAST
     received = run(wire.tell(sent, tls=authority.client()))
@@ -73,7 +75,7 @@ def test_requests_are_answered_as_in_the_clear(run: Run, wire: Wire, authority: 
     assert received.count(b'"count":5') == 2
 
 
-def test_large_bodies_and_answers_pass(run: Run, wire: Wire, authority: Authority) -> None:
+def test_large_bodies_and_responses_pass(run: Run, wire: Wire, authority: Authority) -> None:
     """More than a record of TLS, or a buffer, holds."""
     names = [f"{number:0200}" for number in range(900)]
     body = json.dumps({"counters": names}).encode()
@@ -99,7 +101,7 @@ def test_no_tls_older_than_1_2(run: Run, wire: Wire, authority: Authority) -> No
                 run(wire.tell(LAST, tls=client))
 
 
-def test_what_it_speaks_keeps_the_past_secret(own: Signed) -> None:
+def test_every_cipher_has_forward_secrecy(own: Signed) -> None:
     names = [each["name"] for each in server_context(settings(own)).get_ciphers()]
     assert names
     assert all(name.startswith(("TLS_", "ECDHE-")) for name in names)
@@ -109,8 +111,8 @@ def test_plain_http_is_not_answered(run: Run, wire: Wire) -> None:
     assert b"HTTP/" not in run(wire.tell(LAST))
 
 
-def test_who_never_shakes_hands_is_dropped(run: Run, hasty: Wire) -> None:
-    """And holds up nobody meanwhile."""
+def test_a_client_without_a_handshake_is_dropped(run: Run, hasty: Wire) -> None:
+    """And delays no other client."""
 
     async def check() -> None:
         silent = [await hasty.connect() for _ in range(20)]
@@ -125,14 +127,14 @@ def test_who_never_shakes_hands_is_dropped(run: Run, hasty: Wire) -> None:
     assert ended["handshake"] == before + 20
 
 
-def test_a_client_without_a_certificate_is_refused_where_one_is_wanted(
+def test_a_client_without_a_required_certificate_is_refused(
     run: Run, mutual: Wire, authority: Authority, tmp_path: Path
 ) -> None:
     known = authority.client(authority.sign("client"))
     assert statuses(run(mutual.tell(LAST, tls=known))) == [200]
     stranger = authority.client(Authority(tmp_path, "stranger").sign("client"))
     for refused in (authority.client(), stranger):
-        # TLS 1.3 tells a client late that its certificate was not taken.
+        # With TLS 1.3 a client learns late that its certificate was refused.
         try:
             received = run(mutual.tell(LAST, tls=refused))
         except (ssl.SSLError, ConnectionError):
@@ -205,10 +207,7 @@ def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
             second = await shown(wire, authority)
             mine.cert.write_text("no certificate", encoding="ascii")
 
-            async def told() -> bool:
-                return "stays in use" in caplog.text
-
-            await eventually(told, "it is told that the file is broken")
+            await eventually(lambda: "stays in use" in caplog.text, "the broken file is logged")
             assert await shown(wire, authority) == second
             mine.key.unlink()
             assert not certificates.renew()
@@ -258,7 +257,7 @@ def test_files_that_stay_the_same_are_reported_once(
     assert caplog.text.count("stays in use") == 1
 
 
-def test_what_cannot_be_served_says_which_file_it_is(authority: Authority, tmp_path: Path) -> None:
+def test_an_unusable_file_is_named(authority: Authority, tmp_path: Path) -> None:
     own, other = authority.sign(), authority.sign()
     hidden = authority.sign("hidden", password="sesame")
     secret = tmp_path / "secret"

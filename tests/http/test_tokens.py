@@ -1,4 +1,4 @@
-"""What a token promises: acknowledged it counts once, refused for ever it never counts."""
+"""The promise of a token: acknowledged it counts once, refused for ever it never counts."""
 
 import uuid
 
@@ -14,7 +14,7 @@ from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
 # after their end. The clock starts at 12:00:00.25, so the first closes at 12:00:16.
 
 
-async def test_an_add_answers_with_what_it_wrote(rest: Rest, app: App) -> None:
+async def test_an_add_returns_the_written_event(rest: Rest, app: App) -> None:
     now_us = app.clock.now_us()
     answer = await rest.add("c", 3, fresh(now_us))
     assert answer.status_code == 200
@@ -118,8 +118,7 @@ async def test_a_void_token_is_void_for_ever(rest: Rest, app: App, verb: str) ->
     token = fresh(app.clock.now_us())
     app.clock.advance(MINUTE)
     for wait_us in (0, 0, MINUTE, HOUR, DAY):
-        app.clock.advance(wait_us)
-        await app.roll_up()
+        await app.roll_up_after(wait_us)
         answer = await rest.post(
             rest.path("c", verb),
             {"idempotency_token": on_wire(token)} | ({} if verb == "clear" else {"delta": 1}),
@@ -135,8 +134,7 @@ async def test_a_token_past_retention_is_past_knowing(rest: Rest, app: App) -> N
     found, unknown = fresh(app.clock.now_us()), fresh(app.clock.now_us())
     await rest.add("c", 1, found)
     for _ in range(8):
-        app.clock.advance(DAY)
-        await app.roll_up()
+        await app.roll_up_after(DAY)
     for token in (found, unknown):
         answer = await rest.add("c", 1, token)
         assert_problem(answer, 410, "token_too_old", applied=None, retry="never")
@@ -144,9 +142,8 @@ async def test_a_token_past_retention_is_past_knowing(rest: Rest, app: App) -> N
 
 
 async def test_a_token_older_than_the_namespace_is_void_at_once(rest: Rest, app: App) -> None:
-    """Nobody can have written it: there was nothing to write it to."""
-    app.clock.advance(HOUR)
-    await app.roll_up()
+    """It cannot have been written: there was no namespace."""
+    await app.roll_up_after(HOUR)
     young = rest.within("young")
     await young.create()
     answer = await young.add("c", 1, fresh(app.clock.now_us() - 5 * SECOND - 1))
@@ -238,7 +235,7 @@ async def test_reads_ignore_a_key(rest: Rest) -> None:
     assert answer.status_code == 201
 
 
-async def test_a_clear_erases_what_is_not_later_than_itself(rest: Rest, app: App) -> None:
+async def test_a_clear_erases_events_up_to_its_time(rest: Rest, app: App) -> None:
     now_us = app.clock.now_us()
     for time_us, delta in ((now_us - 1, 1), (now_us, 10), (now_us + 1, 100)):
         await rest.add("c", delta, fresh(time_us))
@@ -253,8 +250,7 @@ async def test_a_clear_erases_what_is_not_later_than_itself(rest: Rest, app: App
     assert await rest.count("c") == 100
     await rest.add("c", 1_000, fresh(now_us - 2))
     assert await rest.count("c") == 100, "a later arrival of an earlier add is erased too"
-    app.clock.advance(MINUTE)
-    await app.roll_up()
+    await app.roll_up_after(MINUTE)
     assert await rest.count("c") == 100
     assert await rest.count("c", "1h") == 100
 
@@ -321,15 +317,14 @@ async def test_a_uuid7_key_is_the_token_it_carries(rest: Rest, app: App) -> None
     assert await rest.count("c") == 1
 
 
-async def test_a_token_is_honoured_as_long_as_each_answer_says(rest: Rest, app: App) -> None:
+async def test_a_token_is_honoured_as_long_as_each_response_says(rest: Rest, app: App) -> None:
     """A found one is replayed and a void one void; soon after that both are past knowing."""
     found, void = fresh(app.clock.now_us()), fresh(app.clock.now_us())
     answer = await rest.add("c", 1, found)
     seconds = int(answer.headers["idempotency-ttl"])
     assert 6 * DAY < seconds * SECOND < 7 * DAY
     for _ in range(seconds * SECOND // DAY):
-        app.clock.advance(DAY)
-        await app.roll_up()
+        await app.roll_up_after(DAY)
     app.clock.advance(seconds * SECOND % DAY)
     again = await rest.add("c", 1, found)
     assert (again.status_code, again.json()["replayed"]) == (200, True)
@@ -342,7 +337,7 @@ async def test_a_token_is_honoured_as_long_as_each_answer_says(rest: Rest, app: 
         assert_problem(unknown, 410, "token_too_old", applied=None, retry="never")
 
 
-async def test_a_key_is_honoured_as_long_as_each_answer_says(rest: Rest, app: App) -> None:
+async def test_a_key_is_honoured_as_long_as_each_response_says(rest: Rest, app: App) -> None:
     short = rest.within("short")
     await short.create("ACCURATE", key_ttl="1m")
     answer = await short.add("c", 1, key="order-1")

@@ -1,4 +1,4 @@
-"""Two API processes over one store: what one did, the other knows when it is asked."""
+"""Two API processes over one store: each sees the changes of the other."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.rest import Rest, fresh
 
 @pytest.fixture
 async def app(tmp_path: Path) -> AsyncIterator[App]:
-    """The first process, over a store that others may use too."""
+    """The first process, over a store that can be shared."""
     async with running("memory", tmp_path) as each:
         yield each
 
@@ -33,14 +33,18 @@ async def other(app: App, tmp_path: Path) -> AsyncIterator[Rest]:
     await lifespan.stop()
 
 
-async def test_a_namespace_that_one_made_is_there_for_the_other(rest: Rest, other: Rest) -> None:
+async def test_a_namespace_created_by_one_process_is_known_to_the_other(
+    rest: Rest, other: Rest
+) -> None:
     assert (await rest.within("new").create()).status_code == 201
     answer = await other.within("new").add("c", 1, key="order-1")
     assert answer.status_code == 200, answer.text
     assert await rest.within("new").count("c") == 1
 
 
-async def test_what_one_changed_the_other_shows_and_changes_on(rest: Rest, other: Rest) -> None:
+async def test_a_namespace_changed_by_one_process_is_changed_on_by_the_other(
+    rest: Rest, other: Rest
+) -> None:
     path = rest.path()
     await rest.http.put(path, json={"cache_ttl": "3s"})
     shown = await other.http.get(path)
@@ -52,7 +56,9 @@ async def test_what_one_changed_the_other_shows_and_changes_on(rest: Rest, other
     assert [each["cache_ttl"] for each in listed] == ["4s"]
 
 
-async def test_what_one_deleted_is_gone_for_the_other(rest: Rest, other: Rest, app: App) -> None:
+async def test_a_namespace_deleted_by_one_process_is_gone_for_the_other(
+    rest: Rest, other: Rest, app: App
+) -> None:
     await rest.http.delete(rest.path())
     answer = await other.add("c", 1, fresh(app.clock.now_us()))
     assert_problem(answer, 404, "namespace_unknown", applied=None, retry="never")

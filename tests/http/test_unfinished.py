@@ -1,4 +1,4 @@
-"""Requests that are begun and not finished: what a process holds of them, and lets go of."""
+"""Unfinished requests: their memory in a process, and its release."""
 
 import asyncio
 import gc
@@ -42,7 +42,7 @@ def refused(received: bytes) -> str:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_there_is_a_largest_number_of_headers(run: Run, wire: Wire, path: str) -> None:
+def test_the_number_of_headers_is_bounded(run: Run, wire: Wire, path: str) -> None:
     def headers(count: int) -> list[str]:
         # Besides these there are a host and a connection.
         return ["a:"] * (count - 2)
@@ -77,7 +77,7 @@ def test_a_head_has_exactly_its_largest_size(run: Run, wire: Wire, path: str) ->
 
 
 @pytest.mark.parametrize("endless", [b"0\r\nx: ", b"1;"], ids=["trailer", "extension"])
-def test_what_follows_a_body_and_is_none_has_an_end(run: Run, wire: Wire, endless: bytes) -> None:
+def test_junk_after_a_body_is_bounded(run: Run, wire: Wire, endless: bytes) -> None:
     """A trailer, or the extension of a chunk."""
     pieces = [CHUNKED + b"1\r\n \r\n" + endless, *[b"y" * 10_000] * 8]
     assert statuses(run(wire.tell(*pieces))) == [431]
@@ -117,10 +117,7 @@ def test_all_unfinished_requests_together_are_bounded(run: Run, wire: Wire, sent
         for _, writer in ends:
             writer.close()
 
-        async def all_given_back() -> bool:
-            return held.held == 0
-
-        await eventually(all_given_back, "nothing is held")
+        await eventually(lambda: held.held == 0, "nothing is held")
 
     run(check())
 
@@ -134,10 +131,7 @@ def test_requests_that_wait_behind_another_are_held_too(run: Run, wire: Wire) ->
         writer.write(get("c/live") + get() * 1_000)
         await reader.readuntil(b"event: count")
 
-        async def is_held() -> bool:
-            return shared.unfinished.held > 1_000 * len(get())
-
-        await eventually(is_held, "what waits is held")
+        await eventually(lambda: shared.unfinished.held > 1_000 * len(get()), "what waits is held")
         writer.close()
 
         async def all_given_back() -> bool:
@@ -183,7 +177,7 @@ async def test_one_turn_of_the_loop_reads_for_a_bounded_time() -> None:
     for count in range(2, 7):
         await asyncio.sleep(0)
         assert len(read) == count
-    # The first one went to the end of the queue before the others came.
+    # The first one went to the end of the queue before the rest came.
     assert "".join(read) == "aabcbc"
     await turns()
     queue.read(Segment("d", 1, clock, read))
@@ -246,12 +240,12 @@ def test_a_closed_connection_leaves_nothing_to_the_collector(
                 await asyncio.wait((asyncio.ensure_future(reader.read(100)),), timeout=0.2)
                 writer.transport.abort()
 
-                async def gone() -> bool:
-                    return not wire.connections and not wire.server.shared.tasks
-
-                await eventually(gone, "the connection is closed")
+                await eventually(
+                    lambda: not wire.connections and not wire.server.shared.tasks,
+                    "the connection is closed",
+                )
                 await turns(20)
-            # By its type: what asks a proxy for its class may meet one of something that is gone.
+            # By its type: asking a proxy for its class may find a dead object.
             kept = [each for each in gc.get_objects() if issubclass(type(each), HttpProtocol)]
             assert not kept
 

@@ -161,7 +161,7 @@ async def test_a_list_by_count_is_the_same_however_it_is_read(app: App, rest: Re
 
 
 @pytest.mark.parametrize("path", [LIST, PATH])
-async def test_what_is_read_is_taken_from_the_rate_of_requests(
+async def test_bulk_reads_count_towards_the_rate_of_requests(
     path: str, app: App, rest: Rest
 ) -> None:
     """Regression: a list of 10,000 counters took as much as one of a counter."""

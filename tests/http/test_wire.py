@@ -1,4 +1,4 @@
-"""What is odd on the wire: it is answered truly or not at all, and opens no way around a check."""
+"""Odd bytes on the wire: answered truly or not at all, and no way around a check."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def server(
         yield server
 
 
-async def told(server: Server, *parts: bytes) -> bytes:
+async def exchange(server: Server, *parts: bytes) -> bytes:
     """All that comes back on a connection of its own, until the service closes it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
     for part in parts:
@@ -52,7 +52,7 @@ async def told(server: Server, *parts: bytes) -> bytes:
 
 async def test_junk_behind_an_add_says_nothing_of_the_add(server: Server) -> None:
     """A refusal of the junk would be taken for the answer to the add, which counts."""
-    received = await told(server, ADD + TYPE + KEY + LENGTH + b"\r\n" + BODY + b"junk\r\n\r\n")
+    received = await exchange(server, ADD + TYPE + KEY + LENGTH + b"\r\n" + BODY + b"junk\r\n\r\n")
     assert b"HTTP/1.1 400" not in received
 
 
@@ -62,12 +62,12 @@ async def test_junk_behind_an_add_says_nothing_of_the_add(server: Server) -> Non
     [b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", ADD + TYPE + LENGTH + b"\r\n" + BODY],
     ids=["get", "add"],
 )
-async def test_junk_in_the_same_segment_takes_no_answer_away(
+async def test_junk_in_the_same_segment_loses_no_response(
     server: Server, before: bytes, junk: bytes
 ) -> None:
-    """What came whole before it is answered, and the connection closed."""
+    """Whole requests before it are answered, and the connection closed."""
     for count in (1, 3):
-        received = await told(server, before * count + junk)
+        received = await exchange(server, before * count + junk)
         statuses = re.findall(rb"HTTP/1.1 (\d+) ", received)
         # Junk is refused by an answer of its own only if none is missing before it.
         assert statuses[:count] == ([b"200"] if b"healthz" in before else [b"400"]) * count
@@ -76,40 +76,44 @@ async def test_junk_in_the_same_segment_takes_no_answer_away(
 @pytest.mark.parametrize("value", [b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked"])
 async def test_no_transfer_coding_but_chunked(server: Server, value: bytes) -> None:
     sent = ADD + TYPE + KEY + b"transfer-encoding: " + value + b"\r\n\r\n0\r\n\r\n"
-    received = await told(server, sent)
+    received = await exchange(server, sent)
     assert received.startswith(b"HTTP/1.1 501 ")
     assert b"transfer_coding_unsupported" in received
 
 
 async def test_a_client_is_not_asked_for_a_body_that_is_too_large(server: Server) -> None:
-    """And what it sends next is not taken for that body."""
+    """And its next bytes are not taken for that body."""
     expect = b"expect: 100-continue\r\n"
-    received = await told(server, ADD + TYPE + KEY + expect + b"content-length: 9999999\r\n\r\n")
+    received = await exchange(
+        server, ADD + TYPE + KEY + expect + b"content-length: 9999999\r\n\r\n"
+    )
     assert received.startswith(b"HTTP/1.1 413 ")
     assert b"100 Continue" not in received
-    received = await told(
+    received = await exchange(
         server, ADD + TYPE + KEY + expect + LENGTH + b"connection: close\r\n\r\n" + BODY
     )
     assert received.startswith((b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ", b"HTTP/1.1 200 "))
 
 
 @pytest.mark.parametrize("path", [b"/metrics/", b"/docs/", b"/healthz/", b"/openapi.json/"])
-async def test_nothing_leads_to_where_host_says(server: Server, path: bytes) -> None:
+async def test_the_host_header_is_never_followed(server: Server, path: bytes) -> None:
     sent = b"GET %s HTTP/1.1\r\nhost: localhost:1\r\nconnection: close\r\n\r\n" % path
-    received = await told(server, sent)
+    received = await exchange(server, sent)
     assert received.startswith(b"HTTP/1.1 404 ")
     assert b"location:" not in received.lower()
 
 
 async def test_an_encoded_prefix_leads_past_no_check(server: Server) -> None:
     line = b"POST /%761/namespaces/default/counters/a%0Ab/add HTTP/1.1\r\nhost: localhost\r\n"
-    received = await told(server, line + TYPE + KEY + LENGTH + b"connection: close\r\n\r\n" + BODY)
+    received = await exchange(
+        server, line + TYPE + KEY + LENGTH + b"connection: close\r\n\r\n" + BODY
+    )
     assert received.startswith(b"HTTP/1.1 400")
     assert b"invalid_parameter" in received
 
 
 async def test_a_head_without_end_is_refused(server: Server) -> None:
-    received = await told(server, ADD + b"x: " + b"a" * 100_000)
+    received = await exchange(server, ADD + b"x: " + b"a" * 100_000)
     assert received.startswith(b"HTTP/1.1 431")
     assert b"head_too_large" in received
 
@@ -129,7 +133,7 @@ async def test_an_upgrade_hides_no_request_in_its_body(server: Server, length: b
     get = b"GET /v1/namespaces/default/counters/hidden HTTP/1.1\r\nhost: localhost\r\n"
     sent = ADD + TYPE + upgrade + get + b"connection: close\r\n\r\n"
     for cut in range(1, len(sent), 7):
-        received = await told(server, sent[:cut], sent[cut:])
+        received = await exchange(server, sent[:cut], sent[cut:])
         assert re.findall(rb"HTTP/1.1 (\d+) ", received) == [b"400", b"200"]
         assert b"invalid_body" in received
         assert b'"count":0' in received
@@ -165,12 +169,12 @@ async def test_a_client_of_the_jdk_is_served_with_its_defaults(server: Server) -
         ("/v1/namespaces/default/counters/a b", "a space, percent-encode it as %20"),
     ],
 )
-async def test_what_a_url_cannot_have_is_refused_with_the_way_to_write_it(
+async def test_an_invalid_url_is_refused_with_the_right_encoding(
     server: Server, target: str, fix: str
 ) -> None:
     for method in ("GET", "POST"):
         line = f"{method} {target} HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        received = (await told(server, line.encode())).decode()
+        received = (await exchange(server, line.encode())).decode()
         assert received.startswith("HTTP/1.1 400 Bad Request\r\n")
         problem = json.loads(received.partition("\r\n\r\n")[2])
         assert problem["code"] == "bad_request"

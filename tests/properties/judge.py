@@ -71,10 +71,8 @@ class Judge:
     model: Model
 
     def many(self, now_us: int, answers: list[tuple[Send, Any]]) -> None:
-        """Judge answers that were given at once: what was acknowledged first, then the rest.
-
-        Which of two payloads under one token wins a race is open; that one does is not.
-        """
+        """Judge concurrent answers, acknowledged ones first; one of two payloads of a token must
+        win."""
         known = [send.scope in self.model.applied for send, _ in answers]
         acknowledged = [(send, body) for send, body in answers if "status" not in body]
         for send, body in acknowledged:
@@ -139,10 +137,7 @@ class Judge:
         assert len(firsts) <= (0 if known else 1), answers
 
     def unknown(self, now_us: int, send: Send, body: Any, *, written_perhaps: bool) -> bool:
-        """Take an answer that was given while time passed; whether nothing is left open.
-
-        Where the token was *written_perhaps* it may say either, if it never said the other before.
-        """
+        """Take an answer after a delay; return whether nothing is open. Perhaps written: either."""
         age = age_of(send.token, now_us, self.bounds)
         if "status" not in body:
             is_news = send.scope not in self.model.applied and age is not Age.FRESH

@@ -82,8 +82,8 @@ async def test_an_atomic_add_that_a_shard_failed_to_settle_is_settled_by_another
 
 
 async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
-    """Its window is settled and its events are gone: there is nothing to make whole. A server that
-    was suspended may leave a mark so late."""
+    """Its window is settled and its events are gone: a suspended server may leave a mark so
+    late."""
     world, namespace = await begun(shards=1)
     a = world.process()
     old_us = world.clock.now_us()

@@ -56,10 +56,7 @@ class _Change:
         return updated
 
     async def add(self) -> None:
-        """An old token through each process; the worker is ahead of both.
-
-        To counters of their own, because a void token has its window counted again.
-        """
+        """Add an old token through each process, to counters of their own; the worker is ahead."""
         await self.worker.tick()
         for counter, service in (("api", self.world.api), ("other", self.other)):
             namespace = service.namespaces.get("n")

@@ -167,8 +167,7 @@ def test_no_turn_is_ever_lost(steps: list[tuple[str, int]]) -> None:
 
 
 async def test_work_of_many_times_the_usual_amount_may_take_as_many_times_as_long() -> None:
-    """A group of a backlog sums many windows: that it takes longer does not say that the store is
-    slow."""
+    """A group of a backlog sums many windows: its time does not show a slow store."""
     desk = Desk()
     before = desk.limiter.limit
     async with desk.limiter.turn(weight=5):

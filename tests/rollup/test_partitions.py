@@ -255,8 +255,7 @@ async def test_a_shorter_time_bucket_is_reckoned_with() -> None:
 async def test_slices_are_made_though_the_sizes_cannot_be_read(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With as many event buckets as the last one. It is logged once, counted each time, and is no
-    trouble of the rollup."""
+    """With the last number of event buckets. It is logged once, and is no error of the rollup."""
     caplog.set_level(logging.WARNING)
     world, _ = await begun(HOT)
     a = world.process()

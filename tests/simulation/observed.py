@@ -157,9 +157,7 @@ class _Token:
 
     @property
     def is_of_another_recount(self) -> bool:
-        """Whether it landed, its resolver has hidden nothing yet, and its window
-        was computed again for another token: then it may count. The model has no second token in
-        the window."""
+        """Whether it landed and its window was recomputed for another token: then it may count."""
         letters = self.letters
         is_settled = "applied" in letters or "hidden" in letters
         return self.window.is_recounted and "landed" in letters and not is_settled

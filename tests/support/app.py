@@ -147,6 +147,11 @@ class App:
         """One pass of the worker: slices made and dropped, closed windows rolled up."""
         await self._app.worker.tick()
 
+    async def roll_up_after(self, us: int) -> None:
+        """The same after so much time."""
+        self.clock.advance(us)
+        await self.roll_up()
+
     async def pass_retention(self) -> None:
         """Let time pass until every event of now is dropped."""
         dataset = self._settings.dataset()

@@ -24,10 +24,7 @@ def new_cache(
     prefix: str | None = None,
     timeout_us: int = 2_000_000,
 ) -> RemoteCache[Any]:
-    """A cache over the first *servers*, not open yet; by default with a unique prefix.
-
-    Its time-out is long: a busy machine must not look like a server that is down.
-    """
+    """A closed cache over the first *servers*, with a unique prefix and a long time-out."""
     prefix = uuid.uuid4().hex if prefix is None else prefix
     if cluster.redis:
         return redis_cache(cluster.redis_url, clock, timeout_us=timeout_us, prefix=prefix)

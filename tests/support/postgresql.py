@@ -132,10 +132,7 @@ def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], PostgresqlStor
 
 @contextmanager
 def postgresql_server(disk_size: str | None = None) -> Iterator[PostgresqlServer]:
-    """A server of the caller's own, on a disk of *disk_size* if that is given (``server.folder``).
-
-    Its directory is not pytest's: that one is closed to the user that the server runs as.
-    """
+    """A server of the caller's own, on a disk of *disk_size* if given (``server.folder``)."""
     if problem := postgresql_missing():
         miss(problem)
     with tempfile.TemporaryDirectory(prefix="postgresql-") as directory, ExitStack() as stack:

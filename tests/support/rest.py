@@ -44,10 +44,7 @@ def derive(parent: Token, label: str) -> Token:
 
 
 def uuid7(time_us: int, *, tail: int | None = None) -> str:
-    """A UUIDv7 of *time_us* by RFC 9562: 48 bits of milliseconds, 12 of their fraction, 62 random.
-
-    *tail* fixes the random bits.
-    """
+    """A UUIDv7 of *time_us* by RFC 9562; *tail* fixes the random bits."""
     milliseconds, rest = divmod(time_us, 1_000)
     fraction = -(-rest * 4096 // 1_000)
     random = (uuid.uuid4().int if tail is None else tail) & (2**62 - 1)

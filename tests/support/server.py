@@ -37,10 +37,7 @@ def _flags(data: Path, flags: Mapping[str, str]) -> list[str]:
 
 
 def ports_in_a_row(count: int) -> int:
-    """The first of *count* free ports in a row.
-
-    Drawn at random, so that test runs side by side do not meet.
-    """
+    """The first of *count* free ports in a row, drawn at random."""
     places = range(28_000, 32_000, count)
     for first in random.sample(places, len(places)):
         try:

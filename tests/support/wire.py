@@ -92,11 +92,7 @@ async def wired(
     storage: str = "sqlite",
     **settings: Any,
 ) -> AsyncIterator[Wire]:
-    """A service that listens.
-
-    The machine keeps about *socket_bytes* for each connection and way, if they are given; and
-    *settings* may be set as one likes.
-    """
+    """A listening service, with about *socket_bytes* of kernel buffer a connection if given."""
     app = App(storage, directory, **settings)
     await app.start()
     application = app.application

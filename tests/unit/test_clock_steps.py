@@ -206,8 +206,7 @@ async def test_a_small_step_is_followed_at_once(app: App) -> None:
 
 
 async def test_a_start_behind_the_stored_time_waits_and_logs_it(app: App) -> None:
-    """The clock was two hours ahead for long enough to be followed; the process is restarted with
-    the right one."""
+    """The clock was two hours ahead long enough to be followed; the restart has the right one."""
     clock: Any = app.clock
     clock.set_us = STEP_US
     await maintain(app)

@@ -131,8 +131,7 @@ async def test_adds_by_outcome_are_those_of_all_processes(port: Port) -> None:
 async def test_files_are_read_and_written_in_one_thread_that_is_not_the_event_loops(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: a disk that hangs held up every request; and in several threads an older file
-    could replace a newer one."""
+    """Regression: a hanging disk delayed requests, and older files replaced newer ones."""
     threads: set[int] = set()
     for name in ("write", "_read"):
         noted = _noted(getattr(MetricsDirectory, name), threads)

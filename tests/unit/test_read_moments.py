@@ -44,8 +44,7 @@ def before_the_second(
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 async def test_a_rollup_between_two_steps_of_a_read_loses_nothing(many: bool) -> None:
-    """The watermark of before it may be held against the checkpoint of after it, not the other way
-    round: the watermark would speak of a window that the checkpoint does not hold."""
+    """An older watermark fits a newer checkpoint, not the other way round."""
     world, namespace = await begun(shards=1)
     worker = world.process().worker
     await world.add("c", 5)

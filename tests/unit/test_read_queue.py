@@ -15,8 +15,7 @@ class Body:
 
 
 async def test_a_request_that_is_refused_leaves_nothing_to_the_garbage_collector() -> None:
-    """Regression: the error of a refused batch was in a cycle with its body, and the memory grew by
-    each body until the collector ran."""
+    """Regression: the error of a refused batch was in a cycle with its body."""
 
     def steps(_: Body) -> Generator[None, None, None]:
         yield

@@ -136,8 +136,7 @@ async def test_an_atomic_add_is_marked_again_before_anything_is_decided(late: La
 
 
 async def test_an_acknowledged_list_counts_although_another_one_has_its_token() -> None:
-    """They share no counter, so the second is written without a conflict; the first has the
-    token."""
+    """They share no counter, so the second is written; the first has the token."""
     world, namespace = await begun(shards=1)
     worker = world.process().worker
     token = world.token()
@@ -188,8 +187,7 @@ async def test_a_token_is_answered_after_later_writes_are_hidden(late: Late) -> 
 async def test_a_recount_is_left_until_its_window_is_surely_open(
     late: Late, over_us: int, times: int
 ) -> None:
-    """A worker passes no window before its end and the write time-out, whatever its accept limit
-    is."""
+    """A worker passes no window before its end and the write timeout, for any accept limit."""
     store, clock = late.world.store, late.world.clock
     last_us = late.now_us + WINDOW + late.namespace.dataset.write_timeout_us
     slowly = [

@@ -49,8 +49,7 @@ def test_a_pending_recount_stays_until_the_window_that_it_was_left_in_is_passed(
 
 
 def test_nothing_is_counted_again_that_is_being_settled() -> None:
-    """Its events are gone. So the rows that are folded away are those that stand, whatever the
-    batch counts."""
+    """Its events are gone, so the existing rows are folded, whatever the batch counts."""
     drops = BatchTimes(through_us=99, dropped_before_us=50, window_size_us=SIZE)
     made = plan("c", Dirt([], [10, 40, 50]), head(Pending(20, 90), Pending(60, 90)), drops)
     assert made is not None

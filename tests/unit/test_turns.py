@@ -296,8 +296,7 @@ async def test_a_strict_check_by_compare_and_set_is_left_to_the_handler(app: App
 
 
 async def test_an_add_that_fails_alone_is_reported_alone(app: App) -> None:
-    """It is tallied as unknown; a slice that is missing may be missing for it alone, so that each
-    add of the turn is left to the handler."""
+    """It is tallied as unknown; its slice may be missing for it alone."""
     counting = Counting(app)
     down = StoreUnavailableError("a planted fault")
 

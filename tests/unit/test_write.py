@@ -310,8 +310,7 @@ async def test_a_write_that_is_cancelled_leaves_no_add_under_way(desk: Desk) -> 
 
 
 async def test_a_mark_in_flight_is_not_durable() -> None:
-    """Another add in the same window of the counter leaves one of its own: the process may die
-    before the first one's has arrived."""
+    """Another add in the window leaves its own: the process may die before the first arrives."""
     world, namespace = await begun(shards=1)
     works, held, on_its_way = world.store.separate_writes.mark, asyncio.Event(), asyncio.Event()
     left: list[str] = []
