@@ -1,4 +1,4 @@
-"""Streams of adds beside batches of 1,000, and how long a line waits for its answer."""
+"""Streams of adds beside batches of 1,000, and how long a line waits for its response."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _in_cache(bench: Bench, kind: str) -> Load:
 
 
 def _loaded(bench: Bench, server: Server) -> Load:
-    """Load *server*; every acknowledged add is counted, one without an answer at most once."""
+    """Load *server*; every acknowledged add is counted, one without a response at most once."""
     server.create(_BASE, counter_type="BEST_EFFORT")
     send = single_adds(server, _BASE)
     loads = [send(seconds=each) for each in ([] if bench.quick else [_WARM_S])]

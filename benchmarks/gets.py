@@ -86,7 +86,7 @@ def run(bench: Bench) -> Report:
 def _get(
     bench: Bench, server: Server, counters: int, shape: Shape | None = None, only: int = 0
 ) -> Load:
-    """Load with gets; the answers' mean size must be a right answer's."""
+    """Load with gets; the responses' mean size must be a right answer's."""
     sample = server.client.get(f"{BASE}/counters/{name_of(only)}")
     check(sample.status_code == 200, f"a get failed: {sample.text}")
     measured = load(

@@ -165,7 +165,7 @@ def at_pace(
 
 
 def check_counted(counted: int, loads: Sequence[Load], where: str = "") -> None:
-    """Every acknowledged add of *loads* is counted once, one without an answer at most once."""
+    """Every acknowledged add of *loads* is counted once, one without a response at most once."""
     acknowledged = sum(each.requests * each.weight for each in loads)
     sent = sum(each.sent * each.weight for each in loads)
     message = f"{where}{counted} counted, {acknowledged} acknowledged, {sent} sent"

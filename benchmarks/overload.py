@@ -19,7 +19,7 @@ from benchmarks.results import Figure, Report, figure, median, ratios
 _TIMES: Final = 3
 #: A stall of the machine must not take all of a short round.
 _SECONDS_MIN: Final = 3
-#: How long a client waits for its answer; twice ``write_wait_max``.
+#: How long a client waits for its response; twice ``write_wait_max``.
 _PATIENCE_S: Final = 1.0
 _NO_RATE: Final = 1_000_000
 _GOODPUT_TARGET: Final = 0.8
@@ -187,7 +187,7 @@ def _load(server: Server, kind: Kind, connections: int, rate: float, seconds: fl
 
 @contextmanager
 def _probing(server: Server) -> Iterator[list[float | None]]:
-    """Ask for what must be answered in a flood too: how long each answer took, in seconds; None
+    """Ask for what must be answered in a flood too: how long each response took, in seconds; None
     for one that was no success."""
     took: list[float | None] = []
     over = threading.Event()

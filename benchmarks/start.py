@@ -1,4 +1,4 @@
-"""From starting ``counter serve`` to its first answer."""
+"""From starting ``counter serve`` to its first response."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATH: Final = "/v1/namespaces/default/counters/starts"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """One start: until the first answer, by the clock and by the process's CPU."""
+    """One start: until the first response, by the clock and by the process's CPU."""
 
     seconds: float
     cpu_s: float

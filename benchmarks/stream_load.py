@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 #: Lines in one write at full speed; and writes a second at a given rate.
 _LINES: Final = 500
 _WRITES_PER_S: Final = 200
-#: Lines of one connection without an answer, at full speed.
+#: Lines of one connection without a response, at full speed.
 _AHEAD_MAX: Final = 4_000
 _NEW: Final = b'"replayed":false}\n'
 _HEAD: Final = (
@@ -52,7 +52,7 @@ class Stream:
         ).encode()
 
     async def run(self, url: str, path: str, seconds: float, rate: float) -> None:
-        """Send for *seconds*, then wait for the answers."""
+        """Send for *seconds*, then wait for the responses."""
         host, port = urlsplit(url).hostname, urlsplit(url).port
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(_HEAD.format(path=path, host=host).encode())

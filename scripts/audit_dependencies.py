@@ -132,7 +132,7 @@ def no_database(found: Sequence[Locked]) -> str | None:
     if isinstance(report, str):
         return report
     # If the registry is a mirror without the database, a package is skipped, which looks like
-    # a clean answer.
+    # a clean response.
     skipped = [each["skip_reason"] for each in report["dependencies"] if "skip_reason" in each]
     return skipped[0] if skipped else None
 

@@ -1,8 +1,8 @@
 """The documents are run: each example against a real service, each list against the code.
 
 In a block marked ``console`` a line after ``$ `` is a command for the shell and the lines below it
-are its answer. The commands of one document run in one shell, in order. Times, ids and page tokens
-are masked on both sides, and everything else must be the same.
+are its response. The commands of one document run in one shell, in order. Times, ids and page
+tokens are masked on both sides, and everything else must be the same.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def read(document: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command of a document and the answer that is written below it."""
+    """One command of a document and the response that is written below it."""
 
     line: int
     command: str
@@ -61,7 +61,7 @@ class Step:
 
 
 def steps(text: str) -> Iterator[Step]:
-    """The commands of a document, with their answers."""
+    """The commands of a document, with their responses."""
     for block in _BLOCK.finditer(text):
         line = text.count("\n", 0, block.start(1)) + 1
         for part in re.split(r"^\$ ", block[1], flags=re.MULTILINE)[1:]:

@@ -146,7 +146,7 @@ class Load:
     def answered(self, answer: bytes, places: list[int], seconds: float) -> None:
         """Note the outcome of one request."""
         done = self.done
-        # Each item of a batch has an outcome of its own, in an answer of 200.
+        # Each item of a batch has an outcome of its own, in a response of 200.
         if answer.startswith(b"HTTP/1.1 200") and (
             self.job.kind != "batches" or answer.count(b'"event_time":') == len(places)
         ):
@@ -167,7 +167,7 @@ class Load:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: a request, its answer, the next request."""
+    """One connection: a request, its response, the next request."""
 
     def __init__(self, load: Load, ended: Callable[[], None]) -> None:
         self._load = load

@@ -65,7 +65,7 @@ class AddBody(BaseModel):
 
 
 class Added(BaseModel):
-    """The answer to an add."""
+    """The response to an add."""
 
     namespace: str
     counter: str
@@ -89,7 +89,7 @@ class Count(BaseModel):
 
 
 class Counts(BaseModel):
-    """The answer to a look at counts."""
+    """The response to a look at counts."""
 
     results: list[Count]
 

@@ -1,5 +1,5 @@
 """Lists by count and scrapes of a namespace of very many counters with long names: many at once,
-from clients that read their answers, and scrapes by clients that hardly read them."""
+from clients that read their responses, and scrapes by clients that hardly read them."""
 
 import http.client
 import json
@@ -67,7 +67,7 @@ def _item(number: int) -> dict[str, object]:
 
 
 def _ask(port: int, target: str, ends_s: float) -> None:
-    """Ask for *target* until then, reading each answer."""
+    """Ask for *target* until then, reading each response."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     while time.monotonic() < ends_s:
         connection.request("GET", target)

@@ -72,7 +72,8 @@ def visit(chromium: Browser) -> Visits:
     return open_page
 
 
-#: Notes what a page asks for, how many answers it waits for, and the streams that it has not ended.
+#: Notes what a page asks for, how many responses it waits for, and the streams that it has not
+#: ended.
 _NOTE = """
 window.asked = [];
 window.awaited = 0;

@@ -151,7 +151,7 @@ def test_an_add_whose_response_is_lost_is_resolved(run: Run, listed: Listed) -> 
 
 
 def test_counts_are_exact_through_any_fault(run: Run, listed: Listed) -> None:
-    """A browser hides the answers of a proxy that lack the permission to read them."""
+    """A browser hides the responses of a proxy that lack the permission to read them."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     with misbehaving(listed.url, seed, SLOW_S) as proxy:
@@ -204,7 +204,7 @@ def test_a_page_reads_retry_after_and_the_accept_limit(run: Run, listed: Listed)
 
 
 def test_a_page_of_any_other_origin_counts_nothing(run: Run, listed: Listed) -> None:
-    """It has the key, and its browser neither sends the add nor shows an answer."""
+    """It has the key, and its browser neither sends the add nor shows a response."""
     with origin() as other:
         name = run(
             'return client.add("foreign", 1).catch((error) => error.name);',

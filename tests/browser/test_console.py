@@ -100,7 +100,7 @@ def test_a_listing_goes_on_and_back_and_by_prefix(
         page = at.go("ns/default")
         rows = page.locator("tbody th a")
         expect(rows).to_have_count(50)
-        # Pressed twice before an answer came, it still goes one page on; and the focus stays.
+        # Pressed twice before a response came, it still goes one page on; and the focus stays.
         page.locator("#page-next").focus()
         page.evaluate("for (const _ of [1, 2]) document.getElementById('page-next').click()")
         expect(rows.last).to_have_text("ünï 🙂")
@@ -243,7 +243,7 @@ def test_a_hidden_tab_asks_for_nothing(
     tab.wait_for_function(ASKED_FOR, arg=[pattern, parts])
     other = tab.context.new_page()
     other.bring_to_front()
-    # An answer that comes when it is shown again would plan the next request by the paused clock.
+    # A response that comes when it is shown again would plan the next request by the paused clock.
     tab.wait_for_function("() => document.hidden && awaited === 0", polling=100)
     tab.clock.pause_at(tab.evaluate("Date.now() / 1000 + 1"))
     tab.evaluate("asked.length = 0")

@@ -79,7 +79,7 @@ def test_a_watch_ends_at_a_permanent_error(shell: Shell, name: str) -> None:
     asked: list[str] = []
 
     class Wrong(Elsewhere):
-        """Its second answer is no count."""
+        """Its second response is no count."""
 
         async def live(self, counter: str) -> AsyncGenerator[Count]:
             asked.append(counter)

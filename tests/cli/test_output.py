@@ -151,7 +151,7 @@ def test_help_that_cannot_be_printed_ends_with_141() -> None:
 @pytest.mark.parametrize(
     ("answer", "words", "code"),
     [
-        # No answer to the add: unknown.
+        # No response to the add: unknown.
         (b"", ["add", "c", "--json"], 4),
         # It is too old, and void.
         (

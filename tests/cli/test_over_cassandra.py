@@ -116,7 +116,7 @@ async def listens(port: int) -> bool:
 
 
 async def sent_to(port: int, counter: str) -> httpx.Response:
-    """The answer to an add at *port*, over a connection of its own."""
+    """The response to an add at *port*, over a connection of its own."""
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False
     ) as http:

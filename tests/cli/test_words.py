@@ -35,8 +35,8 @@ REQUESTS = re.compile(
     r"|\bthe body\b|\bquery parameter|Content-Type|idempotency_token|generation_time"
     rf"|(?<![-'\w])(?:{'|'.join(FLAG_FIELDS)})\b"
 )
-#: Answers to requests that no command sends, because the client makes them: with one token, with a
-#: body in JSON, and to a route that exists.
+#: Responses to requests that no command sends, because the client makes them: with one token, with
+#: a body in JSON, and to a route that exists.
 NO_COMMAND = {
     *("bad_request", "token_missing", "token_ambiguous", "not_found", "method_not_allowed"),
     *("unsupported_media_type", "uri_too_long", "head_too_large", "precondition_failed"),

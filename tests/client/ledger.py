@@ -26,7 +26,7 @@ class Ledger:
         self._made = 0
 
     def answer(self, send: Send) -> Answer:
-        """The answer to one attempt."""
+        """The response to one attempt."""
         if send.request.operation == "tokens":
             return self._tokens(json.loads(send.request.body or b"")["count"])
         fault = self._draw()

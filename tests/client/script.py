@@ -75,7 +75,7 @@ def added(send: Send) -> Response:
 
 
 def batch(*results: Any) -> Callable[[Send], Response]:
-    """The answer to a batch: each result is a problem, or ``added``."""
+    """The response to a batch: each result is a problem, or ``added``."""
 
     def answer(send: Send) -> Response:
         items = json.loads(send.request.body or b"")["items"]

@@ -15,7 +15,7 @@ SETTINGS = {"namespace": "default", "counter_type": "ACCURATE"}
 EVENT = {"event_time": TIME, "event_id": "x", "event_item_key": 0, "delta": 1}
 POINT = {"time": TIME, "count": 1, "delta": 1}
 BUSY = {"counter": "c", "adds_per_s": 1.5, "count": 1}
-#: Calls of this client alone, with a proper answer; other calls are in the vectors.
+#: Calls of this client alone, with a proper response; other calls are in the vectors.
 READS: dict[str, tuple[Call[Any], Any]] = {
     "get_many": (CALLS.batch_get(["c"], None), {"results": [COUNT]}),
     "counters": (CALLS.counters(None, None), {"counters": ["c"], "next_page": None}),

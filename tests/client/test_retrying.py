@@ -377,7 +377,7 @@ def test_an_attempt_that_ends_when_the_token_is_still_honoured_is_made() -> None
 
 
 def test_what_of_a_batch_is_known_is_returned_whatever_refuses_the_rest() -> None:
-    """The first answer counts one item, and the service then refuses the whole batch."""
+    """The first response counts one item, and the service then refuses the whole batch."""
     waits = json.loads(problem("overloaded", 503, "same_token").body)
     script = Script([batch("added", waits), problem("unauthorized", 401, "never", applied=False)])
     delivery = Delivery.of_items(CALLS, [("a", 1), ("b", 1)])

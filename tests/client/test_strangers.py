@@ -55,7 +55,7 @@ def test_a_redirect_is_not_followed_and_says_where_it_leads() -> None:
     ids=["page", "deep-and-long", "deep", "half", "other-protocol", "nothing"],
 )
 async def test_a_malformed_response_is_an_error_with_the_token(answer: bytes, said: str) -> None:
-    """Regression: an answer of many brackets was a RecursionError."""
+    """Regression: a response of many brackets was a RecursionError."""
     with stranger(answer) as other:
         with (
             CounterClient(other.url, options=OPTIONS) as client,

@@ -241,7 +241,7 @@ def test_counts_are_exact_through_any_fault(program: list[str], service: Server)
         found = list(each_add(commands, run(program, proxy.url, commands, **HASTY)))
         unknown = [end["unfinished"] for _, end in found if end["outcome"] == "unknown"]
         resolved = resolve(program, proxy.url, unknown, HASTY)
-        # An answer of the proxy's own may end a resolve too, and says nothing.
+        # A response of the proxy's own may end a resolve too, and says nothing.
         left = [each for each in unknown if each not in resolved]
     resolved |= resolve(program, service.url, left, QUICK)
     assert set(resolved) == set(unknown)

@@ -160,7 +160,7 @@ async def relay(cassandra: Cluster) -> AsyncIterator[Relay]:
 
 @pytest.fixture
 async def far(cassandra: Cluster, relay: Relay) -> AsyncIterator[CassandraConnection]:
-    """A connection through the bad network, which waits for no answer long."""
+    """A connection through the bad network, which waits for no response long."""
     # Long enough for a busy node: unanswered ones are settled once more.
     options = replace(at(options_for(cassandra), relay.address), read_timeout_us=SECOND)
     async with connected(options) as connection:
@@ -222,7 +222,7 @@ async def test_a_compare_and_set_returns_the_stored_row(register: Register) -> N
 async def test_an_applied_compare_and_set_without_a_response_was_applied(
     register: Register, relay: Relay
 ) -> None:
-    """The answer is held on its way until it was given up."""
+    """The response is held on its way until it was given up."""
     relay.mute = True
     assert await register.set(b"first", b"second", relay)
     assert register.settled == 1

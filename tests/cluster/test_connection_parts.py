@@ -145,7 +145,7 @@ async def test_a_statement_that_two_nodes_answer_counts_once(driver: Driver) -> 
 
 
 async def test_a_page_that_fails_fails_its_statement(driver: Driver) -> None:
-    """A part of the rows is not an answer."""
+    """A part of the rows is not a result."""
     results = await sent(driver, ["a"])
     driver.sent[0].answer([1], b"1")
     await asyncio.sleep(0)

@@ -253,7 +253,7 @@ def rebuild_as_documented(node: ServerProcess) -> None:
 
 
 async def answered(rest: Rest, number: int, delta: int = 1) -> httpx.Response:
-    """The answer to an add of an order, sent until it is not one to send again."""
+    """The response to an add of an order, sent until it is not one to send again."""
     return await definite(lambda: rest.add(f"c{number % COUNTERS}", delta, key=f"order-{number}"))
 
 

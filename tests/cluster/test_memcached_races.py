@@ -17,7 +17,7 @@ TTL_S = 100
 
 
 class Overtaken(MemcachedConnection):
-    """After its first answer, and before its owner sees it, somebody else does something."""
+    """After its first response, and before its owner sees it, somebody else does something."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(host, port, 10.0)

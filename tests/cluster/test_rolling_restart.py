@@ -1,5 +1,5 @@
 """Two API processes and two rollup workers over a real Cassandra, restarted one after the other
-while a client adds: nothing is lost, nothing counts twice, and no answer is of the restarts."""
+while a client adds: nothing is lost, nothing counts twice, and no response is of the restarts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Load:
     urls: Sequence[str]
     added: int = 0
     failures: list[Exception] = field(default_factory=list)
-    #: The codes of the problems among the answers.
+    #: The codes of the problems among the responses.
     codes: set[str] = field(default_factory=set)
     enough: bool = False
 

@@ -136,7 +136,7 @@ class Load:
         return new_token()
 
     async def _request(self, rest: Rest, sends: list[Send]) -> list[Any]:
-        """An answer for each of *sends*: the body of an acknowledgement, or a problem."""
+        """A response for each of *sends*: the body of an acknowledgement, or a problem."""
         first = sends[0]
         if first.atomic:
             answer = await rest.atomic_add(first.items, first.token)
@@ -164,7 +164,7 @@ class Load:
                 self.unknown.remove(send)
 
     async def settle(self) -> None:
-        """Send whatever is unknown again, with the same token, until the answer is definite."""
+        """Send whatever is unknown again, with the same token, until the response is definite."""
         async with self.server.client() as rest:
 
             async def all_known() -> bool:

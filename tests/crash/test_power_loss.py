@@ -1,4 +1,4 @@
-"""The power fails at any instant: what was acknowledged is there, and each answer is still true.
+"""The power fails at any instant: what was acknowledged is there, and each response is still true.
 
 The process is a real service. Its writes and syncs are recorded, and for each sync of the run the
 disk is rebuilt as a loss of power might leave it.

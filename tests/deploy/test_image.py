@@ -449,7 +449,7 @@ async def test_without_extras_it_serves_from_its_volume(plain: Image, tmp_path: 
 
 
 async def counts(rest: Rest, token: Token) -> bool:
-    """Retry the add until the answer is definite: over its accept limit, it may not count."""
+    """Retry the add until the response is definite: over its accept limit, it may not count."""
 
     async def definite() -> httpx.Response | None:
         answer = await rest.add("each", 1, token)

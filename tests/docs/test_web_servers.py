@@ -178,7 +178,7 @@ class Visitors:
         self.answered.add(f"{self.name}:{number}")
 
     async def visit_until_it_ends(self, http: httpx.AsyncClient) -> None:
-        """Send one request after another; a killed worker leaves some without an answer."""
+        """Send one request after another; a killed worker leaves some without a response."""
         while self.site.process.poll() is None:
             try:
                 await self.visit(http)

@@ -142,7 +142,7 @@ async def test_datasets_with_similar_names_are_kept_apart(driver: Driver) -> Non
 
 
 async def test_a_request_that_dynamodb_rejects_is_an_error(store: DynamodbStore) -> None:
-    """A condition that did not hold is an answer: new, replayed, decided otherwise."""
+    """A condition that did not hold is an outcome: new, replayed, decided otherwise."""
     large = put(store.session.control, {"pk": b"large", "sk": b"\x00", "x": b"x" * 500_000})
     with pytest.raises(StoreUnavailableError, match="ValidationException"):
         await store.driver.write(large)
@@ -250,7 +250,7 @@ async def test_marks_go_with_their_namespace_and_behind_the_watermark(
 async def test_marks_that_come_while_others_are_written_share_a_call(
     store: DynamodbStore, namespace: Namespace
 ) -> None:
-    """The same mark of two callers is one item, and each caller has its answer."""
+    """The same mark of two callers is one item, and each caller has its response."""
     calls: list[int] = []
     write_many = store.driver.write_many
 

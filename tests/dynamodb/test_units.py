@@ -60,7 +60,7 @@ class Units:
 
 
 class Meter:
-    """Sums the units that the answers of the stores' calls report."""
+    """Sums the units that the responses of the stores' calls report."""
 
     def __init__(self, *stores: DynamodbStore) -> None:
         self._units = Units()

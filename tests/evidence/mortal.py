@@ -167,7 +167,7 @@ class Place:
 
 
 async def until_answered(place: Place, ask: Callable[[], Awaitable[Any]]) -> bool:
-    """Whether a token counts, asked until the answer is definite."""
+    """Whether a token counts, asked until the response is definite."""
     for _ in range(60):
         try:
             await ask()

@@ -82,7 +82,7 @@ async def test_an_add(storage: str, fast_dir: Path) -> None:
 
 
 async def test_an_add_that_is_asked_about_only_later(storage: str, fast_dir: Path) -> None:
-    """Whatever its window holds when it is closed is the answer, and stays it."""
+    """The content of its window when it is closed decides, for ever."""
 
     async def prepare(place: Place) -> Work:
         token = place.token()

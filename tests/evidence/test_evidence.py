@@ -52,7 +52,7 @@ async def test_a_retry_storm_counts_once(storage: str, rest: Rest, app: App) -> 
 async def test_a_storm_of_late_duplicates_gets_one_answer(
     storage: str, rest: Rest, app: App
 ) -> None:
-    """None of it was ever written: all get this answer, and none is counted."""
+    """None of it was ever written: all get this outcome, and none is counted."""
     token = fresh(app.clock.now_us())
     app.clock.advance(MINUTE)
     number = min(STORM[storage], 1_000)

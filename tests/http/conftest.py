@@ -12,7 +12,7 @@ from tests.support.wire import Run, runner
 
 @pytest.fixture
 async def app(storage: str, fast_dir: Path) -> AsyncIterator[App]:
-    """The service in this process: over one store each way in, as no answer depends on both."""
+    """The service in this process: over one store each way in, as no response depends on both."""
     async with running(storage, fast_dir, over_socket=storage == "sqlite") as each:
         yield each
 

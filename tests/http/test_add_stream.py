@@ -714,7 +714,7 @@ async def test_many_empty_lines_before_one_do_not_hide_it(wire: Wire) -> None:
 
 
 async def test_a_malformed_chunk_ends_a_stream_without_a_second_head(wire: Wire) -> None:
-    """Regression: the 400 was written into the chunked body of the stream's own answer."""
+    """Regression: the 400 was written into the chunked body of the stream's own response."""
     async with open_stream(wire.port) as client:
         client.send(line(1))
         await client.status()

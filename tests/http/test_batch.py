@@ -18,7 +18,7 @@ NDJSON = "application/x-ndjson"
 
 
 def statuses(results: list[Json]) -> list[int]:
-    """200 for an add's answer, else the problem's status, its shape checked."""
+    """200 for an add's response, else the problem's status, its shape checked."""
     for result in results:
         if "status" in result:
             check_problem(result)

@@ -1,4 +1,4 @@
-"""Best effort: fast, and every answer says that a retry may count twice."""
+"""Best effort: fast, and every response says that a retry may count twice."""
 
 from collections.abc import Sequence
 from unittest.mock import patch

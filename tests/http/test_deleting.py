@@ -1,4 +1,4 @@
-"""A deleted counter reads 0 and is not listed; its tokens keep their answers."""
+"""A deleted counter reads 0 and is not listed; its tokens keep their outcomes."""
 
 from contextlib import ExitStack
 from pathlib import Path

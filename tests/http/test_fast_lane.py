@@ -74,7 +74,7 @@ class Pair:
         return _MADE_ID.sub(b"x-request-id: made", self.runner.run(wire.tell(*parts)))
 
     def bodies(self, *parts: bytes) -> list[Any]:
-        """The bodies of the answers, of which the last one ends the connection."""
+        """The bodies of the responses, of which the last one ends the connection."""
         found = self.tell(*parts).split(b"\r\n\r\n")[1:]
         return [json.loads(each.partition(b"HTTP/1.1 ")[0]) for each in found]
 
@@ -215,7 +215,7 @@ PIECES = st.one_of(
         ]
     ),
 )
-#: Nothing is sent behind these: that could make the answer to them get lost.
+#: Nothing is sent behind these: that could make the response to them get lost.
 ENDS = st.sampled_from(
     [LAST, get("a", CLOSE), add(2_004, 1, CLOSE), request("GET", one("a"), version="1.0")]
 )

@@ -20,7 +20,7 @@ from tests.support.wire import Run, Wire, rest_of, served, statuses, turns, wire
 
 #: The kernel's buffers of a connection in each direction: small, so that they are soon full.
 SOCKET_BYTES = 16_384
-#: No request is asked for so often that its answers would fit anywhere.
+#: No request is asked for so often that its responses would fit anywhere.
 FLOOD_BYTES = 16 * 1024 * 1024
 HELD_BYTES_MAX = 4 * 1024 * 1024
 HELD_REQUESTS_MAX = 300

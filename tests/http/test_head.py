@@ -5,7 +5,7 @@ import pytest
 from tests.support.app import App
 from tests.support.rest import Rest, fresh
 
-#: Else each answer has a name of its own.
+#: Else each response has a name of its own.
 ID = {"X-Request-Id": "the-same"}
 SERVICE = ("/healthz", "/readyz", "/metrics", "/problems", "/docs", "/openapi.json")
 PATHS = (

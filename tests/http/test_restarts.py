@@ -62,7 +62,7 @@ async def test_a_start_after_a_long_stop_makes_only_the_slices_that_adds_need(
 async def test_a_machine_that_slept_counts_once_its_keeper_has_looked_in(
     rest: Rest, app: App, pause_us: int
 ) -> None:
-    """Until then a missing slice is an answer that can be retried, and never a loss."""
+    """Until then a missing slice is a response that can be retried, and never a loss."""
     await rest.add("c", 1, fresh(app.clock.now_us()))
     app.clock.advance(pause_us)
     token = fresh(app.clock.now_us())

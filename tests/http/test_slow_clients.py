@@ -45,7 +45,7 @@ class Answer:
 
 
 async def until_closed(server: Server, *parts: bytes) -> Answer | None:
-    """Send *parts* and nothing more; the last answer before the service closed, if any."""
+    """Send *parts* and nothing more; the last response before the service closed, if any."""
     port = int(server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

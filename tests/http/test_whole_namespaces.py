@@ -90,7 +90,7 @@ async def test_a_client_that_reads_slowly_holds_one_piece_and_no_turn(app: App, 
     with patch.object(CountReader, "_read_stored", counted):
         slow = [SlowReader(app, {}) for _ in range(10)]
         for each in slow:
-            # The head of the answer, that of the exposition, and the first piece.
+            # The head of the response, that of the exposition, and the first piece.
             each.let_go.release()
             each.let_go.release()
         await eventually(lambda: _all(each.sent == 3 for each in slow), "a piece waits")

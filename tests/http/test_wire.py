@@ -51,7 +51,7 @@ async def exchange(server: Server, *parts: bytes) -> bytes:
 
 
 async def test_junk_behind_an_add_says_nothing_of_the_add(server: Server) -> None:
-    """A refusal of the junk would be taken for the answer to the add, which counts."""
+    """A refusal of the junk would be taken for the response to the add, which counts."""
     received = await exchange(server, ADD + TYPE + KEY + LENGTH + b"\r\n" + BODY + b"junk\r\n\r\n")
     assert b"HTTP/1.1 400" not in received
 
@@ -69,7 +69,7 @@ async def test_junk_in_the_same_segment_loses_no_response(
     for count in (1, 3):
         received = await exchange(server, before * count + junk)
         statuses = re.findall(rb"HTTP/1.1 (\d+) ", received)
-        # Junk is refused by an answer of its own only if none is missing before it.
+        # Junk is refused by a response of its own only if none is missing before it.
         assert statuses[:count] == ([b"200"] if b"healthz" in before else [b"400"]) * count
 
 

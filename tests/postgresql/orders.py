@@ -1,7 +1,7 @@
 """Processes over a real PostgreSQL server, in a drawn order of their statements and commits.
 
 Time is virtual. A statement is on its way for a drawn time, stops between drawn statements of the
-server's functions and before its commit, and its answer is on its way back. Connections break on
+server's functions and before its commit, and its response is on its way back. Connections break on
 both ways, sessions are terminated, processes pause and crash.
 """
 
@@ -44,7 +44,7 @@ class Trouble:
     stops: float = 0.0
     slow: float = 0.0
     slow_us: int = SECOND
-    #: The connection breaks before the statement is sent, or before its answer arrives.
+    #: The connection breaks before the statement is sent, or before its response arrives.
     unsent: float = 0.0
     unanswered: float = 0.0
 

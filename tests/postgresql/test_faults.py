@@ -100,7 +100,7 @@ async def bounded(add: asyncio.Task[httpx.Response]) -> httpx.Response:
 
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "held"])
 async def test_an_add_is_stopped_at_each_step(postgresql: PostgresqlServer, is_cut: bool) -> None:
-    """From the first message of a statement to the last of its answer."""
+    """From the first message of a statement to the last of its response."""
     unknown = 0
     async with relayed(postgresql) as (rest, relay):
         await added(rest, "warm")

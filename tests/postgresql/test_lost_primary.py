@@ -23,7 +23,7 @@ _NEVER_S: Final = 1e9
 
 
 async def _reads(rest: Rest, *, old: int, new: int) -> None:
-    """Read until the promoted server is asked; no answer may be the old one's."""
+    """Read until the promoted server is asked; no response may be the old one's."""
 
     async def is_read() -> bool:
         answer = await rest.get("c")

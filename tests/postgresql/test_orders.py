@@ -1,4 +1,4 @@
-"""Counts are exact in any order of statements, commits, lost answers and terminated sessions."""
+"""Counts are exact in any order of statements, commits, lost responses and terminated sessions."""
 
 import os
 from collections import Counter

@@ -113,7 +113,7 @@ class Service:
         return not self.is_calm and self._draw.random() < self._rates[what]
 
     def answer(self, operation: str, path: str, body: Any) -> tuple[int, Any]:
-        """The status and the body of the answer to one request that arrived."""
+        """The status and the body of the response to one request that arrived."""
         if operation == "tokens":
             now = to_rfc3339(self.now_us)
             made = [

@@ -1,4 +1,4 @@
-"""Whether an answer is one that the contract allows, by the clock and the model alone."""
+"""Whether a response is one that the contract allows, by the clock and the model alone."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -65,7 +65,7 @@ def age_of(token: Token, now_us: int, bounds: Bounds) -> Age:
 
 @dataclass(slots=True)
 class Judge:
-    """Holds every answer against the model, and the model against every definite answer."""
+    """Holds every response against the model, and the model against every definite answer."""
 
     bounds: Bounds
     model: Model
@@ -137,7 +137,8 @@ class Judge:
         assert len(firsts) <= (0 if known else 1), answers
 
     def unknown(self, now_us: int, send: Send, body: Any, *, written_perhaps: bool) -> bool:
-        """Take an answer after a delay; return whether nothing is open. Perhaps written: either."""
+        """Take a response after a delay; return whether nothing is open. Perhaps written:
+        either."""
         age = age_of(send.token, now_us, self.bounds)
         if "status" not in body:
             is_news = send.scope not in self.model.applied and age is not Age.FRESH

@@ -256,7 +256,7 @@ class CounterMachine(RuleBasedStateMachine):
         self._send_all([each])
 
     def _send_all(self, sends: list[Send], *, rolls_up: bool = False) -> None:
-        """Send all at once, and hold every answer against the model."""
+        """Send all at once, and hold every response against the model."""
 
         async def all_at_once() -> list[Any]:
             work: list[Any] = [self._ask(each) for each in sends]
@@ -270,7 +270,7 @@ class CounterMachine(RuleBasedStateMachine):
         self.judge.many(self.now_us, list(zip(sends, bodies, strict=True)))
 
     async def _ask(self, each: Send) -> Any:
-        """The answer to one send: the body of an acknowledgement, or a problem."""
+        """The response to one send: the body of an acknowledgement, or a problem."""
         self.asked |= {(name, each.token.generation_time_us, each.delete) for name, _ in each.items}
         if each.atomic:
             answer = await self.rest.atomic_add(each.items, each.token)

@@ -75,7 +75,7 @@ class StallingMachine(CounterMachine):
         step: str,
         meanwhile: Meanwhile,
     ) -> Send:
-        """Held up in the middle of its resolution, a token gets the same answer as its hedge."""
+        """Held up in the middle of its resolution, a token gets the same response as its hedge."""
         each = self._new(kind, counter, delta, age)
         if lands:
             self._send_all([each])

@@ -25,7 +25,7 @@ Items = Sequence[tuple[str, int]]
 
 
 class Broken(Exception):
-    """The run ends here: it was killed, or got no answer."""
+    """The run ends here: it was killed, or got no response."""
 
 
 class Service:

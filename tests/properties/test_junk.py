@@ -1,4 +1,5 @@
-"""Whatever is sent, the answer is a problem that says so: never a fault, and nothing is written."""
+"""Whatever is sent, the response is a problem that says so: never a fault, and nothing is
+written."""
 
 import asyncio
 import json

@@ -125,7 +125,7 @@ async def test_junk_is_answered_or_closed(watched: Watched, sent: bytes, status:
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/nothing"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example", ""])
 async def test_a_foreign_name_is_not_answered(watched: Watched, path: str, host: str) -> None:
-    """The name of a page that resolves to this machine: its browser lets it read the answer."""
+    """The name of a page that resolves to this machine: its browser lets it read the response."""
     answer = await watched.get(path, host=host)
     assert (answer.status_code, answer.json()["code"]) == (403, "origin_refused")
     assert f"Host is {host!r}" in answer.json()["detail"]

@@ -222,7 +222,7 @@ async def test_after_a_gap_only_the_slices_that_retention_reaches_are_made_and_a
 
 
 async def test_a_long_gap_is_filled_in_steps_after_the_current_slices() -> None:
-    """Until its slice exists a token of the gap has no answer; from then on it is void."""
+    """Until its slice exists a token of the gap has no outcome; from then on it is void."""
     dataset = replace(DATASET, retention_us=400 * MINUTE, slice_us=MINUTE, time_bucket_us=MINUTE)
     world, namespace = await begun(dataset, shards=1)
     await world.add("c", 5)

@@ -1,8 +1,8 @@
 """memcached and Redis as servers of their own, which processes ask over a network.
 
 The adapters are production's, down to the commands that they send. A thread of theirs is a
-greenlet: where it would block in a socket, the loop goes on, and comes back with the answer or the
-time-out.
+greenlet: where it would block in a socket, the loop goes on, and comes back with the response or
+the time-out.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class CacheServer:
         #: Another one after each restart, and None while it is down.
         self.life: int | None = 1
         self._lives = 1
-        #: The chance of a request that takes up to *slow_us*, and of an answer that is lost.
+        #: The chance of a request that takes up to *slow_us*, and of a response that is lost.
         self.slow = self.lost = 0.0
         self.slow_us = 0
         #: Called with each of the situations that seeds must reach.
@@ -87,7 +87,7 @@ class CacheServer:
         return 1 + int(self._random.random() * _DELAY_US)
 
     def loses(self) -> bool:
-        """Whether an answer is lost."""
+        """Whether a response is lost."""
         return self.lost > 0 and self._random.random() < self.lost
 
     # The effects of commands.
@@ -177,12 +177,13 @@ class _Connection:
         self._wake: Callable[[Any], None] | None = None
 
     def close(self) -> None:
-        """Read none of the answers that are on their way."""
+        """Read none of the responses that are on their way."""
         self._life = None
         self._answers = deque()
 
     def ask(self, serve: Callable[[], Any]) -> Any:
-        """Have the server do *serve*, and return its answer. Raises NotConnectedError, OSError."""
+        """Have the server do *serve*, and return its response. Raises NotConnectedError,
+        OSError."""
         server = self._server
         if self._life != server.life or self._answers:
             self.close()

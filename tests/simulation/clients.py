@@ -138,7 +138,7 @@ class Clients:
         self.history.surprises.append(f"change {item.change.plan.number}: {text}")
 
     async def names(self, namespace: str, api: int) -> list[str] | None:
-        """The counters that are listed; None if no answer came."""
+        """The counters that are listed; None if no response came."""
         path = f"/v1/namespaces/{namespace}/counters?limit=1000"
         self.operations += 1
         status, body = await self._place.request(api, "GET", path)

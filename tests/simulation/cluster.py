@@ -158,7 +158,7 @@ class Cluster:
     ) -> None:
         """Run a bound statement or a batch; *done* gets rows, None, or an error of the driver.
 
-        It may be held on its way, its answer be lost, or its coordinator, in data center *home*,
+        It may be held on its way, its response be lost, or its coordinator, in data center *home*,
         give it up.
         """
         self.statements += 1
@@ -246,7 +246,7 @@ class Cluster:
         return node.up and self.weather.cut != (home, node.center)
 
     def _answers(self, home: int, node: Node) -> bool:
-        """Whether *node* gets a message of a coordinator in *home*, and its answer gets back."""
+        """Whether *node* gets a message of a coordinator in *home*, and its response gets back."""
         return self._reaches(home, node) and self.weather.cut != (node.center, home)
 
     def _needed(self, level: int, home: int) -> _Needed:

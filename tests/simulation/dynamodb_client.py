@@ -82,7 +82,7 @@ class _Waiter:
 
 
 class _Passage:
-    """A request on its way, and its answer: either may be lost, late or repeated."""
+    """A request on its way, and its response: either may be lost, late or repeated."""
 
     def __init__(
         self, server: Server, operation: str, request: Mapping[str, Any], finish: Done
@@ -114,7 +114,7 @@ class _Passage:
                 return
         delay_us = met.hold_us + weather.delay()
         if weather.happens(weather.repeated):
-            # A proxy sends it twice, and passes on the answer to either.
+            # A proxy sends it twice, and passes on the response to either.
             replies = [self._reply, self._ignore]
             weather.random.shuffle(replies)
             server.at(delay_us + weather.later(), self._arrive, replies.pop())
@@ -127,7 +127,7 @@ class _Passage:
         self._server.execute(self._operation, self._request, reply)
 
     def _ignore(self, _: Any) -> None:
-        """Have no one get an answer."""
+        """Have no one get a response."""
 
     def _reply(self, result: Any) -> None:
         """Send *result* back."""

@@ -141,7 +141,7 @@ class Server:
         self.writes_max = self.splitting = None
 
     def execute(self, operation: str, request: Mapping[str, Any], done: Done) -> None:
-        """Do a request; *done* gets the answer, or an error."""
+        """Do a request; *done* gets the response, or an error."""
         try:
             if unknown := request.keys() - _PARAMETERS[operation].split():
                 raise NotImplementedError(f"{operation} with {unknown}")

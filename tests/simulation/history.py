@@ -9,7 +9,7 @@ from tests.simulation.plan import BRIEF, Change, Read
 
 @dataclass(slots=True)
 class Sent:
-    """One request of a change, and its answer; instants are of true time, in microseconds."""
+    """One request of a change, and its response; instants are of true time, in microseconds."""
 
     sent_us: int
     api: int
@@ -83,7 +83,7 @@ class History:
     reads: list[Seen] = field(default_factory=list)
     #: The counters of each namespace that are listed at the end.
     listed: dict[str, list[str]] = field(default_factory=dict)
-    #: Answers that no client should get.
+    #: Responses that no client should get.
     surprises: list[str] = field(default_factory=list)
 
 

@@ -168,7 +168,7 @@ class Trap(Step):
     """From its instant on, the *nth* statement of process *who* on tables of a name is met.
 
     *action* is what happens then, for *for_us*: ``hold`` keeps the statement on its way, ``lose``
-    its answer; ``abandon`` has its coordinator give it up half done; ``pause`` and ``crash``
+    its response; ``abandon`` has its coordinator give it up half done; ``pause`` and ``crash``
     strike the process, ``-before`` the statement is sent or ``-after`` it.
     """
 

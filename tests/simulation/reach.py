@@ -402,7 +402,7 @@ def _best_effort(plan: Plan, random: Random) -> None:
         if random.random() < 0.2:
             plan.steps.append(Fault(at_us, "deaf", 0, random.randrange(SECOND), 0.8))
         if config.cache and random.random() < 0.3:
-            # The cache takes the change, and its answer is lost.
+            # The cache takes the change, and its response is lost.
             how_much, span_us = 0.8, 100 * MILLISECOND
             plan.steps.append(Fault(at_us, "cache_slow", 0, SECOND, how_much, span_us))
     for _ in range(random.choice([0, 0, 1])):

@@ -258,7 +258,7 @@ class _Run:
         self._loop.at(fault.for_us, weather.calm)
 
     def _fault_deaf(self, fault: Fault) -> None:
-        """Clients do not get their answers."""
+        """Clients do not get their responses."""
         weather = self.world.weather
         weather.client_lost_reply = fault.how_much
         self._loop.at(fault.for_us, weather.calm)

@@ -89,7 +89,7 @@ class Settling:
         return True
 
     async def _wait_for_rollup(self, counters: dict[str, list[str]], since_us: int) -> None:
-        """Read as rolled up, until that is as of an instant after the last answer."""
+        """Read as rolled up, until that is as of an instant after the last response."""
         reads = self._clients.history.reads
         for name, found in counters.items():
             unique = tuple(dict.fromkeys(found))

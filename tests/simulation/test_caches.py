@@ -133,7 +133,7 @@ def test_a_late_response_is_not_taken_for_the_next_one(site: _Site) -> None:
     async def work() -> list[int | None]:
         await site.put("a", 1)
         await site.put("b", 2)
-        # It comes 10 ms after the next request is sent, and 10 ms before that one's answer.
+        # It comes 10 ms after the next request is sent, and 10 ms before that one's response.
         delays_us = iter([1, 1_210_000, 1, 20_000])
         with patch.object(site.server, "delay_us", lambda: next(delays_us)):
             late = await site.got("a")

@@ -61,7 +61,7 @@ def test_adds_to_a_namespace_that_is_created_again_count(pause_ms: int) -> None:
 @pytest.mark.parametrize("action", ["pause-before", "pause-after", "hold"])
 @pytest.mark.parametrize("table", ["dirty", "events_"])
 def test_an_add_that_sleeps_on_its_way_through_the_deletion(table: str, action: str) -> None:
-    """Between its mark and its event, or between its event and its answer, for any time."""
+    """Between its mark and its event, or between its event and its response, for any time."""
     for for_us in (2 * SECOND, 9 * SECOND):
         trap = Trap(0, 1, table, 1, action, for_us)
         result = reborn(3 * SECOND, traps=(trap,))

@@ -66,7 +66,7 @@ class AddStream:
         return int(head.status_code)
 
     async def answer(self) -> Json | None:
-        """The next line of the answer; None at its end."""
+        """The next line of the response; None at its end."""
         while b"\n" not in self._received:
             event = await self.event()
             if isinstance(event, h11.EndOfMessage):

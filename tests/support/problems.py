@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 import httpx
 
 MEMBERS = ("type", "title", "status", "detail", "code", "applied", "retry")
-#: Refusals that another send of the same token could turn into an answer carry the wait.
+#: Refusals that another send of the same token could turn into a response carry the wait.
 WAITS = ("token_pending", "token_in_future", "overloaded", "store_unavailable", "slice_missing")
 
 

@@ -1,4 +1,4 @@
-"""The REST API as a test speaks it: one method a route, the answer as it came."""
+"""The REST API as a test speaks it: one method a route, the response as it came."""
 
 import time
 import uuid

@@ -21,7 +21,7 @@ def rfc3339(time_us: int) -> str:
 
 
 def to_us(text: str) -> int:
-    """Microseconds since the epoch of an answer's time, which must be in UTC with microseconds."""
+    """Microseconds since the epoch of a response's time, which must be in UTC with microseconds."""
     moment = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
     assert rfc3339((moment - _EPOCH) // timedelta(microseconds=1)) == text
     return (moment - _EPOCH) // timedelta(microseconds=1)

@@ -78,7 +78,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 
 
 def statuses(received: bytes) -> list[int]:
-    """The status of each answer in *received*."""
+    """The status of each response in *received*."""
     return [int(each) for each in _STATUS.findall(received)]
 
 

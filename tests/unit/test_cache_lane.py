@@ -80,7 +80,7 @@ async def lane(server: CacheServer[Idle], work: Work) -> AsyncIterator[RequestQu
 
 
 async def reason(lane: RequestQueue[int, int]) -> str:
-    """Why an item gets no answer."""
+    """Why an item gets no response."""
     [answer] = await lane.ask([1])
     assert isinstance(answer, Unreachable)
     return answer.reason
@@ -158,7 +158,7 @@ async def test_without_a_connection_nothing_was_sent(
 async def test_a_refused_change_was_not_made(
     lane: RequestQueue[int, int], work: Work, server: CacheServer[Idle]
 ) -> None:
-    """The rest of its batch has its answers, and the server is left alone."""
+    """The rest of its batch has its responses, and the server is left alone."""
     work.error = BatchRefusedError("memory is full", [2, None])
     answers = [each for [each] in await asyncio.gather(lane.ask([1]), lane.ask([2]))]
     assert answers[0] == 2

@@ -66,7 +66,7 @@ def test_a_rejection_that_fails_delays_no_other(caplog: pytest.LogCaptureFixture
 
 
 def test_a_refused_body_is_read_whole_and_its_handler_called_in_its_turn() -> None:
-    """A client that still sends would take an early answer for a broken connection."""
+    """A client that still sends would take an early response for a broken connection."""
     parts: list[Message] = [
         {"type": "http.request", "body": b"a", "more_body": True},
         {"type": "http.request", "body": b"b", "more_body": False},

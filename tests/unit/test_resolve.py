@@ -64,7 +64,7 @@ async def late() -> Late:
 
 
 def then(call: Callable[..., Any], happens: Callable[[], object]) -> Callable[..., Any]:
-    """*call*, and then something *happens* before its answer comes."""
+    """*call*, and then something *happens* before its response comes."""
 
     async def slowly(*arguments: Any, **named: Any) -> Any:
         result = await call(*arguments, **named)
