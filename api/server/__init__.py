@@ -1,1 +1,1 @@
-"""uvicorn as this service needs it: sockets, TLS, bounded connections, shutdown."""
+"""The HTTP server: connections, TLS, sockets, shutdown; uvicorn runs it."""

@@ -68,6 +68,33 @@ async def test_from_the_first_key_on_every_request_needs_one(door: Door) -> None
     assert (await door.get(header)).json()["count"] == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/nothing"),
+        ("PATCH", "/v1/namespaces/default/counters/c"),
+        ("GET", "/v1/namespaces/default/counters/c"),
+        ("GET", "/v1/namespaces/none/counters/c"),
+        ("GET", "/v1/namespaces/default/counters/%00"),
+        ("POST", "/v1/namespaces/default/counters/c/add"),
+        ("POST", "/v1/namespaces/none/counters/c/add"),
+        ("POST", "/v1/namespaces/best/atomic/add"),
+        ("GET", "/v1/namespaces/default/counters/c?max_staleness=never"),
+    ],
+)
+async def test_a_client_without_a_key_does_not_learn_what_exists(
+    door: Door, method: str, path: str
+) -> None:
+    """A route, a method, a namespace, a valid name, the type of a namespace, a parameter."""
+    await door.app.rest.within("best").create("BEST_EFFORT")
+    await door.key(Scope.WRITE)
+    expected = await door.get(NOBODY)
+    for header, wanted in ((NOBODY, "key_missing"), ({"Authorization": "Bearer x"}, "key_invalid")):
+        answer = await door.http.request(method, path, headers=header)
+        assert code(answer) == (401, wanted)
+        assert answer.headers.keys() == expected.headers.keys()
+
+
 async def test_a_client_without_a_key_learns_nothing_of_the_load(door: Door) -> None:
     header = await door.key(Scope.WRITE)
     load = door.app.application.service.load
