@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,7 +34,7 @@ from api.telemetry.request_log import RequestLog
 from counter.config.event_rules import check_rules
 from counter.config.namespace_rules import check_settings, fitted
 from counter.config.settings import Settings
-from counter.core.clock_guard import ClockGuard, guard_of
+from counter.core.clock_guard import ClockGuard
 from counter.core.service import CounterService
 from counter.durations import format_duration
 from counter.errors import InvalidBodyError, PreconditionFailedError
@@ -44,15 +44,11 @@ from counter.security.audit_log import AdminLog
 from counter.security.host_rule import HostRule
 from counter.security.key_admin import KeyAdmin
 from counter.security.keys import KeyRing
-from counter.storage import open_cache
-from counter.storage.shared.startup_retry import StartupRetry
-from counter.telemetry import open_tracing
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
 from counter.telemetry.tracing import Tracing
 from counter.types import Dataset
 from rollup.metrics import RollupMetrics
-from rollup.process import leases_of, worker_of
-from rollup.upkeep import keep_comparing, keep_reading
+from rollup.parts import Parts, parts_of
 from rollup.worker import RollupWorker
 
 #: Least time for background work to end, even if draining requests took all of the drain time.
@@ -79,7 +75,7 @@ class Application:
     requests: RequestMetrics
     exposition: ApiExposition
     connections: Connections
-    tracing: Tracing
+    parts: Parts
     live: LiveRoutes
     streams: AddStreams
     #: Set when the rollup is to end; and when the drain began.
@@ -94,23 +90,13 @@ class Application:
         """Open the store and the cache, create what is missing, run the background tasks, and roll
         up if asked. Raises StartupError, and UnavailableError if the store stays unavailable."""
         self.health.rolls_up = rollup
-        # Waiting does not repair a local store.
-        retry = StartupRetry(0 if self.store.capabilities.embedded else self.settings.start_timeout)
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self.tracing.close)
-            await retry.run(self.store.open)
-            stack.push_async_callback(self.store.close)
-            await retry.warn_of_server(self.store)
-            await self.cache.open()
-            stack.push_async_callback(self.cache.close)
+        async with self.parts.opened() as retry:
             await retry.run(self._prepare)
             stop = asyncio.Event()
             tasks = [
                 asyncio.create_task(self.keys.run(stop)),
-                asyncio.create_task(keep_comparing(self.guard, stop)),
+                *self.parts.upkeep(self.service.namespaces, stop),
             ]
-            if not self.store.capabilities.embedded:
-                tasks.append(asyncio.create_task(keep_reading(self.service.namespaces, stop)))
             if rollup:
                 tasks.append(
                     asyncio.create_task(self.worker.run(self.ending, self.settings.drain_timeout))
@@ -228,15 +214,11 @@ def create_app(
 
     The lifespan opens the store and the cache; with ``rollup=False`` the worker does not run.
     """
-    clock = clock or settings.kind.clock()
-    tracing = tracing or open_tracing(settings)
-    store = tracing.watched(store or settings.kind.open(settings, clock))
-    cache = cache or open_cache(settings, clock)
-    guard = guard_of(store, clock)
+    parts = parts_of(settings, store=store, cache=cache, clock=clock, tracing=tracing)
+    clock, store, cache, guard = parts.clock, parts.store, parts.cache, parts.guard
     service = CounterService(store, cache, clock, guard)
     service.load.wait_max_us = settings.write_wait_max
-    leases = None if settings.kind.serves_alone else leases_of(settings, store, clock, guard)
-    worker = worker_of(*(settings, store, cache, clock, service.namespaces, guard, leases, tracing))
+    worker = parts.worker(service.namespaces)
     keys = KeyRing(store.keys, clock, guard)
     health = ApiHealth(store, cache, worker, guard, clock, keys)
 
@@ -255,7 +237,7 @@ def create_app(
             StoreMetrics(store, cache),
             ClockMetrics(guard),
             connections,
-            *([RollupMetrics(worker, clock, leases)] if rollup and settings.rollup else []),
+            *([RollupMetrics(worker, clock, parts.leases)] if rollup and settings.rollup else []),
         )
     )
     streams, live = _streams(settings, service, authorizer, connections.queue)
@@ -271,7 +253,7 @@ def create_app(
         shedder,
         requests,
         body_bytes_max=settings.body_bytes_max,
-        observers=_observers(settings, tracing),
+        observers=_observers(settings, parts.tracing),
     )
     application = Application(
         *(pipeline, site, service, worker, store, cache, settings, clock, guard, health),
@@ -279,7 +261,7 @@ def create_app(
         requests=requests,
         exposition=exposition,
         connections=connections,
-        tracing=tracing,
+        parts=parts,
         live=live,
         streams=streams,
     )

@@ -26,24 +26,19 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from counter.background import loop_factory, tune_interpreter
 from counter.config.settings import Settings
-from counter.core.clock_guard import ClockGuard, guard_of
+from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.durations import format_duration
 from counter.errors import OriginRefusedError, StartupError, UnavailableError
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.host_rule import HostRule
-from counter.storage import open_cache
-from counter.storage.shared.startup_retry import StartupRetry
-from counter.telemetry import open_tracing
 from counter.telemetry.families import Exposition
 from counter.telemetry.incidents import Incident, Incidents, ping_error
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
-from counter.telemetry.tracing import Tracing
-from rollup.audits import audits_of
-from rollup.leases import Leases, worker_id
+from rollup.leases import Leases
 from rollup.metrics import RollupMetrics
-from rollup.upkeep import keep_comparing, keep_reading
+from rollup.parts import parts_of
 from rollup.worker import RollupWorker
 
 _HEAD_BYTES_MAX: Final = 8 * 1024
@@ -195,11 +190,6 @@ _log = logging.getLogger("counter.rollup")
 
 def run(settings: Settings) -> int:
     """Roll up until a signal comes; return the exit code. Raises StartupError."""
-    if settings.kind.serves_alone:
-        raise StartupError(
-            f"store is {settings.store}, whose data directory one process holds: `counter serve`"
-            " rolls up in its own; give --store cassandra, postgresql or dynamodb"
-        )
     if "log_level" not in settings.model_fields_set:
         # A healthy worker logs only joins, leaves and takeovers, so these must be visible.
         logging.getLogger("counter").setLevel(logging.INFO)
@@ -208,56 +198,25 @@ def run(settings: Settings) -> int:
         return runner.run(_run(settings))
 
 
-def leases_of(settings: Settings, store: Store, clock: Clock, guard: ClockGuard) -> Leases:
-    """Return the leases of this process, which shares *store* with other workers."""
-    lease_us = settings.lease_time
-    return Leases(store.leases, clock, worker_id(), lease_time_us=lease_us, guard=guard)
-
-
-def worker_of(
-    settings: Settings,
-    store: Store,
-    cache: Cache,
-    clock: Clock,
-    namespaces: Namespaces,
-    guard: ClockGuard,
-    leases: Leases | None,
-    tracing: Tracing,
-) -> RollupWorker:
-    """Return the worker of a process, with the audits that *settings* ask for."""
-    concurrency = settings.rollup_concurrency
-    worker = RollupWorker(
-        *(store, cache, clock, namespaces), concurrency=concurrency, leases=leases, guard=guard
-    )
-    worker.batches.tracing = tracing
-    worker.audits = audits_of(settings, store, clock, namespaces)
-    return worker
-
-
 async def _run(settings: Settings) -> int:
-    clock = settings.kind.clock()
-    tracing = open_tracing(settings)
-    store = tracing.watched(settings.kind.open(settings, clock))
-    cache = open_cache(settings, clock)
+    parts = parts_of(settings)
+    leases, namespaces = parts.leases, Namespaces(parts.store, parts.clock)
+    if leases is None:
+        raise StartupError(
+            f"store is {settings.store}, whose data directory one process holds: `counter serve`"
+            " rolls up in its own; give --store cassandra, postgresql or dynamodb"
+        )
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(tracing.close)
-        retry = StartupRetry(settings.start_timeout)
-        await retry.run(store.open)
-        stack.push_async_callback(store.close)
-        await retry.warn_of_server(store)
-        await cache.open()
-        stack.push_async_callback(cache.close)
-        guard, namespaces = guard_of(store, clock), Namespaces(store, clock)
-        leases = leases_of(settings, store, clock, guard)
-        worker = worker_of(settings, store, cache, clock, namespaces, guard, leases, tracing)
-        health = Health(store, clock, guard, leases, worker, cache)
+        retry = await stack.enter_async_context(parts.opened())
+        worker = parts.worker(namespaces)
+        health = Health(parts.store, parts.clock, parts.guard, leases, worker, parts.cache)
         if settings.metrics_port is not None:
             hosts = HostRule(settings.hosts, any_address=True, any_host=settings.insecure)
             port = await stack.enter_async_context(
                 listening(health, settings.host, settings.metrics_port, hosts)
             )
             _log.info("health and metrics on %s:%d", settings.host, port)
-        await retry.run(guard.measure)
+        await retry.run(parts.guard.measure)
         with suppress(UnavailableError):
             # It is read again every second, so it may appear later.
             await namespaces.refresh()
@@ -268,10 +227,7 @@ async def _run(settings: Settings) -> int:
         sys.stdout.flush()
         # Runs until the worker has ended, which needs it while it finishes.
         enough = asyncio.Event()
-        beside = [
-            asyncio.create_task(keep_comparing(guard, enough)),
-            asyncio.create_task(keep_reading(namespaces, enough)),
-        ]
+        beside = parts.upkeep(namespaces, enough)
         code = await _work(worker.run(stop, settings.drain_timeout), stop, beside)
         enough.set()
         await asyncio.gather(*beside, return_exceptions=True)

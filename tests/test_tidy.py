@@ -628,7 +628,7 @@ PLANTED: Cases = [
     (imports_the_wrong_room, "counter/nowhere/made.py", "import json"),
     (imports_beyond_the_promise, "counter/core/read.py", "from counter.durations import a"),
     (imports_beyond_the_promise, "counter/types.py", "def f():\n    from counter import names"),
-    (imports_beyond_the_promise, "counter/core/service.py", "import rollup.upkeep"),
+    (imports_beyond_the_promise, "counter/core/service.py", "import rollup.parts"),
     (imports_beyond_the_promise, "counter/storage/memory/x.py", "from counter.storage import y"),
     (imports_a_framework, "counter/errors.py", "def f():\n    from starlette import status"),
     (imports_a_framework, "rollup/worker.py", "import fastapi"),

@@ -78,7 +78,7 @@ class FastExchange(Call):
         super().__init__(target, connection.headers, first, request_id)
         self.began_s = connection.waiting_since_s or 0.0
         self.connection = connection
-        self.client = connection.client
+        self.client, self.scheme = connection.client, connection.scheme
         self.memory = connection.memory
         self.keep_alive: bool = connection.parser.should_keep_alive()
         #: Whether the usual request, which needs no handler.

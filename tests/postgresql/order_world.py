@@ -19,7 +19,7 @@ from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Dataset
 from rollup.leases import Leases
-from rollup.upkeep import keep_comparing, keep_reading
+from rollup.parts import keep_comparing, keep_reading
 from rollup.worker import RollupWorker
 from tests.postgresql.backends import Server
 from tests.postgresql.observed import Observed

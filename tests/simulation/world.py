@@ -25,7 +25,7 @@ from counter.storage.memory import MemoryCache
 from counter.types import Dataset
 from rollup.leases import MAINTENANCE, Leases
 from rollup.partitions import EVENT_BYTES
-from rollup.upkeep import keep_comparing, keep_reading
+from rollup.parts import keep_comparing, keep_reading
 from rollup.worker import RollupWorker
 from tests.simulation.caches import CacheServer, cache_over
 from tests.simulation.connection import CENTERS, UNMET, Met
@@ -406,9 +406,9 @@ def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[s
             patch("counter.storage.cassandra.events.random", Random(f"strict {seed}")),
             # The work of every process in every second would be most of the run.
             patch("counter.storage.cassandra.rollups._LEFT_BEHIND", 3),
-            patch("rollup.upkeep._READ_EVERY_S", 3.0),
+            patch("rollup.parts._READ_EVERY_S", 3.0),
             patch("counter.security.keys._READ_EVERY_S", 10.0),
-            patch("rollup.upkeep._COMPARE_EVERY_S", 4.0),
+            patch("rollup.parts._COMPARE_EVERY_S", 4.0),
             patch("counter.core.clock_guard._READINGS", 1),
             patch("rollup.worker._MAINTENANCE_EVERY_US", 3 * SECOND),
             patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),

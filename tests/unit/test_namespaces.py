@@ -24,7 +24,7 @@ from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.storage.memory.control import MemoryControl
 from counter.types import CounterType, Namespace, Slice, Token
 from counter.windows import accept_limit_at, settling_time
-from rollup.upkeep import keep_reading
+from rollup.parts import keep_reading
 from tests.support.clock import FakeClock
 from tests.support.times import SECOND, START_US
 from tests.support.waiting import eventually
@@ -173,7 +173,7 @@ async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:
 
     await pair.one.create("each", SETTINGS)
     pair.control.meanwhile = fails
-    with patch("rollup.upkeep._READ_EVERY_S", 0.001):
+    with patch("rollup.parts._READ_EVERY_S", 0.001):
         running = asyncio.create_task(keep_reading(pair.other, stop))
         await eventually(
             lambda: [each.name for each in pair.other.all()] == ["each"], "the namespace is seen"
