@@ -88,8 +88,8 @@ async def test_a_client_without_a_key_does_not_learn_what_exists(
     """A route, a method, a namespace, a valid name, the type of a namespace, a parameter."""
     await door.app.rest.within("best").create("BEST_EFFORT")
     await door.key(Scope.WRITE)
-    expected = await door.get(NOBODY)
-    for header, wanted in ((NOBODY, "key_missing"), ({"Authorization": "Bearer x"}, "key_invalid")):
+    expected = await door.get(NO_KEY)
+    for header, wanted in ((NO_KEY, "key_missing"), ({"Authorization": "Bearer x"}, "key_invalid")):
         answer = await door.http.request(method, path, headers=header)
         assert code(answer) == (401, wanted)
         assert answer.headers.keys() == expected.headers.keys()
