@@ -29,8 +29,8 @@ from counter.types import Accuracy, CounterType, PayloadCheck
 _TIME: Final = TOKEN_EXAMPLE["generation_time"]
 _AS_OF: Final = "2026-01-31T08:15:30.004711Z"
 _WHOSE: Final[Mapping[str, Any]] = {"namespace": "default", "counter": "views"}
-_TOLD: Final[Mapping[str, Any]] = {"event_time": _TIME, "replayed": False}
-_ADDED: Final[Mapping[str, Any]] = {**_WHOSE, "delta": 1, **_TOLD}
+_OUTCOME: Final[Mapping[str, Any]] = {"event_time": _TIME, "replayed": False}
+_ADDED: Final[Mapping[str, Any]] = {**_WHOSE, "delta": 1, **_OUTCOME}
 _COUNT: Final[Mapping[str, Any]] = {**_WHOSE, "count": 1, "as_of": _AS_OF, "accuracy": "accurate"}
 _NAMESPACE: Final[Mapping[str, Any]] = {
     "namespace": "videos",
@@ -91,7 +91,7 @@ class _Whose(Answer):
     counter: str = Field(description="The counter.")
 
 
-class _Told(_Whose):
+class _WithOutcome(_Whose):
     event_time: TimeOut = Field(description="The token's time, which is that of the add.")
     replayed: bool | None = Field(
         description="True if the token had already been counted; null if unknown."
@@ -101,7 +101,7 @@ class _Told(_Whose):
     )
 
 
-class AddAnswer(_Told):
+class AddAnswer(_WithOutcome):
     model_config = example(_ADDED)
 
     delta: Int64 = Field(description="What was added.")
@@ -114,8 +114,8 @@ class AddAndGetAnswer(AddAnswer):
     as_of: TimeOut = Field(description="The instant that the count is exact as of.")
 
 
-class ClearAnswer(_Told):
-    model_config = example({**_WHOSE, **_TOLD})
+class ClearAnswer(_WithOutcome):
+    model_config = example({**_WHOSE, **_OUTCOME})
 
 
 class CountAnswer(_Whose):

@@ -66,7 +66,7 @@ class AtomicCases(StoreCases):
         assert list(await store.events.find(namespace, events)) == events
 
     async def test_a_conflict_writes_nothing(self, store: Store, namespace: Namespace) -> None:
-        """Where one item stands with another payload, none of the list is written."""
+        """If one item exists with another payload, none of the list is written."""
         first = atomic(("a", 1), ("b", 2))
         assert await written_atomic(store, namespace, first) is self.new_atomic
         for other in (
@@ -159,7 +159,7 @@ class NonTransactionalCases(StoreCases):
     async def test_a_mark_for_a_missing_slice_is_refused(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """Nobody could ever sum its window; a recount's mark goes wherever the present is."""
+        """Its window could never be summed; the mark of a recount goes to the present window."""
         with pytest.raises(SliceMissingError):
             await separate(store).mark(namespace, [Mark(NOW, "a"), Mark(SLICES_END, "b")])
         with pytest.raises(SliceMissingError):
@@ -235,7 +235,7 @@ class NonTransactionalCases(StoreCases):
         assert [await total(store, namespace, name) for name in "ab"] == [11, 22]
 
     async def test_rewriting_changes_nothing(self, store: Store, namespace: Namespace) -> None:
-        """A found event that is written again still stands once."""
+        """A found event that is written again still exists once."""
         events = [add("a", T0 - SLICE, 1, delta=3), clear("b", number=2)]
         await write(store, namespace, *events)
         await separate(store).rewrite(namespace, events)

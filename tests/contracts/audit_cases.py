@@ -161,7 +161,7 @@ class AuditCases(StoreCases):
         await must_come_right(audited, "a", 111)
 
     async def test_a_lost_row_is_found_and_put_right(self, audited: Audited) -> None:
-        """Whoever folds anew would lose the window."""
+        """A new fold would lose the window."""
         first = (await audited.rows("a"))[0]
         await self.lose_row(audited.store, audited.namespace, ("a", first.window_us))
         assert await audited.damages("a") == [(Damage.MISSING_ROW, 0, 1)]
@@ -177,7 +177,7 @@ class AuditCases(StoreCases):
         await must_come_right(audited, "idle", 50)
 
     async def test_a_wrong_checkpoint_is_found_and_put_right(self, audited: Audited) -> None:
-        """Although nobody adds to the counter any more. Readers see it right at once."""
+        """Without further adds to the counter. Readers see it right at once."""
         for counter, count in (("a", 111), ("b", 4), ("idle", 50)):
             await audited.plant(counter, count=10**20)
             found = await audited.damages(counter)
@@ -199,7 +199,8 @@ class AuditCases(StoreCases):
         assert kinds == [Damage.PHANTOM_ROW]
 
     async def test_a_pending_recount_is_waited_for(self, audited: Audited) -> None:
-        """Readers count the window for themselves, so nothing is wrong; afterwards all is told."""
+        """Readers count the window for themselves, so nothing is wrong; afterwards all is
+        reported."""
         first = (await audited.rows("a"))[0]
         await audited.plant("a", first._replace(total=99))
         left = Pending(first.window_us, audited.clock.now_us() // WINDOW * WINDOW)
@@ -221,7 +222,7 @@ class AuditCases(StoreCases):
 
 
 class SettledAuditCases(StoreCases):
-    """Of what is settled no events are left: it is taken as it stands, unless that cannot be."""
+    """Settled counts have no events left: they are trusted, unless they are impossible."""
 
     async def test_a_contradiction_of_what_is_settled_is_not_put_right_blindly(
         self, store: Store, clock: FakeClock

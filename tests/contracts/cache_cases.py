@@ -83,7 +83,7 @@ class UntimedCacheCases:
         assert await self.got(cache, successor) is None
         assert list(await cache.best_effort(successor, ["c"])) == [0]
 
-    async def test_the_newest_stands(self, cache: Cache, namespace: Namespace) -> None:
+    async def test_the_newest_is_kept(self, cache: Cache, namespace: Namespace) -> None:
         """An older count never replaces a newer one, in one call or in several."""
         first, second, third = (Checkpoint(NOW + n, n) for n in range(3))
         await cache.put_many(namespace, [("c", second)])
@@ -95,7 +95,7 @@ class UntimedCacheCases:
     async def test_a_count_as_of_the_same_instant_replaces(
         self, cache: Cache, namespace: Namespace
     ) -> None:
-        """A recount corrects it without moving its time; in one call, the last stands."""
+        """A recount corrects it without moving its time; in one call, the last one is kept."""
         for count in (1, 2):
             await cache.put_many(namespace, [("c", Checkpoint(NOW, count))])
         assert await self.got(cache, namespace) == Checkpoint(NOW, 2)
@@ -155,7 +155,9 @@ class UntimedCacheCases:
         await cache.clear(namespace, "c")
         assert await self.got(cache, namespace) == Checkpoint(NOW, 9)
 
-    async def test_the_guard_tells_payloads_apart(self, cache: Cache, namespace: Namespace) -> None:
+    async def test_the_guard_distinguishes_payloads(
+        self, cache: Cache, namespace: Namespace
+    ) -> None:
         """Under one identity, within one call and over several; a clear ignores its delta."""
         one = add(delta=1)
         events = [one, one, one._replace(delta=2), add(number=2), clear(number=3)]
@@ -189,8 +191,8 @@ class UntimedCacheCases:
         found = await asyncio.gather(*(cache.get_many(namespace, [name]) for name, _ in entries))
         assert [list(each) for each in found] == [[checkpoint] for _, checkpoint in entries]
         noted = [add(number=n % 100) for n in numbers]
-        told = await asyncio.gather(*(cache.guard(namespace, [event]) for event in noted))
-        assert [each for [each] in told].count(Guarded.NEW) == 100
+        answers = await asyncio.gather(*(cache.guard(namespace, [event]) for event in noted))
+        assert [each for [each] in answers].count(Guarded.NEW) == 100
 
     async def test_a_cancelled_request_disturbs_no_other(
         self, cache: Cache, namespace: Namespace

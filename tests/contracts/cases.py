@@ -57,7 +57,7 @@ DATASET: Final = Dataset(
     write_timeout_us=10 * SECOND,
     clock_skew_max_us=0,
 )
-#: The accept limit reaches back into the first slice; STRICT, so that every store tells exactly.
+#: The accept limit reaches back into the first slice; STRICT, so that every outcome is exact.
 SETTINGS: Final = NamespaceSettings(
     counter_type=CounterType.ACCURATE,
     dataset="default",
@@ -274,7 +274,7 @@ def ordered(events: Iterable[Event]) -> list[Event]:
 class StoreCases:
     """A fresh store for each case, with the slices of the setting and one namespace."""
 
-    #: What an atomic add is told that was not there; UNVERIFIED by a store that cannot be sure.
+    #: The outcome of a new atomic add; UNVERIFIED in a store that cannot be sure.
     new_atomic = Written.NEW
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:

@@ -59,7 +59,7 @@ class NamespaceCases(StoreCases):
         assert list(await store.control.namespaces()) == [created]
 
     async def test_a_taken_name_is_refused(self, store: Store) -> None:
-        """What stands under it stays."""
+        """The existing one stays."""
         first = await make_namespace(store, "tests")
         assert (
             await store.control.create_namespace("tests", replace(SETTINGS, shards=9), NOW + 1)
@@ -97,7 +97,7 @@ class NamespaceCases(StoreCases):
     async def test_an_accept_limit_holds_from_its_slice_on(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """Before it the old one does: a window closes when its events were told it would."""
+        """Before it the old one holds: a window closes by the limit of its events."""
         settings = replace(SETTINGS, accept_limit_us=SECOND)
         updated = await updated_namespace(store, namespace, settings, T0 + SLICE)
         assert updated is not None
@@ -258,7 +258,7 @@ class LeaseCases(StoreCases):
     """Sequence numbers for tokens that the server issues."""
 
     async def test_no_number_is_leased_twice(self, store: Store) -> None:
-        """Each lease lies above the one before it, whoever asks for it and for how many."""
+        """Each lease lies above the one before it, for any caller and number."""
         counts = [1, 10, 1, 1_000, 3]
         leases = [await store.control.lease_tokens(count, NOW) for count in counts[:2]]
         leases += await asyncio.gather(
@@ -280,7 +280,7 @@ class LeaseCases(StoreCases):
         assert [len(each) for each in ids] == [8]
 
     async def test_the_time_of_a_lease_never_steps_back(self, store: Store) -> None:
-        """Whoever asks next, with whatever clock."""
+        """For every later caller, with any clock."""
         times = [(await store.control.lease_tokens(1, NOW + n)).time_us for n in (0, 5, 3, 6)]
         assert times == [NOW, NOW + 5, NOW + 5, NOW + 6]
 

@@ -20,16 +20,16 @@ LATER = NOW + SECOND
 
 
 class DecisionCases(StoreCases):
-    """The first decision about a token stands for ever, and everyone learns that one."""
+    """The first decision about a token is final, and everyone gets it."""
 
     async def test_nothing_is_decided_at_first(self, store: Store, namespace: Namespace) -> None:
-        """Whether the event stands or not."""
+        """Whether the event exists or not."""
         await write(store, namespace, add())
         assert await decided(store, namespace, [add()]) is None
         assert await decided(store, namespace, [add("never")]) is None
 
-    async def test_the_first_decision_stands(self, store: Store, namespace: Namespace) -> None:
-        """Whoever comes second adopts it, its fingerprint included."""
+    async def test_the_first_decision_is_final(self, store: Store, namespace: Namespace) -> None:
+        """The second resolver adopts it, its fingerprint included."""
         for first, second in ((VOID, APPLIED), (APPLIED, VOID)):
             token = [add(first.outcome.value)]
             assert await store.decisions.decide(namespace, token, first) == first

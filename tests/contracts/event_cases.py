@@ -60,19 +60,19 @@ class EventCases(StoreCases):
     async def test_an_add_does_not_replace_a_clear(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """A clear stands against an add of 0 under its identity, too."""
+        """A clear conflicts with an add of 0 under its identity, too."""
         await write(store, namespace, clear())
         assert list(await written(store, namespace, [add(delta=0)])) == [CONFLICT]
 
     async def test_a_clear_ignores_its_delta(self, store: Store, namespace: Namespace) -> None:
-        """Two clears under one identity ask for the same, whatever stands in their delta."""
+        """Two clears under one identity are equal, whatever their delta."""
         await write(store, namespace, clear())
         assert list(await written(store, namespace, [clear()._replace(delta=5)])) == [REPLAYED]
 
     async def test_an_outcome_for_each_event_in_order(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """Duplicates and conflicts within one call are told apart and spoil nothing."""
+        """Duplicates and conflicts within one call are distinguished and affect nothing else."""
         await write(store, namespace, add("old", number=1), add("old", number=2))
         events = [
             add("a", number=3),
@@ -94,7 +94,7 @@ class EventCases(StoreCases):
     async def test_without_a_check_of_payloads_each_event_has_an_outcome(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """Whatever a store tells of those that it knows: two of one call that differ conflict."""
+        """In every store two different payloads of one call conflict."""
         settings = replace(namespace.settings, payload_check=PayloadCheck.OFF)
         events = [add("a"), add("b"), add("a"), add("a", delta=9)]
         outcomes = await written(store, replace(namespace, settings=settings), events)
@@ -119,7 +119,7 @@ class EventCases(StoreCases):
         assert await total(store, namespace) == 5
         assert await total(store, other_namespace) == 1
 
-    async def test_finds_what_stands_in_order(self, store: Store, namespace: Namespace) -> None:
+    async def test_finds_stored_events_in_order(self, store: Store, namespace: Namespace) -> None:
         """Each look-up answers in its place, over slices and counters, None where nothing is."""
         events = [
             add("a", T0 - 2 * SLICE + 1, 1, delta=-5),
@@ -158,7 +158,7 @@ class EventCases(StoreCases):
     async def test_a_missing_slice_is_not_not_found(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """Whoever looks where no table is gets an error."""
+        """A read of a missing table is an error."""
         for missing_us in (FIRST_SLICE - 1, SLICES_END):
             with pytest.raises(SliceMissingError):
                 await store.events.find(namespace, [add("a"), add("a", missing_us)])

@@ -79,8 +79,8 @@ class FoldCases(StoreCases):
     async def test_window_folds_are_the_sums_of_all_windows_with_events(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """As sums tells them, over slices; windows without events and out of the span are left out,
-        and so is a counter that never was."""
+        """As sums returns them, over slices; windows without events and out of the span are left
+        out, and so is a counter that never was."""
         other = await make_namespace(store, "other")
         ids = nonces_per_bucket()
         times = (T0 - SLICE, T0 - WINDOW, T0, T0 + 1, NOW, NOW + WINDOW - 1, NOW + WINDOW)

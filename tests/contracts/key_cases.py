@@ -38,7 +38,7 @@ class KeyCases(StoreCases):
         return ApiKey(f"{self.start}{number:04}", **fields | more)
 
     async def test_a_key_is_kept_as_it_was_made(self, store: Store) -> None:
-        """All of its fields, set or not; but nobody has used it yet."""
+        """All of its fields, set or not; but no use is recorded yet."""
         full = self.key(1)
         plain = ApiKey(f"{self.start}2", "", digest_of(b""), ("*",), Scope.READ, NOW)
         assert list(await store.keys.api_keys()) == []
@@ -55,7 +55,7 @@ class KeyCases(StoreCases):
         assert [each.id[-1] for each in await store.keys.api_keys()] == ["4", "2", "3", "1"]
 
     async def test_a_taken_id_is_refused(self, store: Store) -> None:
-        """What stands under it stays."""
+        """The existing one stays."""
         assert await store.keys.create_api_key(self.key(1))
         assert not await store.keys.create_api_key(self.key(1, scope=Scope.ADMIN))
         assert list(await store.keys.api_keys()) == [self.key(1)]
@@ -84,7 +84,7 @@ class KeyCases(StoreCases):
         assert list(await store.keys.api_keys()) == [asked[answers.index(True)]]
 
     async def test_of_keys_made_at_once_under_one_id_one_is_made(self, store: Store) -> None:
-        """And the others are told."""
+        """And other processes are notified."""
         asked = [self.key(1, label=str(n)) for n in range(4)]
         answers = await asyncio.gather(*(store.keys.create_api_key(each) for each in asked))
         assert sorted(answers) == [False, False, False, True]

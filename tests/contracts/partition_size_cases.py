@@ -36,11 +36,11 @@ class PartitionSizeCases(StoreCases):
         events += [Event("many", NOW, each, 0, 5) for each in others]
         events += [add("few", NOW), add("few", NOW + WINDOW), clear("few", NOW + WINDOW, 2)]
         await write(store, namespace, *events)
-        told: list[tuple[str, int, int]] = []
+        counted: list[tuple[str, int, int]] = []
         asked = [("few", NOW + WINDOW), ("never", NOW), ("many", NOW), ("few", NOW)]
-        await store.events.sums(namespace, asked, counted=lambda *each: told.append(each))
+        await store.events.sums(namespace, asked, counted=lambda *each: counted.append(each))
         many = 60 + len(others)
-        assert told == [("few", NOW + WINDOW, 2), ("many", NOW, many), ("few", NOW, 1)]
+        assert counted == [("few", NOW + WINDOW, 2), ("many", NOW, many), ("few", NOW, 1)]
 
     async def test_of_each_slice_the_largest_size_stays(
         self, store: Store, namespace: Namespace

@@ -132,7 +132,7 @@ class MarkCases(StoreCases):
     async def test_where_more_came_than_are_counted_the_latest_are(
         self, store: Store, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And it is told since when, or that not all counters were looked at."""
+        """With its start, or that not all counters were examined."""
         for name in ("EVENTS_MAX", "_FEW", "_MANY"):
             monkeypatch.setattr(f"api.routes.hot_counters.{name}", 4)
         monkeypatch.setattr("api.routes.hot_counters.LOOKED_AT_MAX", 1)
@@ -210,7 +210,7 @@ class MarkCases(StoreCases):
         assert windows == sorted(windows)
 
     async def test_a_mark_is_in_its_counters_shard(self, store: Store) -> None:
-        """Nobody else's worker sees it, nor another namespace's."""
+        """No other worker sees it, nor another namespace's."""
         namespace = await make_namespace(store, shards=4)
         other = await make_namespace(store, "other", shards=4)
         names = [f"c{n}" for n in range(20)]

@@ -104,7 +104,7 @@ class SliceCases(StoreCases):
     async def test_dropping_a_slice_again_changes_nothing(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """Two workers may look after the slices at once: the next slice stands, and the bound."""
+        """Two workers may maintain the slices at once: the next slice and the bound are kept."""
         event = add(at=FIRST_SLICE + SLICE)
         await write(store, namespace, event)
         for _ in range(2):

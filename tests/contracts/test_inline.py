@@ -16,7 +16,7 @@ ASK = "SELECT 1 WHERE ?"
 
 
 class Disk:
-    """A connection whose ``slowly()`` takes as long as it is told."""
+    """A connection with a planned duration of ``slowly()``."""
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
         self.connection = sqlite3.connect(path, isolation_level=None)

@@ -178,7 +178,7 @@ async def test_a_best_effort_counter_refuses_what_does_not_fit_64_bits(any_cache
 @pytest.mark.parametrize("start", [INT64_MIN, -1, 0, 2**62, INT64_MAX - 3])
 async def test_what_memory_held_before_disturbs_no_counter(memcached: Cluster, start: int) -> None:
     """A minus sign behind an enormous number makes it none to memcached 1.6.18; several counters,
-    for nobody knows which memory becomes whose."""
+    because memory may be reused in any way."""
     # Short, so that the items do not fill their memory: some of what it held before remains.
     prefix = uuid.uuid4().hex[:20]
     cache = new_cache(memcached, FakeClock(NOW), prefix=prefix)

@@ -117,7 +117,7 @@ class TestTransactionalOverTheLog(OnSqlite, suites.TransactionalCases):
 
 
 async def test_a_database_of_an_earlier_version_is_upgraded(tmp_path: Path) -> None:
-    """What stands in it stays; the token numbers go on where they were."""
+    """Existing data stay; the token numbers continue."""
     clock = FakeClock(NOW)
     store = SqliteStore(tmp_path, clock, [DATASET])
     await store.open()

@@ -1,6 +1,6 @@
 """Private names of libraries exist in every version that ``pyproject.toml`` allows.
 
-A private name may change in any release, and whoever installs a wheel has no lock file. So each
+A private name may change in any release, and a user who installs a wheel has no lock file. So each
 library of which one is used has an upper bound, and the oldest and the newest version within the
 bounds are inspected.
 """

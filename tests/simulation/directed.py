@@ -74,7 +74,7 @@ DIRECTED: Final[Mapping[str, str]] = {
     "no-wait-for-window": (
         "tests/http/test_tokens.py::test_a_window_closes_at_its_very_instant[memory]"
     ),
-    "no-compare-and-set": f"{_CONTRACTS}TestDecisions::test_the_first_decision_stands",
+    "no-compare-and-set": f"{_CONTRACTS}TestDecisions::test_the_first_decision_is_final",
     "void-without-tombstone": _VOIDED,
     "void-by-the-check-of-now": (
         f"{_REPLICAS}test_a_strict_write_that_lands_after_its_void_is_late[add]"
@@ -180,7 +180,7 @@ DIRECTED: Final[Mapping[str, str]] = {
     "directory-checked-at-the-door": (
         f"{_NAMESPACES}test_an_add_uses_the_directory_as_of_its_write"
     ),
-    "older-count-replaces-newer": f"{_CACHES}TestMemcached::test_the_newest_stands",
+    "older-count-replaces-newer": f"{_CACHES}TestMemcached::test_the_newest_is_kept",
     "best-effort-of-any-namespace": (
         "tests/contracts/test_memory.py::TestCache::test_namespaces_are_apart"
     ),

@@ -111,7 +111,7 @@ class KeysAlone:
 
 
 #: No namespace has this id.
-_NOBODY: Final = 0
+_NO_NAMESPACE: Final = 0
 _PING: Final = (
     "INSERT INTO {keyspace}.names (namespace, bucket, counter) VALUES (?, 0, 'ping')"
     " USING TTL 60 AND TIMESTAMP ?"
@@ -166,7 +166,9 @@ class CassandraStore:
         states = list(self.session.states.values())
         now_us = self.session.clock.now_us()
         statements = [await self.session.to_write(state.dataset, _PING) for state in states]
-        await self.session.connection.rows([each.bind((_NOBODY, now_us)) for each in statements])
+        await self.session.connection.rows(
+            [each.bind((_NO_NAMESPACE, now_us)) for each in statements]
+        )
 
     def _must_have_datasets(self) -> None:
         """Raise StartupError where a dataset of the settings is not in the schema."""
