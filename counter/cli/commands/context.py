@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -113,7 +112,8 @@ def list_(*, json: JsonLines = False) -> None:
 
 def use(name: _Which, /) -> None:
     """Make a context the current one."""
-    with _of_one(name) as contexts:
+    with exit_codes():
+        contexts = _contexts_with(name)
         save_contexts(replace(contexts, current=name))
         remark(f"context {name!r} is the current one: {contexts.named(name).url}")
         for variable in ("COUNTER_URL", CONTEXT_VARIABLE):
@@ -129,18 +129,17 @@ def show(
 ) -> None:
     """Show a context, without its key."""
     with exit_codes():
-        contexts = load_contexts()
-        chosen = name or os.environ.get(CONTEXT_VARIABLE) or contexts.current
+        chosen = name or os.environ.get(CONTEXT_VARIABLE) or load_contexts().current
         if chosen is None:
             fail("no context is the current one: counter context use makes one so", EXIT_NO)
-        with _of_one(chosen):
-            shown = _shown(contexts, chosen)
-            print_answer(listing(shown), shown, json=json)
+        shown = _shown(_contexts_with(chosen), chosen)
+        print_answer(listing(shown), shown, json=json)
 
 
 def remove(name: _Which, /) -> None:
     """Remove a context, with its key."""
-    with _of_one(name) as contexts:
+    with exit_codes():
+        contexts = _contexts_with(name)
         others = {key: each for key, each in contexts.by_name.items() if key != name}
         current = None if contexts.current == name else contexts.current
         save_contexts(Contexts(others, current))
@@ -149,16 +148,14 @@ def remove(name: _Which, /) -> None:
             remark("no context is the current one any more")
 
 
-@contextmanager
-def _of_one(name: str) -> Iterator[Contexts]:
-    """Yield all contexts. Exits with EXIT_NO if there is none of the name."""
-    with exit_codes():
-        contexts = load_contexts()
-        try:
-            contexts.named(name)
-        except StartupError as error:
-            fail(str(error), EXIT_NO)
-        yield contexts
+def _contexts_with(name: str) -> Contexts:
+    """Return all contexts. Exits with EXIT_NO if there is none of the name."""
+    contexts = load_contexts()
+    try:
+        contexts.named(name)
+    except StartupError as error:
+        fail(str(error), EXIT_NO)
+    return contexts
 
 
 def _shown(contexts: Contexts, name: str) -> dict[str, Any]:

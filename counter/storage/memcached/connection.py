@@ -12,25 +12,25 @@ from pymemcache.exceptions import MemcacheUnexpectedCloseError, MemcacheUnknownE
 
 from counter.storage.shared.cache_lane import NotConnectedError
 
-#: Their answers wait in the socket's buffers while the rest is being sent, and must fit.
+#: Their responses wait in the socket's buffers while the rest is sent, and must fit.
 _PIPELINED_MAX: Final = 1_000
 _RECEIVED_BYTES: Final = 65_536
 _END: Final = b"\r\n"
-#: The answer to a change of what memcached cannot read as a number.
+#: The response to a change of a value that memcached cannot read as a number.
 NO_NUMBER: Final = b"CLIENT_ERROR cannot increment or decrement non-numeric value"
 
 
 class _TellingClient(Client):  # type: ignore[misc]
-    """Takes NO_NUMBER for an answer like others: it says that nothing was changed, and what else is
-    asked at once has answers too."""
+    """Returns NO_NUMBER as a response instead of raising it: nothing was changed, and the other
+    commands of the pipeline have responses too."""
 
     def _raise_errors(self, line: bytes, name: bytes) -> None:
         if line != NO_NUMBER:
             super()._raise_errors(line, name)
 
     def exchange(self, commands: Sequence[bytes]) -> Sequence[bytes]:
-        """The line that answers each of *commands*, all of them sent at once. In place of
-        ``_misc_cmd``, which takes as long for each line as the rest of its command takes."""
+        """Send all *commands* at once, and return the line of each response. It replaces
+        ``_misc_cmd``, which takes as long to read a line as the rest of the command takes."""
         try:
             self.sock.sendall(b"".join(commands))
             answers = b""
@@ -44,7 +44,7 @@ class _TellingClient(Client):  # type: ignore[misc]
                 for line in lines:
                     self._raise_errors(line, b"pipeline")
             if rest or len(lines) > len(commands):
-                raise MemcacheUnknownError(f"{len(commands)} commands have more answers")
+                raise MemcacheUnknownError(f"{len(commands)} commands have more responses")
             return lines
         except Exception:
             self.close()
@@ -52,9 +52,9 @@ class _TellingClient(Client):  # type: ignore[misc]
 
 
 class MemcachedConnection:
-    """A pymemcache client that can also send many commands at once and read all their answers.
+    """A pymemcache client that can also send many commands at once and read all their responses.
 
-    Connects where it has to. Raises NotConnectedError, OSError (``TimeoutError`` among them) and
+    Connects when it is used. Raises NotConnectedError, OSError (``TimeoutError`` among them) and
     pymemcache's own errors; any of them closes the connection.
     """
 
@@ -65,21 +65,21 @@ class MemcachedConnection:
         )
 
     def get_many(self, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
-        """The values of those keys that are there."""
+        """Return the values of the keys that exist."""
         self._connect()
         found: Mapping[bytes, bytes] = self._client.get_many(list(keys))
         return found
 
     def gets_many(self, keys: Iterable[bytes]) -> Mapping[bytes, tuple[bytes, bytes]]:
-        """The same with each value's version, for a compare-and-set."""
+        """Return the same with the version of each value, for a compare-and-set."""
         self._connect()
         found: Mapping[bytes, tuple[bytes, bytes]] = self._client.gets_many(list(keys))
         return found
 
     def pipeline(self, commands: Sequence[bytes]) -> Sequence[bytes]:
-        """Each command's answer, a line, NO_NUMBER too; a round trip for up to a thousand of them.
+        """Return the response line of each command, in a round trip for up to a thousand of them.
 
-        pymemcache's public calls wait for each answer before they send the next command.
+        pymemcache's public calls wait for each response before they send the next command.
         """
         answers: list[bytes] = []
         for start in range(0, len(commands), _PIPELINED_MAX):
@@ -89,7 +89,7 @@ class MemcachedConnection:
         return answers
 
     def close(self) -> None:
-        """Let go of the connection; the next call makes a new one."""
+        """Close the connection; the next call opens a new one."""
         self._client.close()
 
     def _connect(self) -> None:
@@ -104,8 +104,7 @@ class MemcachedConnection:
         self.close()
         reason: OSError | None = None
         try:
-            # One name may stand for several addresses, `localhost` for ::1 too; pymemcache tries
-            # only one of them.
+            # A name can have several addresses, as `localhost` has ::1; pymemcache tries only one.
             addresses = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
         except OSError as error:
             raise NotConnectedError(str(error)) from error
