@@ -85,18 +85,6 @@ class FastExchange(Call):
         self.is_quick = is_quick
         self.body_bytes_max = pipeline.body_bytes_max
 
-    def add_body(self, body: bytes) -> None:
-        """See :class:`api.server.exchange.Exchange`."""
-        self.unread += body
-
-    def end_body(self) -> None:
-        """See :class:`api.server.exchange.Exchange`."""
-        self.more_body = False
-        self.answer()
-
-    def wake(self) -> None:
-        """See :class:`api.server.exchange.Exchange`. The response waits for no client."""
-
     def disconnect(self) -> None:
         """See :class:`api.server.exchange.Exchange`."""
         self.is_disconnected = True
@@ -252,7 +240,8 @@ class FastLane(HttpProtocol):
         latest = self.latest
         if type(latest) is FastExchange and latest.more_body:
             self.waiting_since_s = None
-            latest.end_body()
+            latest.more_body = False
+            latest.answer()
         else:
             super().on_message_complete()
 

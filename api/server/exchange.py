@@ -41,18 +41,6 @@ class Exchange(Protocol):
     response_started: bool
     response_complete: bool
 
-    def add_body(self, body: bytes) -> None:
-        """Append a part of the request's body."""
-        ...
-
-    def end_body(self) -> None:
-        """Mark the request as complete."""
-        ...
-
-    def wake(self) -> None:
-        """Let a stream end that waits for the end of its client."""
-        ...
-
     def disconnect(self) -> None:
         """Note that the client is gone, unless it has its response."""
         ...
@@ -89,10 +77,10 @@ class AsgiExchange:
 
     __slots__ = (
         "_bytes_left",
-        "_changed",
         "_connection",
         "_head",
         "_is_chunked",
+        "changed",
         "expects_continue",
         "is_disconnected",
         "keep_alive",
@@ -126,26 +114,13 @@ class AsgiExchange:
         self._is_chunked = False
         #: Bytes of the body that are to be sent; None if its length was not announced.
         self._bytes_left: int | None = None
-        self._changed = asyncio.Event()
-
-    def add_body(self, body: bytes) -> None:
-        """See :class:`Exchange`."""
-        self.unread += body
-        self._changed.set()
-
-    def end_body(self) -> None:
-        """See :class:`Exchange`."""
-        self.more_body = False
-        self._changed.set()
-
-    def wake(self) -> None:
-        """See :class:`Exchange`: such a stream waits in :meth:`receive`."""
-        self._changed.set()
+        #: Set when :meth:`receive` has something to return.
+        self.changed = asyncio.Event()
 
     def disconnect(self) -> None:
         """See :class:`Exchange`."""
         self.is_disconnected = not self.response_complete
-        self._changed.set()
+        self.changed.set()
 
     async def run(self, app: App) -> None:
         """Have *app* answer the request."""
@@ -165,8 +140,8 @@ class AsgiExchange:
             self._connection.write(_CONTINUE)
         if not (self.is_disconnected or self.response_complete):
             self._connection.resume_reading()
-            await self._changed.wait()
-            self._changed.clear()
+            await self.changed.wait()
+            self.changed.clear()
         if self.is_disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body, self.unread = bytes(self.unread), bytearray()
@@ -221,5 +196,5 @@ class AsgiExchange:
         self._head = b""
         if not more_body:
             self.response_complete = True
-            self._changed.set()
+            self.changed.set()
             self._connection.end_response(self)

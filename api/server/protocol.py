@@ -501,11 +501,11 @@ class HttpProtocol(asyncio.Protocol):
         # After the body only trailers follow.
         self.head_bytes = self._first_bytes = 0
         latest = self.latest
-        if latest is None or latest.response_complete:
-            return
-        latest.add_body(body)
-        if len(latest.unread) > BODY_BYTES_WAITING_MAX:
-            self.pause_reading()
+        if isinstance(latest, AsgiExchange) and not latest.response_complete:
+            latest.unread += body
+            latest.changed.set()
+            if len(latest.unread) > BODY_BYTES_WAITING_MAX:
+                self.pause_reading()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -513,8 +513,9 @@ class HttpProtocol(asyncio.Protocol):
             return
         self.waiting_since_s = None
         latest = self.latest
-        if latest is not None and not latest.response_complete:
-            latest.end_body()
+        if isinstance(latest, AsgiExchange) and not latest.response_complete:
+            latest.more_body = False
+            latest.changed.set()
 
     def end_response(self, exchange: Exchange) -> None:
         """Continue with the next request after the response of *exchange*, or close."""
@@ -601,8 +602,8 @@ class HttpProtocol(asyncio.Protocol):
         self._stop_reading()
         # A live stream that waits for this ends, because its reader may as well be gone. One that
         # has not begun notices at its next comment whether it is.
-        if self.running is not None:
-            self.running.wake()
+        if isinstance(self.running, AsgiExchange):
+            self.running.changed.set()
         return True
 
     def cut_if_untaken(self, now_s: float) -> None:
