@@ -28,7 +28,6 @@ from benchmarks.harness import (
     wait_until,
 )
 from counter.limits import LEASE_LOOK_US, SECOND
-from counter.storage.cassandra.tables import events_table
 from scripts import cluster_jars, cluster_servers
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
 
@@ -151,6 +150,8 @@ class Site:
         """Namespace, counter and delta of every event there is."""
         [(number,)] = self.rows("SELECT id FROM bench.datasets WHERE name = %s", "default")
         for (start_us,) in self.rows("SELECT start FROM bench.slices WHERE dataset = %s", number):
+            from counter.storage.cassandra.tables import events_table
+
             table = f"bench_default.{events_table(start_us)}"
             yield from self.rows(f"SELECT namespace, counter, delta FROM {table}")  # noqa: S608
 

@@ -24,9 +24,6 @@ from counter.core.read import CountReader
 from counter.limits import BATCH_ITEMS_MAX
 from counter.ports import Store
 from counter.storage.memory import MemoryCache
-from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
-from counter.storage.postgresql.schema import apply_schema
-from counter.storage.postgresql.store import PostgresqlStore
 from counter.storage.sqlite import SqliteStore
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance
@@ -170,6 +167,9 @@ class PostgresqlDesk(Desk):
     def __init__(self, dsn: str) -> None:
         self.clock = SteppedClock()
         self._dataset = settings_for(Path()).dataset()
+        from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
+        from counter.storage.postgresql.store import PostgresqlStore
+
         self._database = PostgresqlDatabase(PostgresqlOptions(dsn))
         self._use(PostgresqlStore(self._database.options, self.clock), settings_for(Path()))
 
@@ -178,6 +178,8 @@ class PostgresqlDesk(Desk):
         await self._database.open()
         try:
             await self._database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
+            from counter.storage.postgresql.schema import apply_schema
+
             await apply_schema(self._database, [self._dataset])
             await self._database.rows("CREATE TABLE {s}.bench_clock AS SELECT 0::bigint AS us")
             await self._database.rows(

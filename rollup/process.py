@@ -204,7 +204,7 @@ async def _run(settings: Settings) -> int:
     if leases is None:
         raise StartupError(
             f"store is {settings.store}, whose data directory one process holds: `counter serve`"
-            " rolls up in its own; give --store cassandra, postgresql or dynamodb"
+            " rolls up in its own; give another --store, which processes share"
         )
     async with AsyncExitStack() as stack:
         retry = await stack.enter_async_context(parts.opened())

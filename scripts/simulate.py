@@ -22,7 +22,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from tests.simulation.bugs import Bug, all_bugs
+from tests.simulation.bugs import Bug, all_bugs, bugs_of
 from tests.simulation.directed import caught_by
 from tests.simulation.reported import COVERED, COVERED_FEW_MIN, COVERED_MIN
 from tests.simulation.run import run_seed
@@ -222,9 +222,7 @@ def sums_of(ledger: str) -> str:
 def _planter(bug: str | None) -> Callable[[], AbstractContextManager[None]]:
     if bug is None:
         return nullcontext
-    from tests.simulation.bugs_dynamodb import BUGS
-
-    return {**all_bugs(), **{each.name: each for each in BUGS}}[bug].plant
+    return {**all_bugs(), **bugs_of("dynamodb")}[bug].plant
 
 
 def _catch_all(seeds: int, start: int, crowds: int, *, table: bool) -> int:

@@ -5,12 +5,13 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.simulation.calm import no_deadline_by_the_wall
+from counter.config.store_kinds import store_names
 from tests.support.app import App, forget_applications, running
 from tests.support.cluster import (
     allow_time_to_start,
@@ -26,12 +27,11 @@ from tests.support.cluster import (
     schedule,
     three_nodes,
 )
-from tests.support.dynamodb import dynamodb
 from tests.support.levels import Levels, add_options, child_processes, minutes
 from tests.support.needs import in_ci
 from tests.support.peak_memory import PeakMemory
-from tests.support.postgresql import postgresql
 from tests.support.rest import Rest
+from tests.support.virtual import no_deadline_by_the_wall
 
 __all__ = [
     "any_cache",
@@ -42,10 +42,8 @@ __all__ = [
     "cassandra",
     "cassandra_with_passwords",
     "child_processes",
-    "dynamodb",
     "memcached",
     "minutes",
-    "postgresql",
     "redis",
     "three_nodes",
 ]
@@ -80,6 +78,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts jobs in the background so, and what tests start would ignore it as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The fixtures of stores, of those that are installed.
+    for name in store_names():
+        if find_spec(f"tests.support.{name}"):
+            config.pluginmanager.import_plugin(f"tests.support.{name}")
     config.pluginmanager.register(PeakMemory())
     config.pluginmanager.register(Levels(config))
 

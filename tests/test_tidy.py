@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.store_folders import owner_of
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("counter", "counter_client", "rollup", "api")
 #: Packages that are distributions of their own, by the folder that is on the path.
@@ -315,6 +317,20 @@ def branches_on_a_store(source: Source) -> Iterator[str]:
             )
 
 
+def imports_another_store(source: Source) -> Iterator[str]:
+    own = owner_of(source.path)
+    for line, name, late in imports(source):
+        if late and source.package == "benchmarks":
+            continue
+        # A name of a module or of something in it.
+        paths = ("/".join(name.split(".")[:end]) for end in range(2, name.count(".") + 2))
+        for path in paths:
+            store = owner_of(f"{path}.py") or owner_of(f"{path}/")
+            if store not in (own, None):
+                yield source.at(line, f"imports {name}, which only the store {store} has")
+                break
+
+
 def circles(found: tuple[Source, ...]) -> list[list[str]]:
     """Every set of modules that import each other, directly or indirectly."""
     graph = {}
@@ -560,6 +576,11 @@ def test_only_the_stores_know_their_names() -> None:
     must_hold(branches_on_a_store, shipped())
 
 
+def test_only_its_own_files_import_a_store() -> None:
+    """Without the files of one store (tests/support/store_folders.py) the rest is a program."""
+    must_hold(imports_another_store, all_python())
+
+
 def test_files_stay_small() -> None:
     """No Python file is longer than FILE_LINES_MAX lines."""
     must_hold(is_too_long, all_python())
@@ -652,6 +673,11 @@ PLANTED: Cases = [
     (branches_on_a_store, "counter/config/values.py", 'x = "cassandra" == data["store"]'),
     (branches_on_a_store, "counter/ops/doctor.py", "x = SERVERS[settings.store]"),
     (branches_on_a_store, "counter/ops/doctor.py", 'match store:\n    case "a":\n        pass'),
+    (imports_another_store, "api/app.py", "import counter.storage.cassandra.store"),
+    (imports_another_store, "tests/unit/x.py", "from counter.storage.dynamodb import DynamodbKind"),
+    (imports_another_store, "tests/dynamodb/x.py", "from counter.storage import postgresql"),
+    (imports_another_store, "scripts/x.py", "def f():\n    from tests.cluster import test_schema"),
+    (imports_another_store, "tests/http/x.py", "from tests.support.postgresql import stores_of"),
     (is_too_long, "api/app.py", "\n" * (FILE_LINES_MAX + 1)),
     (has_a_long_function, "api/app.py", "async def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
     (asserts, "rollup/windows.py", "def f(x):\n    assert x"),
@@ -717,6 +743,8 @@ ALLOWED: Cases = [
     (imports_a_driver, SPOOL, "import sqlite3"),
     (branches_on_a_store, "counter/storage/sqlite/check.py", 'x = settings.store == "sqlite"'),
     (branches_on_a_store, "api/app.py", "x = store_kind(data['store']), self.store is None"),
+    (imports_another_store, "tests/cluster/x.py", "from counter.storage.cassandra import store"),
+    (imports_another_store, "tests/unit/x.py", "from counter.storage.sqlite import SqliteStore"),
     (keeps_state_in_a_module, "api/app.py", "UNITS: Final[Mapping[str, int]] = {'s': 1}"),
     (keeps_state_in_a_module, "api/app.py", "log = logging.getLogger(__name__)\nN = int('1')"),
     (is_too_long, "api/app.py", "\n" * FILE_LINES_MAX),

@@ -222,7 +222,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         Give it the flags, the environment and the directory of the process that it is about. It may
         run beside it. With --url it looks at a running service as well.
           counter doctor --data ./data
-          counter doctor --store cassandra --contact-points db1,db2 --json
+          counter doctor --config cluster.toml --json
           counter doctor --url http://127.0.0.1:8080
         0 if all is right, with warnings too; 1 if something is wrong; 2 if it cannot run;
         {interrupted}.
@@ -242,14 +242,14 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         else from a TOML file (--config, or ./counter.toml).
           counter serve
           counter serve --port 9000 --data /srv/counter
-          counter serve --store cassandra --contact-points db1 --cache memcached://c1
+          counter serve --config cluster.toml --cache memcached://c1
         0 after SIGTERM or SIGINT, 2 if it cannot start.
         """,
         "serve:rollup": """
-        Roll up events in PostgreSQL, Cassandra or DynamoDB.
+        Roll up events in a store that processes share.
 
         Any number of these workers share the work; counter serve with SQLite rolls up by itself.
-          counter rollup --store cassandra --contact-points db1 --cache memcached://c1
+          counter rollup --config cluster.toml --cache memcached://c1
         0 after SIGTERM or SIGINT, 1 if it could not end in order, 2 if it cannot start.
         """,
         "audit:audit": """
@@ -418,14 +418,14 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "schema": {
         "serve:apply": """
         Create or update the schema; safe to run repeatedly.
-          counter schema apply --store cassandra --contact-points db --replication 3
+          counter schema apply --config cluster.toml
         0 if all is there, 2 if it cannot be done; {interrupted}.
         """,
         "backup:restored": """
         Prepare a restored database, or restored keyspaces.
 
         After that no id or token is issued twice.
-          counter schema restored --store cassandra --contact-points db1
+          counter schema restored --config cluster.toml
         0 if it is done, 2 if it cannot be; {interrupted}.
         """,
     },

@@ -13,8 +13,6 @@ from benchmarks.capacity import measure
 from benchmarks.capacity.measure import Run, check_counts
 from benchmarks.harness import BenchError, Server
 from counter.config.settings import Settings
-from counter.storage.cassandra.control_keyspace import is_deleted
-from scripts.cluster_nodes import Cluster
 from tests.support.server import ROOT
 from tests.support.waiting import eventually
 
@@ -58,30 +56,6 @@ def test_an_embedded_service_is_measured(tmp_path: Path) -> None:
     adds = next(each for each in report["figures"] if each["what"] == "api_adds")
     assert adds["limited_by"]
     assert report["store"] == "sqlite"
-
-
-def test_a_cluster_is_measured_in_a_temporary_namespace(
-    tmp_path: Path, cassandra: Cluster, memcached: Cluster
-) -> None:
-    point = f"{cassandra.contact_points[0]}:{cassandra.shape.cassandra_port}"
-    flags = (
-        *("--store=cassandra", f"--contact-points={point}", "--keyspace=t_bench"),
-        *("--replication=1", "--retention=1h", "--slice=10m"),
-    )
-    apply = [sys.executable, "-m", "counter", "schema", "apply", *flags]
-    subprocess.run(apply, cwd=ROOT, check=True, capture_output=True, timeout=100)
-    report = measured(tmp_path, *flags, f"--cache={memcached.memcached_url}")
-    assert {"api_adds", "node_adds", "api_gets", "cache_keys"} < set(values(report))
-    with _session(cassandra) as session:
-        rows = session.execute("SELECT name, document FROM t_bench.namespaces")
-        left = [name for name, document in rows if not is_deleted(document)]
-    assert left == ["default"]
-
-
-def _session(cluster: Cluster) -> Any:
-    from tests.support.cluster import session_of
-
-    return session_of(cluster)
 
 
 def _left(home: Path) -> list[str]:

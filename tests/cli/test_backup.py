@@ -162,9 +162,6 @@ def test_a_backup_of_nothing_is_refused(place: Path, shell: Shell) -> None:
     (place / "file").touch()
     assert "cannot write file/new" in shell.fails(2, "backup", "file/new", "--data=data")
     assert "'fast' is not a size" in shell.fails(2, "backup", "new", "--data=data", "--rate=fast")
-    assert "nodetool snapshot" in shell.fails(
-        2, "backup", "new", "--store=cassandra", "--contact-points=127.0.0.1"
-    )
     assert not list(place.glob("new*"))
 
 

@@ -49,7 +49,7 @@ def test_help_names_exit_codes(command: str, shell: KeyShell) -> None:
     code, text = shell.run(command, "--help")
     assert code == 0
     assert "Exit codes: 0; 1 if" in text
-    assert "--contact-points" in text
+    assert "--keyspace" in text
 
 
 def test_a_key_is_printed_alone_and_never_again(shell: KeyShell) -> None:

@@ -23,7 +23,7 @@ from scripts.cluster_nodes import Cluster, Shape
 from scripts.cluster_nodetool import nodetool
 from scripts.cluster_process import ClusterError, ServerProcess
 from scripts.cluster_ring import wait_until_all_know_all
-from tests.cli.test_over_cassandra import WINDOWS, apply_schema, run_counter
+from tests.cluster.test_commands import WINDOWS, apply_schema, run_counter
 from tests.support.cluster import TIMEOUT_S, running_cluster, session_of
 from tests.support.rest import Rest, fresh
 from tests.support.seeds import seed_of

@@ -10,7 +10,7 @@ import pytest
 from counter.clock import SystemClock
 from scripts.cluster_nodes import Cluster
 from scripts.postgresql_server import PostgresqlServer
-from tests.cli.test_over_cassandra import flags_of, run_counter
+from tests.cluster.test_commands import flags_of, run_counter
 from tests.support.rest import Rest, fresh
 from tests.support.server import Server, serving
 from tests.support.waiting import eventually

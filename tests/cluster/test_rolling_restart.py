@@ -12,7 +12,7 @@ import pytest
 
 from counter_client import AsyncCounterClient, Options
 from scripts.cluster_nodes import Cluster
-from tests.cli.test_over_cassandra import apply_schema, flags_of
+from tests.cluster.test_commands import apply_schema, flags_of
 from tests.rollup.processes import Worker, worker
 from tests.support.server import Server, ports_in_a_row
 from tests.support.waiting import eventually

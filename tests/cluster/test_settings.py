@@ -1,6 +1,7 @@
 """The settings of Cassandra: how they are written, what is refused, what is often a mistake."""
 
 import os
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from counter.config.report import effective, load
 from counter.storage.cassandra import CassandraKind
 from counter.storage.cassandra.options import Placement
 from counter.storage.cassandra.settings import CassandraSettings
@@ -235,3 +237,20 @@ def test_a_best_effort_namespace_costs_no_more() -> None:
     strict: dict[str, Any] = {"payload_check": PayloadCheck.STRICT, "cache_ttl_us": MILLISECOND}
     assert advice(counter_type=CounterType.BEST_EFFORT, **strict) == []
     assert list(SqliteKind().advice(replace(made().default_namespace(), **strict))) == []
+
+
+def test_printed_settings_are_a_file_that_gives_the_same(tmp_path: Path) -> None:
+    given = {"contact_points": "a,b:9043", "replication": "dc1:3", "clock_skew_max": "250ms"}
+    first = effective(load({"store": "cassandra", **given}))
+    (tmp_path / "again.toml").write_text(first)
+    again = effective(load({"config": "again.toml"}))
+    assert tomllib.loads(again) == tomllib.loads(first)
+    assert "file again.toml" in again
+
+
+def test_a_password_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTER_CASSANDRA_PASSWORD", "hush")
+    monkeypatch.setenv("COUNTER_CASSANDRA_USERNAME", "me")
+    text = effective(load(CASSANDRA))
+    assert 'cassandra_password = "********"' in text
+    assert "hush" not in text

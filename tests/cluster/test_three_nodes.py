@@ -35,15 +35,17 @@ from scripts.cluster_nodes import Cluster
 from scripts.cluster_nodetool import nodetool
 from scripts.service_process import free_ports
 from tests.contracts.cases import SETTINGS, WINDOW, atomic, written_atomic
-from tests.rollup.processes import Worker, desk_over, flags_for, settings_over, worker
+from tests.rollup.processes import Worker, desk_over, worker
 from tests.support.cassandra import (
     DATASET,
     HASTY,
     at,
     connected,
+    flags_for,
     have_schema,
     opened,
     options_for,
+    settings_over,
     slice_of_now,
     tables,
     with_dataset,

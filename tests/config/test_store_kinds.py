@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from pydantic import Field
@@ -167,6 +167,24 @@ def test_a_kind_is_found_without_its_driver(
     monkeypatch.setitem(sys.modules, kind.driver, None)
     with pytest.raises(StartupError, match=rf"pip install '\.\[{kind.name}\]' in its checkout"):
         kind.open(Settings(), SystemClock())
+
+
+@pytest.mark.parametrize("kind", SERVERS, ids=[each.name for each in SERVERS])
+async def test_a_server_that_does_not_answer_is_found(kind: ServerKind[Settings]) -> None:
+    """`counter doctor` reports it, with what to do, and checks nothing else of it."""
+    store = MemoryStore(SystemClock())
+    away = AsyncMock(side_effect=StartupError("it does not answer"))
+    with patch.object(store, "open", away), patch.object(type(kind), "open", lambda *_: store):
+        (found,) = [each async for each in kind.check(Settings(), SystemClock())]
+    assert (found.part, found.state, found.detail) == ("store", "wrong", "it does not answer")
+    assert found.do.startswith(kind.start)
+
+
+@pytest.mark.parametrize("kind", SERVERS, ids=[each.name for each in SERVERS])
+def test_a_server_is_backed_up_by_its_own_tools(kind: ServerKind[Settings]) -> None:
+    for call in (kind.back_up, kind.restore):
+        with pytest.raises(StartupError, match=kind.backed_up_by):
+            call(Settings(store=kind.name))
 
 
 class RestoredControl(MemoryControl):

@@ -4,25 +4,18 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from counter.storage.dynamodb.driver import Driver, DynamodbOptions
-from counter.storage.dynamodb.schema import apply_for as tables_for
-from counter.storage.dynamodb.settings import DynamodbSettings
-from counter.storage.postgresql.database import PostgresqlDatabase, postgresql_options
-from counter.storage.postgresql.schema import apply_for
-from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.types import Token
-from scripts.postgresql_server import PostgresqlServer
 from tests.support.model import Model, Send
+from tests.support.needs import need
 from tests.support.rest import Rest, item, new_token
 from tests.support.seeds import seed_of
-from tests.support.server import SMALL_WINDOWS, Server, serving
+from tests.support.server import Server, serving
 from tests.support.times import to_us
 from tests.support.waiting import eventually
 
@@ -32,21 +25,6 @@ pytestmark = pytest.mark.usefixtures("child_processes")
 ROUNDS = 5
 CLIENTS = 6
 COUNTERS = [f"c{number}" for number in range(5)]
-OVER_POSTGRESQL = {
-    "store": "postgresql",
-    "keyspace": "killed",
-    "write_timeout": "1s",
-    "lease_time": "6s",
-}
-
-
-OVER_DYNAMODB = {
-    "store": "dynamodb",
-    "keyspace": "killed",
-    "write_timeout": "1s",
-    "lease_time": "6s",
-    "dynamodb_region": "local",
-}
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "dynamodb"])
@@ -54,29 +32,14 @@ async def flags(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, child_processes: None
 ) -> Mapping[str, str]:
     """The settings of the service under test besides small windows, over a store that is new."""
-    given: dict[str, Any]
     if request.param == "sqlite":
         return {}
-    if request.param == "dynamodb":
-        options: DynamodbOptions = request.getfixturevalue("dynamodb")
-        given = {**OVER_DYNAMODB, "dynamodb_endpoint": str(options.endpoint)}
-        driver = Driver(replace(options, prefix="killed"))
-        await driver.open()
-        for table in await driver.tables():
-            await driver.drop_table(table)
-        await driver.close()
-        await tables_for(DynamodbSettings(**{**SMALL_WINDOWS, **given}))
-        return given
-    server: PostgresqlServer = request.getfixturevalue("postgresql")
-    monkeypatch.setenv("COUNTER_DSN", server.dsn())
-    given = {**SMALL_WINDOWS, **OVER_POSTGRESQL}
-    settings = PostgresqlSettings(**given)
-    database = PostgresqlDatabase(postgresql_options(settings))
-    await database.open()
-    await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
-    await database.close()
-    await apply_for(settings)
-    return OVER_POSTGRESQL
+    server = request.getfixturevalue(request.param)
+    given = {"keyspace": "killed", "write_timeout": "1s", "lease_time": "6s"}
+    found: Mapping[str, str] = await need(f"tests.support.{request.param}").settings_of_new(
+        server, given, monkeypatch
+    )
+    return found
 
 
 class Load:

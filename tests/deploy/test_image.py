@@ -39,9 +39,9 @@ from counter.types import Token
 from scripts.cluster_servers import redis_missing, redis_server
 from scripts.service_process import HOST, free_ports
 from tests.support.needs import miss
-from tests.support.postgresql import postgresql_server
 from tests.support.rest import Rest, fresh
 from tests.support.server import ROOT
+from tests.support.servers import postgresql_server
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

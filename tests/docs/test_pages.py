@@ -20,8 +20,8 @@ from counter_client import Token
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.child import run_python
 from tests.support.documents import page, python_of, save_programs
-from tests.support.postgresql import postgresql_server
 from tests.support.server import ROOT, Server, ports_in_a_row, served, serving
+from tests.support.servers import postgresql_server
 from tests.test_readme import WRITTEN_URL, compare, defaults, steps, without
 
 #: Pages that share a service: each has counters of its own.

@@ -20,7 +20,7 @@ from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.clock import FakeClock
-from tests.support.postgresql import stores_of
+from tests.support.needs import need
 from tests.support.times import SECOND, START_US
 
 #: More steps than any of the works has: one that does not end in so many would never end.
@@ -123,7 +123,7 @@ class Place:
         if storage == "sqlite":
             self._new_store = lambda: SqliteStore(directory, self.clock, [DATASET])
         elif storage == "postgresql":
-            self._new_store = stores_of(DATASET, self.clock)
+            self._new_store = need(f"tests.support.{storage}").stores_of(DATASET, self.clock)
         else:
             memory = MemoryStore(self.clock, [DATASET])
             self._new_store = lambda: memory

@@ -352,7 +352,9 @@ async def test_a_dead_process_writes_nothing(storage: str, fast_dir: Path) -> No
 async def test_a_planted_bug_is_caught(
     fast_dir: Path, bug: str, test: Callable[[str, Path], Awaitable[None]]
 ) -> None:
-    with all_bugs()[bug].plant(), pytest.raises(AssertionError):
+    if bug not in (known := all_bugs()):
+        pytest.skip("the store over which the simulation catches it is not installed")
+    with known[bug].plant(), pytest.raises(AssertionError):
         await test("memory", fast_dir)
 
 

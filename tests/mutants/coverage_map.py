@@ -14,7 +14,7 @@ import coverage
 import pytest
 
 from tests.mutants.operators import Mutant
-from tests.mutants.plan import AREAS
+from tests.mutants.plan import installed_areas
 
 #: Tests that take longer kill no fault: it would not be within a bounded time.
 TEST_S_MAX = 8.0
@@ -95,7 +95,7 @@ class _Recorder:
 def record(tests: Sequence[str]) -> CoverageMap:
     """Run *tests*, and return the lines of each that passed."""
     root = Path.cwd()
-    paths = [str(root / path) for paths in AREAS.values() for path in paths]
+    paths = [str(root / path) for paths in installed_areas().values() for path in paths]
     measured = coverage.Coverage(data_file=None, config_file=False, include=paths)
     recorder = _Recorder(measured)
     measured.start()

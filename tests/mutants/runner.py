@@ -161,11 +161,11 @@ class Runner:
     def _start_postgresql(self) -> None:
         """Start one server for all faults: the fixture of the tests uses it."""
         # Not earlier: pytest prepares some of the imports.
-        from tests.support import postgresql
+        from tests.support.servers import postgresql_server
 
         if self._dsn is not None:
             return
-        server = self._server.enter_context(postgresql.postgresql_server())
+        server = self._server.enter_context(postgresql_server())
         self._dsn = server.dsn()
         self._kept = set(_children())
 
@@ -173,7 +173,7 @@ class Runner:
         def shared() -> Iterator[Any]:
             yield server
 
-        self._server.enter_context(patch.object(postgresql, "postgresql_server", shared))
+        self._server.enter_context(patch("tests.support.postgresql.postgresql_server", shared))
 
     def _end_all(self, child: int) -> None:
         """End *child*, and whatever its tests left running."""

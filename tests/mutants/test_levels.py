@@ -9,8 +9,7 @@ import pytest
 
 from tests.mutants.listing import Row, level_table, read_rows
 from tests.simulation.bugs import all_bugs
-from tests.simulation.directed import DIRECTED, QUICK
-from tests.simulation.test_simulation import SEEDS
+from tests.simulation.directed import DIRECTED, QUICK, SEEDS
 from tests.support.levels import Level
 
 ROOT = Path(__file__).resolve().parents[2]

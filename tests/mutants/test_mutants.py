@@ -8,7 +8,7 @@ import pytest
 from tests.mutants.coverage_map import CoverageMap
 from tests.mutants.listing import read_rows, summary
 from tests.mutants.operators import mutants_of
-from tests.mutants.plan import AREAS, OPERATORS, all_mutants, drawn
+from tests.mutants.plan import OPERATORS, all_mutants, drawn, installed_areas
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,10 +74,10 @@ def test_drawn_faults_stay_in_the_list() -> None:
     first = drawn(possible, {})
     assert drawn(possible, dict.fromkeys(first, "killed")) == first
     assert len(first) >= 300
-    assert {possible[key][0] for key in first} == {*AREAS}
+    assert {possible[key][0] for key in first} == {*installed_areas()}
     assert {possible[key][1].operator for key in first} == {*OPERATORS}
     of_module = Counter(possible[key][1].path for key in first)
-    assert {*of_module} == {path for paths in AREAS.values() for path in paths}
+    assert {*of_module} == {path for paths in installed_areas().values() for path in paths}
 
 
 def test_a_fault_that_prevents_the_start_is_replaced() -> None:

@@ -15,7 +15,8 @@ from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW, WINDOW, make_namespace, make_slices
 from tests.postgresql.pair import Pair
 from tests.support.clock import FakeClock
-from tests.support.postgresql import FreshStore, postgresql_server
+from tests.support.postgresql import FreshStore
+from tests.support.servers import postgresql_server
 
 LIMIT = 2 * WINDOW
 

@@ -23,9 +23,10 @@ from tests.contracts.cases import DATASET, NOW, SETTINGS
 from tests.support.child import run_python
 from tests.support.clock import FakeClock
 from tests.support.documents import page
-from tests.support.postgresql import FreshStore, postgresql_server
+from tests.support.postgresql import FreshStore
 from tests.support.rest import Rest
 from tests.support.server import serving
+from tests.support.servers import postgresql_server
 from tests.support.waiting import eventually
 from tests.test_readme import compare, defaults, section
 

@@ -26,9 +26,9 @@ from scripts.postgresql_server import PostgresqlServer
 from tests.support.clock import FakeClock
 from tests.support.disk import Disk
 from tests.support.lifespan import Lifespan
-from tests.support.postgresql import postgresql_server
 from tests.support.relay import Relay
 from tests.support.rest import Rest
+from tests.support.servers import postgresql_server
 from tests.support.waiting import eventually
 
 WRITE_TIMEOUT = "200ms"

@@ -1,5 +1,6 @@
 """A server with settings that break the promise is refused, with the value and the fix."""
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from counter.cli.commands.backup import _begin_new_life
 from counter.cli.commands.serve import _applied, check
 from counter.errors import StartupError
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
-from counter.storage.postgresql.server import ServerReport, check_server
+from counter.storage.postgresql.server import VERSION_MIN, ServerReport, check_server
 from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.shared.startup_retry import StartupRetry
 from scripts.postgresql_server import PostgresqlServer
 from tests.contracts.cases import DATASET, NOW
+from tests.deploy.test_compose import SERVICES
 from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
 
@@ -156,3 +158,9 @@ async def test_a_role_without_rights_calls_no_function(
         with pytest.raises(StartupError, match=r"permission denied.*connect as the role that owns"):
             await work(settings)
     assert audit_log.read_bytes() == b""
+
+
+def test_postgresql_is_of_a_version_that_the_service_takes() -> None:
+    major = re.match(r"postgres:(\d+)", SERVICES["postgresql"]["image"])
+    assert major is not None
+    assert int(major[1]) >= VERSION_MIN

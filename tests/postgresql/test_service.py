@@ -18,9 +18,9 @@ from scripts.postgresql_server import PostgresqlServer
 from scripts.service_process import free_ports
 from tests.rollup.processes import LEASE_TIME, TIMES, desk_over, worker
 from tests.support.child import run_python
-from tests.support.postgresql import postgresql_server
 from tests.support.rest import Rest
 from tests.support.server import Server, refused
+from tests.support.servers import postgresql_server
 from tests.support.waiting import eventually
 
 FLAGS = {

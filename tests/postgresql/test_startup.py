@@ -25,9 +25,9 @@ from tests.contracts.cases import DATASET
 from tests.rollup.processes import TIMES
 from tests.support.certificates import Authority
 from tests.support.child import run_python
-from tests.support.postgresql import postgresql_server
 from tests.support.rest import fresh
 from tests.support.server import serving
+from tests.support.servers import postgresql_server
 from tests.support.waiting import eventually
 
 #: asyncpg leaves the connection over which a server refused to log in to the garbage collector.

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.calm import no_deadline_by_the_wall
 from tests.support.app import App
 from tests.support.rest import fresh
 from tests.support.times import MINUTE, SECOND
+from tests.support.virtual import no_deadline_by_the_wall
 
 RULES = [
     {"type": "add.*", "counter": "{data.counter}", "delta": "data.delta"},

@@ -9,10 +9,10 @@ from hypothesis import Phase, settings
 
 from tests.properties.machine import CounterMachine
 from tests.properties.stalls import StallingMachine
-from tests.simulation.calm import no_deadline_by_the_wall
 from tests.support.app import App
 from tests.support.model import Send
 from tests.support.rest import Rest
+from tests.support.virtual import no_deadline_by_the_wall
 
 #: A failure is made small before it is shown, and that takes minutes.
 pytestmark = pytest.mark.timeout(600)

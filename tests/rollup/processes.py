@@ -20,11 +20,8 @@ from counter.config.settings import Settings
 from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
 from counter.ports import Store
-from counter.storage.cassandra.schema import apply_schema
-from counter.storage.cassandra.settings import CassandraSettings
 from counter.storage.memory import MemoryCache
 from counter.types import Namespace, Token
-from scripts.cluster_nodes import Cluster
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,35 +35,6 @@ TIMES: Final[Mapping[str, Any]] = {
     "rollup_window": "500ms",
     "accept_limit": "1s",
 }
-
-
-def settings_over(cluster: Cluster, copies: int) -> CassandraSettings:
-    """A keyspace of its own, with the schema applied."""
-    port = cluster.shape.cassandra_port
-    given: dict[str, Any] = {
-        "store": "cassandra",
-        "contact_points": ",".join(f"{each}:{port}" for each in cluster.contact_points),
-        "keyspace": f"rollup_{uuid.uuid4().hex[:12]}",
-        "replication": str(copies),
-        "clock_skew_max": "250ms",
-        "shards": 16,
-        **TIMES,
-    }
-    settings = CassandraSettings(**given)
-    asyncio.run(apply_schema(settings))
-    return settings
-
-
-def flags_for(settings: CassandraSettings, **more: str) -> list[str]:
-    """The command line of a worker."""
-    flags: Mapping[str, str] = {
-        "store": "cassandra",
-        "contact-points": ",".join(settings.contact_points),
-        "keyspace": settings.keyspace,
-        "lease-time": LEASE_TIME,
-        **{name.replace("_", "-"): value for name, value in more.items()},
-    }
-    return [f"--{name}={value}" for name, value in flags.items()]
 
 
 class Worker:

@@ -3,11 +3,14 @@
 docs/guarantees.md has how many seeds each took; it is written by `scripts/simulate --table`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from typing import Final
 
+from counter.config.store_kinds import store_names
 from tests.simulation.mutate import Change, planted
 
 
@@ -29,9 +32,20 @@ def bug(name: str, what: str, *changes: Change) -> Bug:
     return Bug(name, what, changes)
 
 
-def all_bugs() -> Mapping[str, Bug]:
-    """Every bug by name."""
-    from tests.simulation import bugs_cache, bugs_reading, bugs_rollup, bugs_store, bugs_writing
+#: Modules of bugs, by the simulated store over which they are caught.
+_ROOMS: Final[Mapping[str, Sequence[str]]] = {
+    "cassandra": ("bugs_writing", "bugs_rollup", "bugs_reading", "bugs_cache", "bugs_store"),
+    "dynamodb": ("bugs_dynamodb",),
+}
 
-    rooms = (bugs_writing, bugs_rollup, bugs_reading, bugs_cache, bugs_store)
+
+def bugs_of(store: str) -> Mapping[str, Bug]:
+    """Every bug that is caught over *store*, by name; none if it is not installed."""
+    names = _ROOMS[store] if store in store_names() else ()
+    rooms = [import_module(f"tests.simulation.{name}") for name in names]
     return {each.name: each for room in rooms for each in room.BUGS}
+
+
+def all_bugs() -> Mapping[str, Bug]:
+    """Every bug by name, but for those of DynamoDB's adapter."""
+    return bugs_of("cassandra")

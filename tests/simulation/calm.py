@@ -1,11 +1,9 @@
 """The simulated cluster in fair weather, on any loop: for tests that bring their own trouble."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 from counter.types import ClockReading, Dataset
 from tests.simulation.cluster import Cluster
@@ -38,19 +36,3 @@ def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], CalmStore]:
 
     cluster = Cluster(at, clock.now_us, Weather(Random(1), delay_us=0))
     return lambda: CalmStore(dataset, clock, cluster)
-
-
-@asynccontextmanager
-async def _whatever_it_takes(_: int) -> AsyncIterator[None]:
-    yield
-
-
-@contextmanager
-def no_deadline_by_the_wall() -> Iterator[None]:
-    """Measure statements by the fake clock alone: the machine may be busy."""
-    with ExitStack() as patches:
-        for module in ("events", "decisions"):
-            for store in ("cassandra", "postgresql"):
-                name = f"counter.storage.{store}.{module}.within"
-                patches.enter_context(patch(name, _whatever_it_takes))
-        yield

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from cassandra import ConsistencyLevel
 from cassandra.query import BatchStatement, BoundStatement, SimpleStatement
@@ -16,22 +16,7 @@ from counter.storage.shared.bridge import Bridge
 from tests.simulation.cluster import Cluster
 from tests.simulation.cql import Statement, parse, schema_of
 from tests.simulation.loop import run_in
-
-#: The names of the data centers.
-CENTERS: Final = ("dc1", "dc2")
-
-
-class Met(NamedTuple):
-    """The fate of a statement: a delay, a loss, or a coordinator that gives up."""
-
-    hold_us: int = 0
-    loses: bool = False
-    abandons: bool = False
-    vanishes: bool = False
-
-
-#: Nothing.
-UNMET: Final = Met()
+from tests.simulation.weather import CENTERS, UNMET, Met
 
 
 class _Bound(BoundStatement):  # type: ignore[misc]

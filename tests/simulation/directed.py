@@ -7,6 +7,8 @@ them, wherever it lies: it passes, and fails with the bug planted (see test_dire
 from collections.abc import Mapping
 from typing import Final
 
+#: How many seeds every run of the tests runs over simulated Cassandra.
+SEEDS: Final = 60
 #: Bugs that a few seeds catch, so that planting them costs little; the script plants all.
 QUICK: Final = (
     "key-not-voided",

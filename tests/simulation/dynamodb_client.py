@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError, WaiterError
 
-from tests.simulation.connection import UNMET, Met
 from tests.simulation.dynamodb_server import OPERATIONS, Done, Server, error_of
 from tests.simulation.loop import run_in
+from tests.simulation.weather import UNMET, Met
 
 _URL: Final = "https://dynamodb.simulated"
 Meeting = Callable[[str, Mapping[str, Any]], Met]

@@ -22,7 +22,7 @@ class ItemRecorder(Recorder):
     """Records writes of items, and checks that the rows of a checkpoint are written before it."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(server)  # type: ignore[arg-type]
+        super().__init__(server)
         self._server = server
         server.wrote = self._wrote
         #: By partition key and time of a checkpoint: the windows of each call that writes it.

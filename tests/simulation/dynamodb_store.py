@@ -11,11 +11,12 @@ from counter.storage.dynamodb.driver import Driver, DynamodbOptions
 from counter.storage.dynamodb.schema import apply_schema
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import ClockReading, Dataset
-from tests.simulation.connection import UNMET, Met
 from tests.simulation.dynamodb_client import Client
 from tests.simulation.dynamodb_expressions import key_condition
+from tests.simulation.dynamodb_observed import ItemRecorder
 from tests.simulation.dynamodb_server import Server
-from tests.simulation.weather import Weather
+from tests.simulation.plan import Config
+from tests.simulation.weather import UNMET, Met, Weather
 from tests.support.clock import FakeClock
 
 #: The plans' names of partitions, by the first byte of the key.
@@ -27,8 +28,9 @@ _KINDS: Final[Mapping[int, str]] = dict(
     )
 )
 _TIMEOUT_US: Final = 2 * SECOND
-#: The simulated servers of a run.
+#: The simulated servers of a run, and what records their writes.
 Servers = Server
+recorder = ItemRecorder
 
 
 class SimulatedDriver(Driver):
@@ -75,6 +77,16 @@ def options_for(*_: Dataset, **__: object) -> DynamodbOptions:
     return DynamodbOptions(timeout_us=_TIMEOUT_US)
 
 
+def options_of(*_: object) -> DynamodbOptions:
+    """Return the options of a run."""
+    return options_for()
+
+
+def patches_of(config: Config) -> Mapping[str, object]:
+    """Return, by name, what replaces random numbers of the adapter in a run."""
+    return {"counter.storage.dynamodb.driver.random": Random(f"dynamodb {config.seed}")}
+
+
 async def have_schema(server: Server, options: DynamodbOptions, *datasets: Dataset) -> None:
     """Apply the schema as ``counter schema apply`` does."""
     driver = SimulatedDriver(options, server)
@@ -102,6 +114,16 @@ class CalmStore(SimulatedStore):
     async def open(self) -> None:
         await have_schema(self.server, options_for(), self._dataset)
         await super().open()
+
+
+def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], CalmStore]:
+    """Return a factory of stores over the same server, which loses nothing."""
+
+    def at(_: int, call: Any, *args: Any) -> None:
+        asyncio.get_running_loop().call_soon(call, *args)
+
+    server = Server(at, clock.now_us, Weather(Random(1), delay_us=0))
+    return lambda: CalmStore(dataset, clock, server)
 
 
 async def _right() -> ClockReading:

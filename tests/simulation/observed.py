@@ -15,7 +15,6 @@ from counter.partitions import shard_of
 from counter.types import Event, Namespace
 from counter.windows import accept_limit_at, closing_limit_at, window_of
 from tests.simulation.cells import NEVER, Key, Partition
-from tests.simulation.cluster import Cluster
 from tests.simulation.history import Changed, History, Item, Seen
 from tests.simulation.node import Node, Write
 from tests.simulation.plan import LATE, LOCAL, Config, Fault, Plan
@@ -34,7 +33,6 @@ from tests.simulation.reported import (
     reported_of,
     why_not_compared,
 )
-from tests.simulation.store import SimulatedStore
 
 _PENDING: Final = 1
 _TABLES: Final = ("dirty", "atomic_marks", "counts", "resolutions", "watermarks")
@@ -60,7 +58,7 @@ class _Kinds(dict[str, str]):
 class Recorder:
     """Records the writes of the nodes of a cluster, and the sends of processes."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Any) -> None:
         self._now_us = cluster.now_us
         self.kinds = _Kinds()
         #: (instant, node, write), or (instant, None, (namespace id, events)) of a send.
@@ -80,7 +78,7 @@ class Recorder:
 
         node.apply = recorded  # type: ignore[method-assign]
 
-    def watch(self, store: SimulatedStore) -> None:
+    def watch(self, store: Any) -> None:
         """Record the events that *store* is asked to append: their age was checked just before."""
         events, log, now_us = store.events, self.log, self._now_us
         for name in ("append", "append_atomic"):

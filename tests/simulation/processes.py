@@ -12,9 +12,8 @@ from counter.storage.cassandra.options import Placement
 from counter.types import Namespace, PayloadCheck
 from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, SETTINGS, SLICE, SLICES_END, slice_at
 from tests.simulation.cluster import Cluster
-from tests.simulation.connection import CENTERS
 from tests.simulation.store import SimulatedStore, have_schema, options_for
-from tests.simulation.weather import Weather
+from tests.simulation.weather import CENTERS, Weather
 from tests.support.clock import FakeClock
 
 

@@ -8,7 +8,6 @@ from counter.types import Dataset, DirtyPage, Namespace, Slice, Span
 from counter.windows import settling_time
 from tests.simulation.history import Changed, History, Item, expiring
 from tests.simulation.plan import CHANGEABLE, Config
-from tests.simulation.store import SimulatedStore
 
 #: Situations by name.
 SITUATIONS: Final = {
@@ -97,7 +96,7 @@ class Watch:
         self._latest: dict[tuple[int, int], int] = {}
         self._marked: dict[int, int] = {}
         #: By namespace: the process and the end of the last batch.
-        self._applied: dict[int, tuple[SimulatedStore, int]] = {}
+        self._applied: dict[int, tuple[Any, int]] = {}
         #: By start: (end, event buckets).
         self._slices: dict[int, tuple[int, int]] = {}
         self._dropped: dict[int, int] = {}
@@ -109,7 +108,7 @@ class Watch:
         #: Those that landed too late: the namespace's name, when they were sent, and when read.
         self._late: list[tuple[str, int, int]] = []
 
-    def watch(self, store: SimulatedStore) -> None:
+    def watch(self, store: Any) -> None:
         """Note the requests to *store* from now on."""
         rollups: Any = store.rollups
         control: Any = store.control

@@ -7,8 +7,8 @@ import pytest
 from counter.errors import CounterError
 from tests.simulation.bugs import Bug
 from tests.simulation.bugs_dynamodb import BUGS
+from tests.simulation.outcomes import outcomes_with
 from tests.simulation.run import run_seed
-from tests.simulation.test_directed import outcomes_with
 
 _RULES: Final = "tests/simulation/test_dynamodb_rules.py::"
 _SEEN: Final = f"{_RULES}test_every_read_sees_written_data"

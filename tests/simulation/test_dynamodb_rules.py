@@ -48,11 +48,10 @@ from tests.contracts.cases import (
     make_slices,
     tail,
 )
-from tests.simulation.connection import UNMET, Met
 from tests.simulation.dynamodb_expressions import of_type
 from tests.simulation.dynamodb_server import Done, Server, error_of
 from tests.simulation.dynamodb_store import CalmStore, options_for
-from tests.simulation.weather import Weather
+from tests.simulation.weather import UNMET, Met, Weather
 from tests.support.clock import FakeClock
 
 _T = TypeVar("_T")

@@ -13,14 +13,14 @@ from random import Random
 import pytest
 
 from tests.simulation.bugs import all_bugs
-from tests.simulation.directed import QUICK
+from tests.simulation.directed import QUICK, SEEDS
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrink
 
 #: How many seeds each run of the tests tries, and one test. The gate's `scripts/simulate` tries
 #: others.
-SEEDS, SEEDS_AT_A_TIME = 60, 10
+SEEDS_AT_A_TIME = 10
 #: Within so many seeds each of them must be caught. The slowest took 7.
 QUICK_SEEDS = 60
 _ROOT = Path(__file__).resolve().parents[2]

@@ -2,8 +2,25 @@
 
 from dataclasses import dataclass
 from random import Random
+from typing import Final, NamedTuple
 
 from counter.limits import MILLISECOND, SECOND
+
+#: The names of the data centers.
+CENTERS: Final = ("dc1", "dc2")
+
+
+class Met(NamedTuple):
+    """The fate of a statement: a delay, a loss, or a coordinator that gives up."""
+
+    hold_us: int = 0
+    loses: bool = False
+    abandons: bool = False
+    vanishes: bool = False
+
+
+#: Nothing.
+UNMET: Final = Met()
 
 
 @dataclass(slots=True)

@@ -19,8 +19,6 @@ from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Cache, Clock
-from counter.storage.cassandra import event_reads
-from counter.storage.cassandra.options import Placement
 from counter.storage.memory import MemoryCache
 from counter.types import Dataset
 from rollup.leases import MAINTENANCE, Leases
@@ -28,14 +26,14 @@ from rollup.partitions import EVENT_BYTES
 from rollup.parts import keep_comparing, keep_reading
 from rollup.worker import RollupWorker
 from tests.simulation.caches import CacheServer, cache_over
-from tests.simulation.connection import CENTERS, UNMET, Met
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.observed import Recorder
 from tests.simulation.plan import BRIEF, DIRECTORY, ROUGH, Config, Trap
 from tests.simulation.requests import START_US, Requests
 from tests.simulation.situations import Watch
+from tests.simulation.weather import CENTERS, UNMET, Met
 
-#: The simulated stores: each module has its options, its servers and its adapter.
+#: The simulated stores: each module has its options, servers, adapter, recorder and patches.
 _STORES = {"cassandra": "tests.simulation.store", "dynamodb": "tests.simulation.dynamodb_store"}
 _BOOT_US = 1_000 * SECOND
 _SLOTS = 3
@@ -49,20 +47,6 @@ _PAGES = (
     "rollup.worker._WINDOWS_MAX",
     "rollup.worker._BATCH",
     "counter.limits.BATCH_ITEMS_MAX",
-    "counter.storage.cassandra.rollups._WINDOWS_MAX",
-    "counter.storage.cassandra.rollups._READ_TOGETHER",
-    "counter.storage.cassandra.rollups._WRITTEN_TOGETHER",
-    "counter.storage.cassandra.rollups._ROWS_TOGETHER",
-    "counter.storage.cassandra.rollups._DROPPED_AT_ONCE",
-    "counter.storage.cassandra.event_reads.PARTITIONS_MAX",
-    "counter.storage.cassandra.event_reads.ROWS_MAX",
-    "counter.storage.cassandra.event_reads.WINDOW_ROWS_MAX",
-    "counter.storage.cassandra.events.PARTITIONS_MAX",
-    "counter.storage.cassandra.events._ROWS_MAX",
-    "counter.storage.cassandra.session._BATCH_ROWS_MAX",
-    "counter.storage.cassandra.session._PARTITIONS_MAX",
-    "counter.storage.cassandra.session._ROWS_MAX",
-    "counter.storage.cassandra.connection._GROUP",
 )
 
 
@@ -241,7 +225,7 @@ class World(Requests):
         self.cluster.restamps = config.paxos_restamps
         for node in self.cluster.nodes:
             node.offset_us = config.nodes_us[node.number]
-        self.recorder = self._recorder()
+        self.recorder: Recorder = self.stores.recorder(self.cluster)
         self._cache = MemoryCache(SimulatedClock(loop, 0))
         self.cache_servers = [self._cache_server(number) for number in range(config.cache_servers)]
         self.dataset = Dataset(
@@ -255,21 +239,8 @@ class World(Requests):
             config.skew_us,
             event_buckets_max=max(1, config.event_buckets_max),
         )
-        placement = Placement()
-        if config.levels:
-            # Processes that are all in one data center may be at LOCAL_QUORUM.
-            placement = Placement(
-                (("", 1),), *config.levels, "" if any(config.homes) else CENTERS[0]
-            )
-        self.options = self.stores.options_for(self.dataset, placement=placement)
+        self.options = self.stores.options_of(config, self.dataset)
         self.settings = _settings(config.store, config.skew_us // MILLISECOND)
-
-    def _recorder(self) -> Recorder:
-        if self.config.store == "dynamodb":
-            observed: Any = import_module("tests.simulation.dynamodb_observed")
-            recorder: Recorder = observed.ItemRecorder(self.cluster)
-            return recorder
-        return Recorder(self.cluster)
 
     def asked(self, api: int) -> Member:
         return self.members[api]
@@ -362,7 +333,7 @@ class _Faults(logging.Handler):
 
 @contextmanager
 def _bounded(config: Config) -> Iterator[None]:
-    """Replace the bounds of production by small ones."""
+    """Replace the bounds of production by small ones, and what the store draws by the seed's."""
     bounds: dict[str, object] = {"counter.limits.KEY_TTL_MIN_US": SECOND}
     if config.event_buckets_max:
         bounds |= {
@@ -371,8 +342,7 @@ def _bounded(config: Config) -> Iterator[None]:
         }
     if config.page:
         bounds |= dict.fromkeys(_PAGES, config.page)
-        few = event_reads._FEW.replace(f"LIMIT {event_reads.ROWS_MAX}", f"LIMIT {config.page}")
-        bounds["counter.storage.cassandra.event_reads._FEW"] = few
+    bounds |= import_module(_STORES[config.store]).patches_of(config)
     with ExitStack() as stack:
         for name, bound in bounds.items():
             stack.enter_context(patch(name, bound))
@@ -398,14 +368,8 @@ def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[s
             # They default to the clock of the machine.
             patch.object(RequestLog.__init__, "__defaults__", (now_s,)),
             patch.object(Authorizer.__init__, "__defaults__", (None, now_s)),
-            patch("counter.storage.cassandra.connection.random", Random(f"pauses {seed}")),
-            patch("counter.storage.dynamodb.driver.random", Random(f"dynamodb {seed}")),
-            patch("counter.storage.cassandra.rollups.random", Random(f"stamps {seed}")),
-            patch("counter.storage.cassandra.control_keyspace.random", Random(f"turns {seed}")),
             patch("rollup.leases.random", Random(f"leases {seed}")),
-            patch("counter.storage.cassandra.events.random", Random(f"strict {seed}")),
             # The work of every process in every second would be most of the run.
-            patch("counter.storage.cassandra.rollups._LEFT_BEHIND", 3),
             patch("rollup.parts._READ_EVERY_S", 3.0),
             patch("counter.security.keys._READ_EVERY_S", 10.0),
             patch("rollup.parts._COMPARE_EVERY_S", 4.0),

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 
+from counter.config.store_kinds import store_names
 from counter.errors import StoreUnavailableError
 from tests.support.clock import FakeClock
 from tests.support.lifespan import Lifespan
@@ -85,11 +86,10 @@ class App:
             memory = need("counter.storage.memory").MemoryStore(self.clock, (dataset,))
             self._new_store = lambda: memory
         elif storage == "simulated":
-            self._new_store = need("tests.simulation.calm").stores_of(dataset, self.clock)
-        elif storage == "postgresql":
-            self._new_store = need("tests.support.postgresql").stores_of(dataset, self.clock)
-        elif storage == "dynamodb":
-            self._new_store = need("tests.support.dynamodb").stores_of(dataset, self.clock)
+            module = "calm" if "cassandra" in store_names() else "dynamodb_store"
+            self._new_store = need(f"tests.simulation.{module}").stores_of(dataset, self.clock)
+        elif storage != "sqlite":
+            self._new_store = need(f"tests.support.{storage}").stores_of(dataset, self.clock)
 
     async def start(self) -> None:
         """Wire a service and run its start."""

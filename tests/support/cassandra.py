@@ -1,10 +1,11 @@
 """Ways to a test's Cassandra: options for a keyspace of its own, a connection, an open store."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from counter.clock import SystemClock
 from counter.limits import HOUR, MINUTE, SECOND
@@ -13,13 +14,15 @@ from counter.ports import Clock
 from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.control_keyspace import slice_text
 from counter.storage.cassandra.options import CassandraOptions, Placement
-from counter.storage.cassandra.schema import apply
+from counter.storage.cassandra.schema import apply, apply_schema
 from counter.storage.cassandra.session import FOR_EVER
+from counter.storage.cassandra.settings import CassandraSettings
 from counter.storage.cassandra.slices import FORGET, CassandraSlices
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset, Slice
 from scripts.cluster_nodes import Cluster
+from tests.rollup.processes import LEASE_TIME, TIMES
 
 DATASET: Final = Dataset(
     id=1,
@@ -153,3 +156,32 @@ async def tables(connection: CassandraConnection, keyspace: str) -> Mapping[str,
     """The id of each table."""
     cql = f"SELECT table_name, id FROM system_schema.tables WHERE keyspace_name = '{keyspace}'"
     return dict(await connection.simple(cql))
+
+
+def settings_over(cluster: Cluster, copies: int) -> CassandraSettings:
+    """A keyspace of its own, with the schema applied."""
+    port = cluster.shape.cassandra_port
+    given: dict[str, Any] = {
+        "store": "cassandra",
+        "contact_points": ",".join(f"{each}:{port}" for each in cluster.contact_points),
+        "keyspace": f"rollup_{uuid.uuid4().hex[:12]}",
+        "replication": str(copies),
+        "clock_skew_max": "250ms",
+        "shards": 16,
+        **TIMES,
+    }
+    settings = CassandraSettings(**given)
+    asyncio.run(apply_schema(settings))
+    return settings
+
+
+def flags_for(settings: CassandraSettings, **more: str) -> list[str]:
+    """The command line of a worker."""
+    flags: Mapping[str, str] = {
+        "store": "cassandra",
+        "contact-points": ",".join(settings.contact_points),
+        "keyspace": settings.keyspace,
+        "lease-time": LEASE_TIME,
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+    return [f"--{name}={value}" for name, value in flags.items()]

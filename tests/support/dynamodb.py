@@ -1,18 +1,21 @@
 """Amazon's local DynamoDB on a free port of loopback."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
 from counter.ports import Clock
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions
-from counter.storage.dynamodb.schema import apply_schema
+from counter.storage.dynamodb.schema import apply_for, apply_schema
+from counter.storage.dynamodb.settings import DynamodbSettings
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.types import ClockReading, Dataset
 from scripts.cluster_jars import DYNAMODB
 from scripts.dynamodb_server import DynamodbServer
 from tests.support.needs import miss
+from tests.support.server import SMALL_WINDOWS
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +84,19 @@ async def empty(driver: Driver) -> None:
         answer = await driver._call("scan", TableName=table, ProjectionExpression="pk, sk")
         keys = [(item["pk"]["B"], item["sk"]["B"]) for item in answer["Items"]]
         await driver.write_many(table, deletes=keys)
+
+
+async def settings_of_new(
+    engine: DynamodbOptions, given: Mapping[str, str], _: pytest.MonkeyPatch
+) -> Mapping[str, str]:
+    """Make new tables, and return the settings of a service over them: those that are *given*, and
+    where the tables are."""
+    own = {"store": "dynamodb", "dynamodb_region": "local", "dynamodb_endpoint": engine.endpoint}
+    found: dict[str, Any] = {**given, **own}
+    driver = Driver(replace(engine, prefix=given["keyspace"]))
+    await driver.open()
+    for table in await driver.tables():
+        await driver.drop_table(table)
+    await driver.close()
+    await apply_for(DynamodbSettings(**{**SMALL_WINDOWS, **found}))
+    return found

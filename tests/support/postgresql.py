@@ -1,10 +1,8 @@
-"""A real PostgreSQL server on a free port, of Debian's package."""
+"""The store over a real PostgreSQL server."""
 
 import asyncio
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -13,14 +11,19 @@ import pytest
 from counter.errors import StartupError
 from counter.ports import Clock
 from counter.storage.postgresql import store
-from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
-from counter.storage.postgresql.schema import apply_schema
+from counter.storage.postgresql.database import (
+    PostgresqlDatabase,
+    PostgresqlOptions,
+    postgresql_options,
+)
+from counter.storage.postgresql.schema import apply_for, apply_schema
+from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.types import Dataset
-from scripts.postgresql_server import PostgresqlServer, postgresql_missing
+from scripts.postgresql_server import PostgresqlServer
 from tests.support.clock import FakeClock
-from tests.support.disk import mounted
-from tests.support.needs import miss
+from tests.support.server import SMALL_WINDOWS
+from tests.support.servers import postgresql_server
 
 _EMPTY = """
 DO $$
@@ -130,22 +133,6 @@ def stores_of(dataset: Dataset, clock: FakeClock) -> Callable[[], PostgresqlStor
     return lambda: next(first, None) or ClockedStore(options, clock)
 
 
-@contextmanager
-def postgresql_server(disk_size: str | None = None) -> Iterator[PostgresqlServer]:
-    """A server of the caller's own, on a disk of *disk_size* if given (``server.folder``)."""
-    if problem := postgresql_missing():
-        miss(problem)
-    with tempfile.TemporaryDirectory(prefix="postgresql-") as directory, ExitStack() as stack:
-        Path(directory).chmod(0o711)
-        server = PostgresqlServer(Path(directory) / "server")
-        if disk_size is not None:
-            stack.enter_context(mounted(server.folder, disk_size))
-        server.start()
-        # Its disk cannot be unmounted while it runs.
-        stack.callback(server.stop)
-        yield server
-
-
 @pytest.fixture(scope="session")
 def postgresql(child_processes: None) -> Iterator[PostgresqlServer]:
     """One server for all tests that need no more than a schema of it."""
@@ -153,3 +140,19 @@ def postgresql(child_processes: None) -> Iterator[PostgresqlServer]:
         _Shared.server = server
         yield server
         _Shared.server = None
+
+
+async def settings_of_new(
+    server: PostgresqlServer, given: Mapping[str, str], patched: pytest.MonkeyPatch
+) -> Mapping[str, str]:
+    """Make a new schema, and return the settings of a service over it: those that are *given*, and
+    where the schema is."""
+    patched.setenv("COUNTER_DSN", server.dsn())
+    found: dict[str, Any] = {**given, "store": "postgresql"}
+    settings = PostgresqlSettings(**{**SMALL_WINDOWS, **found})
+    database = PostgresqlDatabase(postgresql_options(settings))
+    await database.open()
+    await database.rows("DROP SCHEMA IF EXISTS {s} CASCADE")
+    await database.close()
+    await apply_for(settings)
+    return found

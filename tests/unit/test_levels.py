@@ -79,22 +79,22 @@ def test_threads_are_no_processes() -> None:
 
 
 def test_imports_of_a_module_are_known() -> None:
-    found = imports_of("tests/dynamodb/test_store.py")
-    assert "counter/storage/dynamodb" in found
+    found = imports_of("tests/crash/test_power_loss.py")
+    assert "counter/storage/sqlite" in found
     assert "counter/types.py" in found
 
 
 @pytest.mark.parametrize(
     ("changed", "touched"),
     [
-        ("tests/cluster/test_three_nodes.py", True),
-        ("counter/storage/cassandra/events.py", True),
-        ("counter/storage/dynamodb/events.py", False),
+        ("tests/crash/test_power_loss.py", True),
+        ("counter/storage/sqlite/events.py", True),
+        ("counter/storage/redis/cache.py", False),
         ("docs/index.md", False),
     ],
 )
 def test_a_change_of_an_import_touches_a_test(changed: str, touched: bool) -> None:
-    assert is_touched("tests/cluster/test_three_nodes.py", [changed]) is touched
+    assert is_touched("tests/crash/test_power_loss.py", [changed]) is touched
 
 
 def test_a_test_of_pages_is_touched_by_the_pages() -> None:

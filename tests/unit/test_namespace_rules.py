@@ -20,7 +20,8 @@ from counter_client import Options
 
 
 def _cluster() -> Settings:
-    return Settings(store="cassandra")
+    given: dict[str, Any] = {"clock_skew_max": "500ms", "write_timeout": "2s", "time_bucket": "1h"}
+    return Settings(shards=16, **given)
 
 
 def dataset(**changed: Any) -> Dataset:

@@ -11,7 +11,8 @@ import pytest
 from counter.storage.cassandra.settings import CassandraSettings
 from scripts.cluster_nodes import Cluster
 from scripts.service_process import free_ports
-from tests.rollup.processes import Desk, desk_over, flags_for, settings_over, worker
+from tests.rollup.processes import Desk, desk_over, worker
+from tests.support.cassandra import flags_for, settings_over
 from tests.support.collector import collecting
 from tests.support.waiting import eventually
 
