@@ -412,17 +412,18 @@ class DecisionStore(Protocol):
         ...
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
+        self,
+        namespace: Namespace,
+        nonce: bytes,
+        now_us: int,
+        expires_us: int,
+        *,
+        kept_us: int = 0,
+        replaces_us: int | None = None,
     ) -> int:
-        """Return the generation time reserved for *nonce*: *now_us* if there was none or it had
-        expired (*now_us* is *kept_us* or more past its *expires_us*)."""
-        ...
-
-    async def rereserve(
-        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
-    ) -> int:
-        """Replace the reserved time and its expiry if it is still *old_us*, or reserve one if there
-        is none; return the time that is then reserved."""
+        """Return the generation time reserved for *nonce*. It is *now_us* if there was none, if it
+        had expired (*now_us* is *kept_us* or more past its *expires_us*), or if it was
+        *replaces_us*."""
         ...
 
 

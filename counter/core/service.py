@@ -61,7 +61,7 @@ Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | Coun
 
 _log = logging.getLogger("counter.adds")
 _Result = TypeVar("_Result")
-_RERESERVE_ATTEMPTS_MAX: Final = 3
+_RESERVE_ATTEMPTS_MAX: Final = 3
 #: Refusals of a list of adds that a single one of them may have caused.
 _OF_ONE: Final = (SliceMissingError, NamespaceUnknownError, TokenInFutureError)
 
@@ -393,23 +393,20 @@ class CounterService:
         allowance.reserve(1)
         nonce = nonce_of_key(namespace.id, operation, target, credential)
         ttl_us = namespace.settings.key_ttl_us
-        now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
         # After a clock step ahead a key must not expire early, or its add would be counted again.
         kept_us = 0 if self._guard is None else self._guard.followed_us
-        time_us = await self._store.decisions.reserve(
-            namespace, nonce, now_us, now_us + ttl_us, kept_us
-        )
-        for _ in range(_RERESERVE_ATTEMPTS_MAX):
+        time_us: int | None = None
+        for _ in range(_RESERVE_ATTEMPTS_MAX):
+            now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
+            time_us = await self._store.decisions.reserve(
+                namespace, nonce, now_us, now_us + ttl_us, kept_us=kept_us, replaces_us=time_us
+            )
             try:
                 return await submit(Token(nonce, time_us))
             except TokenTooOldError as error:
+                # If the token with this time is void permanently, the key gets a new time.
                 if error.applied is None:
                     raise
-                # The token with the old time is void permanently: the key gets a new time.
-                now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
-                time_us = await self._store.decisions.rereserve(
-                    namespace, nonce, time_us, now_us, now_us + ttl_us
-                )
         raise OverloadedError(
             "the reserved time of the key expired repeatedly; retry", retry_after_us=limits.SECOND
         )

@@ -88,11 +88,15 @@ class ReservationCases(StoreCases):
         await store.decisions.reserve(namespace, nonce(1), NOW, LATER)
         for now_us in (LATER, LATER + SECOND - 1):
             assert (
-                await store.decisions.reserve(namespace, nonce(1), now_us, 2 * LATER, SECOND) == NOW
+                await store.decisions.reserve(
+                    namespace, nonce(1), now_us, 2 * LATER, kept_us=SECOND
+                )
+                == NOW
             )
         now_us = LATER + SECOND
         assert (
-            await store.decisions.reserve(namespace, nonce(1), now_us, 2 * LATER, SECOND) == now_us
+            await store.decisions.reserve(namespace, nonce(1), now_us, 2 * LATER, kept_us=SECOND)
+            == now_us
         )
 
     async def test_keys_are_their_own(self, store: Store, namespace: Namespace) -> None:
@@ -106,11 +110,15 @@ class ReservationCases(StoreCases):
         """It compares with the time that was seen; the loser learns the winner's."""
         await store.decisions.reserve(namespace, nonce(1), NOW, LATER)
         assert (
-            await store.decisions.rereserve(namespace, nonce(1), NOW, NOW + 10, LATER + 10)
+            await store.decisions.reserve(
+                namespace, nonce(1), NOW + 10, LATER + 10, replaces_us=NOW
+            )
             == NOW + 10
         )
         assert (
-            await store.decisions.rereserve(namespace, nonce(1), NOW, NOW + 20, LATER + 20)
+            await store.decisions.reserve(
+                namespace, nonce(1), NOW + 20, LATER + 20, replaces_us=NOW
+            )
             == NOW + 10
         )
         assert await store.decisions.reserve(namespace, nonce(1), NOW + 30, LATER + 30) == NOW + 10
@@ -120,7 +128,9 @@ class ReservationCases(StoreCases):
     ) -> None:
         """Its expiry is its own, not that of the time before it."""
         await store.decisions.reserve(namespace, nonce(1), NOW, LATER)
-        await store.decisions.rereserve(namespace, nonce(1), NOW, NOW + 10, LATER + SECOND)
+        await store.decisions.reserve(
+            namespace, nonce(1), NOW + 10, LATER + SECOND, replaces_us=NOW
+        )
         assert await store.decisions.reserve(namespace, nonce(1), LATER + 1, 2 * LATER) == NOW + 10
         at_expiry = LATER + SECOND
         assert await store.decisions.reserve(namespace, nonce(1), at_expiry, 2 * LATER) == at_expiry
@@ -130,6 +140,7 @@ class ReservationCases(StoreCases):
     ) -> None:
         """The time that was seen may have been purged meanwhile."""
         assert (
-            await store.decisions.rereserve(namespace, nonce(1), NOW, NOW + 10, LATER) == NOW + 10
+            await store.decisions.reserve(namespace, nonce(1), NOW + 10, LATER, replaces_us=NOW)
+            == NOW + 10
         )
         assert await store.decisions.reserve(namespace, nonce(1), NOW + 20, LATER) == NOW + 10

@@ -144,7 +144,9 @@ class TestPurge(OnCassandra, suites.PurgeCases):
         """Each goes within two hours of its expiry, not before; a replaced one as the new one."""
         for n in range(5):
             await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
-        await store.decisions.rereserve(namespace, nonce(0), NOW, NOW + 1, NOW + 1 + 9 * HOUR)
+        await store.decisions.reserve(
+            namespace, nonce(0), NOW + 1, NOW + 1 + 9 * HOUR, replaces_us=NOW
+        )
         await purge(store, NOW + 3 * HOUR)
         for n, hours in enumerate((9, 1, 2, 3, 4)):
             for cell in ("time", "expires", "op"):

@@ -102,7 +102,9 @@ class TestPurge(OnDynamodb, suites.PurgeCases):
         """Each may go an hour after its expiry, not before; a replaced one as the new one."""
         for n in range(5):
             await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
-        await store.decisions.rereserve(namespace, nonce(0), NOW, NOW + 1, NOW + 1 + 9 * HOUR)
+        await store.decisions.reserve(
+            namespace, nonce(0), NOW + 1, NOW + 1 + 9 * HOUR, replaces_us=NOW
+        )
         await purge(store, NOW + 3 * HOUR)
         for n, hours in enumerate((9, 1, 2, 3, 4)):
             expires_s = await self.expires_s(store, namespace, reservation_key(namespace, nonce(n)))

@@ -85,7 +85,9 @@ def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
         "decided": lambda: decisions._decided(namespace, [add("settled", now_us)]),
         "reserve": lambda: decisions.reserve(namespace, nonce(1), now_us, now_us + HOUR),
         "reserve again": lambda: decisions.reserve(namespace, nonce(1), now_us, now_us + HOUR),
-        "rereserve": lambda: decisions.rereserve(namespace, nonce(1), now_us, now_us, now_us),
+        "reserve another time": lambda: decisions.reserve(
+            namespace, nonce(1), now_us, now_us, replaces_us=now_us
+        ),
         "lease_tokens": lambda: control.lease_tokens(1, now_us),
         "create_namespace": lambda: control.create_namespace("new", SETTINGS, now_us),
         "create_namespace again": lambda: control.create_namespace("new", SETTINGS, now_us),

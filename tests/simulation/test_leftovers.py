@@ -54,8 +54,8 @@ async def test_a_key_is_reserved_again_over_one_that_was_left_half_done(
     [(key, proposal)] = cluster._proposed.items()
     cluster._proposed[key] = proposal._replace(is_chosen=True)
     later_us = NOW + WINDOW
-    reserved_us = await store.decisions.rereserve(
-        namespace, nonce(1), NOW, later_us, later_us + HOUR
+    reserved_us = await store.decisions.reserve(
+        namespace, nonce(1), later_us, later_us + HOUR, replaces_us=NOW
     )
     assert reserved_us == later_us
 

@@ -354,7 +354,9 @@ async def test_a_key_that_is_remembered_for_less_than_before_can_be_reserved_aga
     processes.clock.advance(MINUTE)
     again_us = NOW + MINUTE
     assert (
-        await store.decisions.rereserve(namespace, nonce(1), NOW, again_us, again_us + HOUR)
+        await store.decisions.reserve(
+            namespace, nonce(1), again_us, again_us + HOUR, replaces_us=NOW
+        )
         == again_us
     )
     processes.clock.advance(3 * HOUR)

@@ -82,36 +82,26 @@ class CassandraDecisions:
         return _decision_of(rows[0]) if rows else None
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
-    ) -> int:
-        async with within(namespace.dataset.write_timeout_us):
-            return await self._reserve(namespace, nonce, now_us, expires_us, kept_us)
-
-    async def rereserve(
-        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
-    ) -> int:
-        async with within(namespace.dataset.write_timeout_us):
-            row = await self._as_compared(namespace, _RESERVED, (namespace.id, nonce))
-            seen = row[-1] if row is not None and row[0] == old_us else None
-            if seen is not None:
-                applied, _ = await self._set_key(namespace, nonce, seen, now_us, expires_us)
-                if applied:
-                    return now_us
-            return await self._reserve(namespace, nonce, now_us, expires_us)
-
-    async def _reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
+        self,
+        namespace: Namespace,
+        nonce: bytes,
+        now_us: int,
+        expires_us: int,
+        *,
+        kept_us: int = 0,
+        replaces_us: int | None = None,
     ) -> int:
         seen: bytes | None = None
-        for _ in range(_ATTEMPTS_MAX):
-            applied, stored = await self._set_key(namespace, nonce, seen, now_us, expires_us)
-            if applied:
-                return now_us
-            seen = None
-            if stored is not None and stored[0] is not None:
-                time_us, until_us, seen = stored
-                if until_us > now_us - kept_us:
-                    return int(time_us)
+        async with within(namespace.dataset.write_timeout_us):
+            for _ in range(_ATTEMPTS_MAX):
+                applied, stored = await self._set_key(namespace, nonce, seen, now_us, expires_us)
+                if applied:
+                    return now_us
+                seen = None
+                if stored is not None and stored[0] is not None:
+                    time_us, until_us, seen = stored
+                    if until_us > now_us - kept_us and time_us != replaces_us:
+                        return int(time_us)
         raise _vanished("a reservation")
 
     async def _set_key(

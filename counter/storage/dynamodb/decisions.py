@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from counter.limits import DAY, HOUR, SECOND
 from counter.storage.dynamodb.driver import NEW, Item, Key, Refused, delete, put, update
@@ -41,33 +41,22 @@ class DynamodbDecisions:
         return _decision_from(item) if item else None
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
-    ) -> int:
-        expired_us = now_us - kept_us
-        return await self._reserve(namespace, nonce, now_us, expires_us, "e <= :e", e=expired_us)
-
-    async def rereserve(
-        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
-    ) -> int:
-        condition = "e <= :e OR t = :t"
-        return await self._reserve(
-            namespace, nonce, now_us, expires_us, condition, e=now_us, t=old_us
-        )
-
-    async def _reserve(
         self,
         namespace: Namespace,
         nonce: bytes,
         now_us: int,
         expires_us: int,
-        condition: str,
-        **values: Any,
+        *,
+        kept_us: int = 0,
+        replaces_us: int | None = None,
     ) -> int:
         pk, sk = reservation_key(namespace, nonce)
         until_s = (expires_us + _EXPIRES_AFTER_US) // SECOND
         item = {"pk": pk, "sk": sk, "t": now_us, "e": expires_us, EXPIRES: until_s}
-        table = self._session.data(namespace.dataset)
-        write = put(table, item, f"{NEW} OR {condition}", **values)
+        condition, values = f"{NEW} OR e <= :e", {"e": now_us - kept_us}
+        if replaces_us is not None:
+            condition, values = f"{condition} OR t = :t", {**values, "t": replaces_us}
+        write = put(self._session.data(namespace.dataset), item, condition, **values)
         answer = await self._driver.write(write, namespace.dataset.write_timeout_us)
         return int(answer.item["t"]) if isinstance(answer, Refused) else now_us
 

@@ -41,23 +41,21 @@ class MemoryDecisions:
         return self._tables.space(namespace).decisions.setdefault(token_of(events), decision)
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
+        self,
+        namespace: Namespace,
+        nonce: bytes,
+        now_us: int,
+        expires_us: int,
+        *,
+        kept_us: int = 0,
+        replaces_us: int | None = None,
     ) -> int:
         keys = self._tables.space(namespace).keys
         time_us, until_us = keys.get(nonce, (now_us, now_us - kept_us))
-        if until_us <= now_us - kept_us:
+        if until_us <= now_us - kept_us or time_us == replaces_us:
             keys[nonce] = (now_us, expires_us)
             return now_us
         return time_us
-
-    async def rereserve(
-        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
-    ) -> int:
-        keys = self._tables.space(namespace).keys
-        if nonce in keys and keys[nonce][0] == old_us:
-            keys[nonce] = (now_us, expires_us)
-            return now_us
-        return await self.reserve(namespace, nonce, now_us, expires_us)
 
 
 class MemoryPartitionSizes:

@@ -88,28 +88,24 @@ class PostgresqlDecisions:
         return None if row is None else Decision(Outcome(row[0]), row[1])
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
+        self,
+        namespace: Namespace,
+        nonce: bytes,
+        now_us: int,
+        expires_us: int,
+        *,
+        kept_us: int = 0,
+        replaces_us: int | None = None,
     ) -> int:
         async with within(namespace.dataset.write_timeout_us):
             time_us: int = await self._database.value(
                 "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
                 " ON CONFLICT (namespace, nonce) DO UPDATE SET"
-                " time = CASE WHEN r.expires > $3 - $5::bigint THEN r.time ELSE $3 END,"
-                " expires = CASE WHEN r.expires > $3 - $5::bigint THEN r.expires ELSE $4 END"
+                " time = CASE WHEN r.expires > $3 - $5::bigint"
+                " AND r.time IS DISTINCT FROM $6::bigint THEN r.time ELSE $3 END,"
+                " expires = CASE WHEN r.expires > $3 - $5::bigint"
+                " AND r.time IS DISTINCT FROM $6::bigint THEN r.expires ELSE $4 END"
                 " RETURNING time",
-                *(namespace.id, nonce, now_us, expires_us, kept_us),
-            )
-        return time_us
-
-    async def rereserve(
-        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
-    ) -> int:
-        async with within(namespace.dataset.write_timeout_us):
-            time_us: int = await self._database.value(
-                "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
-                " ON CONFLICT (namespace, nonce) DO UPDATE SET"
-                " time = CASE r.time WHEN $5::bigint THEN $3 ELSE r.time END,"
-                " expires = CASE r.time WHEN $5::bigint THEN $4 ELSE r.expires END RETURNING time",
-                *(namespace.id, nonce, now_us, expires_us, old_us),
+                *(namespace.id, nonce, now_us, expires_us, kept_us, replaces_us),
             )
         return time_us

@@ -51,45 +51,35 @@ class SqliteDecisions:
         return await self._db.write(change)
 
     async def reserve(
-        self, namespace: Namespace, nonce: bytes, now_us: int, expires_us: int, kept_us: int = 0
+        self,
+        namespace: Namespace,
+        nonce: bytes,
+        now_us: int,
+        expires_us: int,
+        *,
+        kept_us: int = 0,
+        replaces_us: int | None = None,
     ) -> int:
         def query(connection: sqlite3.Connection) -> int | None:
             row = connection.execute(
-                "SELECT time FROM reservations WHERE namespace = ? AND nonce = ? AND expires > ?",
-                (namespace.id, nonce, now_us - kept_us),
+                "SELECT time FROM reservations WHERE namespace = ? AND nonce = ? AND expires > ?"
+                " AND time IS NOT ?",
+                (namespace.id, nonce, now_us - kept_us, replaces_us),
             ).fetchone()
             return None if row is None else int(row[0])
 
         def change(connection: sqlite3.Connection) -> int:
             (time_us,) = connection.execute(
                 "INSERT INTO reservations VALUES (?, ?, ?, ?) ON CONFLICT (namespace, nonce)"
-                " DO UPDATE SET time = iif(expires > ?3 - ?5, time, ?3),"
-                " expires = iif(expires > ?3 - ?5, expires, ?4) RETURNING time",
-                (namespace.id, nonce, now_us, expires_us, kept_us),
+                " DO UPDATE SET time = iif(expires > ?3 - ?5 AND time IS NOT ?6, time, ?3),"
+                " expires = iif(expires > ?3 - ?5 AND time IS NOT ?6, expires, ?4) RETURNING time",
+                (namespace.id, nonce, now_us, expires_us, kept_us, replaces_us),
             ).fetchone()
             return int(time_us)
 
         stored: int | None = await self._db.read(query)
         if stored is not None:
             return stored
-        return await self._db.write(change)
-
-    async def rereserve(
-        self, namespace: Namespace, nonce: bytes, old_us: int, now_us: int, expires_us: int
-    ) -> int:
-        def change(connection: sqlite3.Connection) -> int:
-            connection.execute(
-                "UPDATE reservations SET time = ?, expires = ?"
-                " WHERE namespace = ? AND nonce = ? AND time = ?",
-                (now_us, expires_us, namespace.id, nonce, old_us),
-            )
-            (time_us,) = connection.execute(
-                "INSERT INTO reservations VALUES (?, ?, ?, ?) ON CONFLICT (namespace, nonce)"
-                " DO UPDATE SET time = time RETURNING time",
-                (namespace.id, nonce, now_us, expires_us),
-            ).fetchone()
-            return int(time_us)
-
         return await self._db.write(change)
 
 
