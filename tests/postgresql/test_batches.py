@@ -203,11 +203,11 @@ async def test_a_rollup_yields_to_requests(world: World) -> None:
         return patch.object(module, name, call)
 
     async with asyncio.TaskGroup() as tasks:
-        with noted(rollups, "Mark"), noted(batches, "plan"), noted(batches, "update"):
+        with noted(rollups, "Fold"), noted(batches, "plan"), noted(batches, "update"):
             rolling = tasks.create_task(worker.tick())
             while not rolling.done():
                 turn += 1
                 await asyncio.sleep(0)
     assert rolling.result() == len(names)
-    assert {name for name, _ in worked} == {"Mark", "plan", "update"}
+    assert {name for name, _ in worked} == {"Fold", "plan", "update"}
     assert max(worked.values()) <= TURN_ITEMS

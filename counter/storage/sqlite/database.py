@@ -230,8 +230,6 @@ class SqliteDatabase:
         self._broken = False
         #: When the last commit ended.
         self._committed_us = 0
-        #: The job that appends events, which begins its transaction itself; set by its part.
-        self.appending: Merged | None = None
         self.tally = StoreTally(("write", "read", "scan", "inline"))
         self.tally.wal_bytes_max = wal_bytes_max
         #: Events of the batch that is being written.
@@ -333,7 +331,8 @@ class SqliteDatabase:
             connection = self._connection()
             if (full := self._wal_full(connection)) is not None:
                 return [full] * len(jobs)
-            if any(function is not self.appending for function, _ in jobs):
+            # Appends begin one if they need it.
+            if any(function is _changes for function, _ in jobs):
                 begin(connection)
             results = _run_merged(connection, jobs)
             if connection.in_transaction:

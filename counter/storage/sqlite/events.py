@@ -47,7 +47,7 @@ class SqliteEvents:
     def __init__(self, database: SqliteDatabase) -> None:
         self._db = database
         # One object for all calls, because the lane groups jobs by their function.
-        self._appending = database.appending = self._append
+        self._appending = self._append
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         result: Sequence[Written] = await self._db.writer.call(

@@ -77,7 +77,7 @@ impl Log {
         next
     }
 
-    /// `EventWriter._leave_marks`.
+    /// `EventWriter._mark`.
     pub fn mark(&self, s: &mut Store, token: usize) {
         let time = self.scenario.tokens[token];
         for item in self.items_of(token) {
@@ -91,7 +91,7 @@ impl Log {
         }
     }
 
-    /// `RollupStore.mark_atomic`: in each shard that has an item.
+    /// `SeparateWrites.mark_atomic`: in each shard that has an item.
     fn mark_atomic_everywhere(&self, s: &mut Store, window: Time) {
         let shards = if self.breaks(Rule::AtomicMarkEverywhere) { 1 } else { self.scenario.shards };
         for shard in 0..shards {
@@ -224,7 +224,7 @@ impl Log {
         ("decides, or adopts the decision", decided, Step::Decided(adopted))
     }
 
-    /// `EventStore.rewrite` or `EventStore.void`: of the items in order, one after the other.
+    /// `SeparateWrites.rewrite` or `SeparateWrites.void`: of the items in order, one after the other.
     fn enforce(&self, s: &State, token: usize, outcome: Outcome) -> Vec<Next> {
         let mut enforced = s.clone();
         if self.is_gone(s, self.scenario.tokens[token]) {

@@ -101,7 +101,7 @@ impl Log {
         }
     }
 
-    /// `RollupStore.dirty_atomic`: the windows of the batch in which the atomic add is marked.
+    /// `SeparateWrites.dirty_atomic`: the windows of the batch in which the atomic add is marked.
     fn atomic_marks(&self, s: &State, batch: &Batch) -> Times {
         s.atomic_marks[batch.shard].between(s.watermarks[batch.shard], batch.through)
     }
