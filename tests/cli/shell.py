@@ -12,7 +12,6 @@ from counter.cli.app import app
 
 
 def exit_code(*words: str) -> int:
-    """The exit code of ``counter`` with *words*."""
     try:
         app(list(words))
     except SystemExit as ended:

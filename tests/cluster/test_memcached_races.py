@@ -73,7 +73,6 @@ def standing(connection: MemcachedConnection) -> int | None:
 def test_the_newer_count_is_kept_in_either_order(
     ours: Overtaken, theirs: MemcachedConnection, before: int | None, own: int, other: int
 ) -> None:
-    """With a count stored before, and without one."""
     if before is not None:
         put(theirs, before)
     ours.meanwhile = [lambda: put(theirs, other)]

@@ -149,7 +149,6 @@ async def test_a_store_of_one_process_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_cluster_that_cannot_be_reached_is_reported(tmp_path: Path) -> None:
-    """With its path."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         point = f"127.0.0.1:{closed.getsockname()[1]}"

@@ -152,7 +152,6 @@ class Image:
         ]
 
     def run(self, service: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-        """Run it to its end."""
         return run(*self.words(service, environment), **self.buildah.environment())
 
     def start(

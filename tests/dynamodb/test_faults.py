@@ -42,7 +42,6 @@ async def relay(dynamodb: DynamodbOptions) -> AsyncIterator[Relay]:
 
 @pytest.fixture
 async def store(dynamodb: DynamodbOptions, relay: Relay) -> AsyncIterator[DynamodbStore]:
-    """A store behind the relay."""
     store = FreshStore(replace(dynamodb, endpoint=relay.url), FakeClock(NOW), [DATASET])
     await store.open()
     await make_slices(store)

@@ -113,7 +113,6 @@ async def test_a_line_of_very_many_fields_is_refused_at_the_first_that_is_wrong(
 
 
 def taking_a_body(app: App) -> list[Any]:
-    """The routes with a body."""
     routes = [each for each in app.application.pipeline.routes.values() if each.method != "GET"]
     taking = [each for each in routes if each.body or each.path.endswith(("/batch/add", "/events"))]
     assert len(taking) >= 12

@@ -270,7 +270,6 @@ class Server:
         self._spare.append(backend)
 
     async def set_clock(self, us: int) -> None:
-        """Set the server's clock."""
         if us != self._clock_us:
             self._clock_us = us
             await self.control.execute(f"UPDATE {self.name}.test_clock SET us = {us}")

@@ -54,7 +54,6 @@ _TRAPPED: Final = {
 
 
 def dataset_of(config: Config) -> Dataset:
-    """The dataset of a run."""
     return Dataset(
         1,
         "default",
@@ -365,7 +364,6 @@ class OrderWorld(Requests):
         return [*problems, *check(checked, history, final), *unreported]
 
     def _limit_at(self, time_us: int) -> int:
-        """The accept limit of an event of *time_us*."""
         config = self.config
         return config.accept_us if time_us < self._era_us else config.later_accept_us
 

@@ -41,7 +41,6 @@ async def served_by(home: Path, flags: Mapping[str, str]) -> AsyncIterator[Rest]
 
 
 def _counter(*words: str) -> str:
-    """The output of ``counter``."""
     done = run_python("-m", "counter", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout

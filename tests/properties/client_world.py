@@ -189,7 +189,6 @@ class Service:
 
 
 def problem(code: str, retry: str, **more: Any) -> dict[str, Any]:
-    """A problem document."""
     return {"code": code, "retry": retry, "applied": None, "detail": code, **more}
 
 
@@ -280,7 +279,6 @@ class Add:
 
 
 def is_part(totals: Counter[str], add: Add) -> bool:
-    """Whether *add* is in its counter's total."""
     return bool(totals[add.counter] // add.delta % 4)
 
 

@@ -48,7 +48,6 @@ class Desk:
         self.runner.close()
 
     async def send(self, batches: list[list[dict[str, Any]]]) -> None:
-        """Send all *batches* at once."""
         path = self.app.rest.path(verb="events")
         kind = "application/cloudevents-batch+json"
         for answer in await asyncio.gather(

@@ -70,7 +70,6 @@ class Crew:
         self.clock.advance(LOOK)
 
     async def turn(self, worker: Leases) -> None:
-        """Have *worker* look."""
         await worker.turn()
         now_us = self.clock.boottime_us()
         is_late = now_us - self._looked_us.get(worker, now_us) > LOOK

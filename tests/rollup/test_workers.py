@@ -489,7 +489,6 @@ async def test_marks_that_a_crash_left_are_dropped_though_their_watermark_passed
 
 
 async def test_a_shard_with_marks_among_idle_ones_has_a_pass_of_its_own() -> None:
-    """No other shard has."""
     world, namespace = await begun()
     a = world.process()
     world.clock.advance(CLOSING)

@@ -49,7 +49,6 @@ class AddStream:
         self._send(h11.Data(data=b"".join(lines)))
 
     def end(self) -> None:
-        """End the request."""
         self._send(h11.EndOfMessage())
 
     async def event(self) -> Any:

@@ -37,7 +37,6 @@ def new_cache(
 def redis_cache(
     url: str, clock: Clock, *, timeout_us: int = 2_000_000, prefix: str = "counter"
 ) -> RedisCache:
-    """A cache in the Redis of a setting."""
     server = redis_server(url)
     assert server is not None
     return RedisCache(*server, clock, timeout_us=timeout_us, prefix=prefix)

@@ -29,7 +29,6 @@ def on_wire(token: Token) -> Json:
 
 
 def fresh(time_us: int) -> Token:
-    """A unique token of *time_us*."""
     return Token(uuid.uuid4().bytes, time_us)
 
 

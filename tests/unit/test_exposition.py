@@ -23,7 +23,6 @@ _ADDS = re.compile(r'^adds_total\{outcome="original"\} (\S+)$', re.MULTILINE)
 
 
 def metrics_of(adds: int, depth: int = 0) -> list[Metric]:
-    """The metrics of one process."""
     counter = CounterMetricFamily("adds", "Adds.", labels=["outcome"])
     counter.add_metric(["original"], adds)
     tally = Histogram((1, 10))

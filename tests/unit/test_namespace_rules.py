@@ -38,7 +38,6 @@ def settings(**changed: Any) -> NamespaceSettings:
 def warnings_for(
     clients: Clients | None = None, of: Dataset | None = None, **changed: Any
 ) -> tuple[str, ...]:
-    """The warnings for *clients*, by default unknown."""
     return creation_warnings(settings(**changed), of or dataset(), clients or Clients())
 
 

@@ -34,12 +34,10 @@ class Late:
 
     @property
     def window_us(self) -> int:
-        """The window of the token."""
         return window_of(self.token.generation_time_us, WINDOW)
 
     @property
     def now_us(self) -> int:
-        """The window of now."""
         return window_of(self.world.clock.now_us(), WINDOW)
 
     async def ask(self) -> Any:
