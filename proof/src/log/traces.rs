@@ -76,7 +76,8 @@ pub fn steps(log: &Log, watched: &Watched) -> Steps<Watched> {
         let seen = letter.map_or(*seen, |letter| seen | 1 << letter);
         found.push((letter, Watched(Some((next, seen)))));
     }
-    let is_reported = [(ASKED, true), (REPORTED_APPLIED, state.acknowledged[0]), (REPORTED_VOID, state.refused[0])];
+    let is_reported =
+        [(ASKED, true), (REPORTED_APPLIED, state.acknowledged[0]), (REPORTED_VOID, state.refused[0])];
     for (letter, _) in is_reported.into_iter().filter(|(letter, is_so)| *is_so && !has(*seen, *letter)) {
         found.push((Some(letter), Watched(Some((state.clone(), seen | 1 << letter)))));
     }
