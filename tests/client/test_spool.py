@@ -56,6 +56,15 @@ def crash_in(steps: Steps[None], ledger: Ledger, effects: int) -> None:
         return
 
 
+def send_all(path: Path, script: Script) -> None:
+    """Send everything that the spool at *path* holds."""
+    spool = Spool(path, "default")
+    while piece := spool.seal():
+        script.run(Delivery(CALLS, piece, spool.renew).for_ever(script.policy()))
+        spool.finish()
+    spool.close()
+
+
 @settings(max_examples=60)
 @given(st.lists(st.tuples(ADDS, st.integers(0, 6)), max_size=8), st.data())
 def test_each_add_is_counted_once_over_any_number_of_crashes(
@@ -78,11 +87,7 @@ def test_each_add_is_counted_once_over_any_number_of_crashes(
                 if all(each.result is not None for each in piece) and data.draw(st.booleans()):
                     spool.finish()
             spool.close()
-        spool = Spool(path, "default")
-        while piece := spool.seal():
-            script.run(Delivery(CALLS, piece, spool.renew).for_ever(script.policy()))
-            spool.finish()
-        spool.close()
+        send_all(path, script)
     assert ledger.counts == expected
 
 
@@ -507,11 +512,7 @@ def test_an_acknowledged_put_survives_a_full_disk_at_any_statement(
                 except StoreUnavailableError:
                     continue
             spool.close()
-        spool = Spool(path, "default")
-        while piece := spool.seal():
-            script.run(Delivery(CALLS, piece, spool.renew).for_ever(script.policy()))
-            spool.finish()
-        spool.close()
+        send_all(path, script)
     assert ledger.counts == expected
 
 

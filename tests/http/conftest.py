@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.app import App, running
+from tests.support.certificates import Authority, Signed
 from tests.support.wire import Run, runner
 
 
@@ -28,3 +29,14 @@ def run() -> Iterator[Run]:
     """Runs coroutines in the one loop of a module's tests."""
     with runner() as each:
         yield each.run
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def own(authority: Authority) -> Signed:
+    """The certificate of the service."""
+    return authority.sign()

@@ -24,17 +24,6 @@ def wire(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Signed:
-    """The certificate of the service."""
-    return authority.sign()
-
-
-@pytest.fixture(scope="module")
 def secure(run: Run, own: Signed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     """One that speaks TLS, and takes ten connections."""
     files = {"https_cert": own.cert, "https_key": own.key, "connections_max": CONNECTIONS}

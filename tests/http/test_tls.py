@@ -28,17 +28,6 @@ OPTIONS = Options(trust_env=False)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory, child_processes: None) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Signed:
-    """The certificate of the service."""
-    return authority.sign()
-
-
-@pytest.fixture(scope="module")
 def wire(run: Run, own: Signed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     """One that speaks TLS."""
     files = {"https_cert": own.cert, "https_key": own.key}

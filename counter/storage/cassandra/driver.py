@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from time import monotonic
 from typing import Any, Final
 
@@ -48,6 +47,7 @@ from counter.errors import (
 )
 from counter.limits import SECOND
 from counter.storage.cassandra.options import CassandraOptions, Tls
+from counter.storage.shared.write_deadline import write_within
 
 _RETRY_AFTER_US: Final = SECOND
 #: Time-outs: the node, or a replica, may have done it or may do it later.
@@ -102,17 +102,9 @@ def translated(error: BaseException, *, wrote: bool = True) -> BaseException:
     return error
 
 
-@asynccontextmanager
-async def within(timeout_us: int) -> AsyncIterator[None]:
-    """Cancel the block after *timeout_us* with WriteTimeoutError: what was sent may have been
-    done, or may be done later."""
-    try:
-        async with asyncio.timeout(timeout_us / SECOND):
-            yield
-    except TimeoutError as error:
-        raise _made(
-            WriteTimeoutError, f"Cassandra took longer than {timeout_us / SECOND:g} s"
-        ) from error
+def within(timeout_us: int) -> AbstractAsyncContextManager[None]:
+    """Bound a write, as :func:`write_within`."""
+    return write_within("Cassandra", timeout_us)
 
 
 def _too_few(error: cassandra.Unavailable) -> UnavailableError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,11 +15,11 @@ from counter.errors import (
     NamespaceUnknownError,
     SliceMissingError,
     StoreUnavailableError,
-    WriteTimeoutError,
 )
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.postgresql.hosts import Hosts, refusal
 from counter.storage.postgresql.session import NotPrimaryError, PooledConnection
+from counter.storage.shared.write_deadline import write_within
 
 if TYPE_CHECKING:
     from counter.storage.postgresql.settings import PostgresqlSettings
@@ -193,18 +193,9 @@ class PostgresqlDatabase:
         raise AssertionError  # The last attempt returns or raises.
 
 
-@asynccontextmanager
-async def within(timeout_us: int) -> AsyncIterator[None]:
-    """Cancel the block after *timeout_us* with WriteTimeoutError: what was sent may have been
-    done, or may be done later."""
-    try:
-        async with asyncio.timeout(timeout_us / SECOND):
-            yield
-    except TimeoutError as error:
-        raise WriteTimeoutError(
-            f"PostgreSQL took longer than {timeout_us / SECOND:g} s; ask again with the same token",
-            retry_after_us=SECOND,
-        ) from error
+def within(timeout_us: int) -> AbstractAsyncContextManager[None]:
+    """Bound a write, as :func:`write_within`."""
+    return write_within("PostgreSQL", timeout_us)
 
 
 async def _release(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
