@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Final
 
@@ -46,7 +46,7 @@ _UNUSUAL: Final = frozenset(
     }
 )
 #: Paths with names that are valid without decoding, and without a query.
-_is_plain: Final = re.compile(rb"/v1/[0-9A-Za-z._~:@/-]+").fullmatch
+_is_plain: Final = lru_cache(4_096)(re.compile(rb"/v1/[0-9A-Za-z._~:@/-]+").fullmatch)
 _ADD: Final = f"POST {COUNTER}/add"
 _GET: Final = f"GET {COUNTER}"
 _OK: Final = (
@@ -266,9 +266,8 @@ class FastLane(HttpProtocol):
         first = dict(reversed(self.headers))
         if len(first) < len(self.headers) or not _UNUSUAL.isdisjoint(first):
             return None
-        if int(first.get(b"content-length", 0)) > min(
-            _BODY_BYTES_MAX, self.pipeline.body_bytes_max
-        ):
+        length = first.get(b"content-length")
+        if length and int(length) > min(_BODY_BYTES_MAX, self.pipeline.body_bytes_max):
             return None
         host = first.get(b"host")
         if host is None or (host != self._host and is_host(host) is None):

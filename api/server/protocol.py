@@ -526,16 +526,12 @@ class HttpProtocol(asyncio.Protocol):
         if is_last:
             self.transport.close()
         elif not self.transport.is_closing():
-            self._next()
-
-    def _next(self) -> None:
-        """Start the next request that is pending; without one, the connection is idle."""
-        if self.is_reading_paused or self._unread or self._held_bytes:
-            self.resume_reading()
-        if self.pending:
-            self._run(self.pending.popleft())
-        elif self.waiting_since_s is None:
-            self.idle_since_s = time.monotonic()
+            if self.is_reading_paused or self._unread or self._held_bytes:
+                self.resume_reading()
+            if self.pending:
+                self._run(self.pending.popleft())
+            elif self.waiting_since_s is None:
+                self.idle_since_s = time.monotonic()
 
     def end_unanswered(self, exchange: Exchange) -> None:
         """Close the connection after *exchange*, which has no response or a part of one."""
