@@ -229,7 +229,8 @@ def create_app(
 
     requests = RequestMetrics()
     authorizer = _authorizer(keys, settings, clock)
-    shedder, connections = LoadShedder(service.load), Connections()
+    shedder = LoadShedder(service.load)
+    connections = Connections(lambda: clock.boottime_us() / SECOND)
     exposition = ApiExposition(
         (
             Metrics(service, health, authorizer, shedder.bodies, connections.unfinished),

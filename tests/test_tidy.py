@@ -463,6 +463,20 @@ def refers_to_nothing(source: Source) -> Iterator[str]:
                 yield source.at(number, f"{name} is referred to, and does not exist")
 
 
+def patches_nothing(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree()):
+        if not isinstance(node, ast.Call) or called_name(node) not in ("patch", "setattr"):
+            continue
+        name = getattr(node.args[0], "value", None) if node.args else None
+        if isinstance(name, str) and is_in(name, PACKAGES):
+            module = module_of(name)
+            path = path_of(module).with_suffix(".py")
+            rest = name.removeprefix(module).split(".")[1:2]
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            if text and not defined(Source(module, text)).issuperset(rest):
+                yield source.at(node.lineno, f"{name} is patched, and does not exist")
+
+
 def is_unfinished(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), start=1):
         if found := UNFINISHED.search(line):
@@ -615,6 +629,10 @@ def test_what_docstrings_refer_to_exists() -> None:
     must_hold(refers_to_nothing, shipped())
 
 
+def test_what_tests_patch_exists() -> None:
+    must_hold(patches_nothing, sources("tests"))
+
+
 def test_everything_is_in_plain_english() -> None:
     """Python with its names, messages and comments, SQL, shell and documents."""
     python = (each for each in all_python() if each.path != "tests/test_tidy.py")
@@ -690,6 +708,7 @@ PLANTED: Cases = [
     (lacks_a_docstring, "api/app.py", "x = 1"),
     (refers_to_nothing, "api/app.py", '"""See :meth:`leave`."""'),
     (refers_to_nothing, "api/app.py", '"""See :class:`counter.errors.GoneError`."""'),
+    (patches_nothing, "tests/unit/test_x.py", "patch('api.app.gone', 1)"),
     (is_unfinished, "api/app.py", "# TO" + "DO: later"),
     (is_not_plain, "rollup/worker.py", "x = 1  # Nobody reads it."),
     (is_not_plain, "counter/core/read.py", 'def f():\n    """Read\n    it anew."""'),

@@ -36,7 +36,7 @@ class Reader(Protocol):
     """A connection with a segment that is not read yet."""
 
     def read_until(self, end_s: float) -> bool:
-        """Read until this instant of the monotonic clock; return whether more can be read."""
+        """Read until this instant of the queue's clock; return whether more can be read."""
         ...
 
 
@@ -44,8 +44,9 @@ class ReadQueue:
     """Reads large segments of all connections, and does the work that large requests cause, in
     turn: for a bounded time in each turn of the event loop. Small segments do not wait for it."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        #: The clock of instants, in seconds: it never steps back.
+        self.now_s = now_s
         self._queue: deque[Reader] = deque()
         #: Until when this turn reads; None if none has begun.
         self._end_s: float | None = None
@@ -73,13 +74,13 @@ class ReadQueue:
         if not self._queue:
             self._end_s = None
             return
-        self._end_s = self._now_s() + _READ_FOR_S
+        self._end_s = self.now_s() + _READ_FOR_S
         asyncio.get_running_loop().call_soon(self._begin)
         self._read()
 
     def _read(self) -> None:
         end_s = self._end_s or 0.0
-        while self._queue and self._now_s() < end_s:
+        while self._queue and self.now_s() < end_s:
             reader = self._queue.popleft()
             if reader.read_until(end_s):
                 self._queue.append(reader)
@@ -143,7 +144,7 @@ class Shares:
 class Connections:
     """The connections of one process: their limits, and how many were closed by reason."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.open: set[Any] = set()
         #: Tasks that answer their requests.
         self.tasks: set[asyncio.Task[None]] = set()
@@ -153,7 +154,7 @@ class Connections:
         #: Whether the process is shutting down; then each response is its connection's last.
         self.is_draining = False
         self.unfinished = Bounded("bytes of unfinished requests are held", UNFINISHED_BYTES_MAX)
-        self.queue = ReadQueue()
+        self.queue = ReadQueue(now_s)
         #: Connections that have sent nothing yet, the oldest first.
         self.silent: dict[asyncio.Protocol, asyncio.Transport] = {}
         #: Limits the connections per address.

@@ -281,7 +281,7 @@ class HttpProtocol(asyncio.Protocol):
         while start < len(unread) and not (
             self.pending or self.is_deaf or self.transport.is_closing()
         ):
-            if start and time.monotonic() >= end_s:
+            if start and self.shared.queue.now_s() >= end_s:
                 break
             self._read(unread[start : start + _SLICE_BYTES])
             start += _SLICE_BYTES

@@ -28,7 +28,7 @@ def _cache_in_servers(any_cache: Cluster) -> Iterator[None]:
     def open_cache(_: object, clock: FakeClock) -> Cache:
         return new_cache(any_cache, clock, prefix=prefix)
 
-    with patch("api.app.open_cache", open_cache):
+    with patch("rollup.parts.open_cache", open_cache):
         yield
 
 

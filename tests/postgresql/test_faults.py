@@ -234,7 +234,7 @@ async def test_no_count_goes_by_the_clock_of_the_machine(postgresql: PostgresqlS
     with (
         patch("counter.clock.time.time_ns", lambda: (now_us - HOUR) * 1_000),
         patch.object(PostgresqlControl, "read_clock", fails_once),
-        patch("api.app.keep_comparing", AsyncMock()),
+        patch("rollup.parts.keep_comparing", AsyncMock()),
     ):
         async with service(postgresql.dsn()) as rest:
             answer = await rest.get("c", "0s")

@@ -5,8 +5,11 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -79,6 +82,14 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
     }
     assert len(digests) == 1
     assert len(digests.pop().split()) == 3
+
+
+def test_a_run_does_not_depend_on_the_time_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: large requests were read for 10 ms of real time in each turn of the loop."""
+    digest = run_seed(3).digest
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, partial(next, count(1_000_000)))
+    assert run_seed(3).digest == digest
 
 
 @pytest.mark.parametrize(("seed", "crowds"), [(20_000_001, 30), (260_002_974, 0)])

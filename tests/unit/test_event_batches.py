@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -90,7 +91,7 @@ async def test_the_adds_of_event_batches_under_way_at_once_are_bounded() -> None
 async def test_a_batch_of_events_is_admitted_by_the_number_of_its_adds() -> None:
     world = World()
     namespace = await with_rules(world)
-    routes = EventRoutes(world.api, 1_000, ReadQueue())
+    routes = EventRoutes(world.api, 1_000, ReadQueue(time.monotonic))
     world.api.one_by_one.most = 10 * len(RULES)
     with pytest.raises(OverloadedError, match="220 more come; at most 200"):
         await routes.ingest_events(batch(11), namespace)

@@ -1,6 +1,7 @@
 """The work of large requests, in turn for a bounded time in each turn of the event loop."""
 
 import gc
+import time
 import weakref
 from collections.abc import Generator
 
@@ -26,7 +27,7 @@ async def test_a_request_that_is_refused_leaves_nothing_to_the_garbage_collector
     gc.disable()
     try:
         with pytest.raises(InvalidBodyError):
-            await ReadQueue().run(steps(body))
+            await ReadQueue(time.monotonic).run(steps(body))
         del body
         assert held() is None
     finally:
