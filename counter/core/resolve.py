@@ -81,7 +81,7 @@ class Resolver:
                 await separate.void(namespace, events)
             recount_us = window_of(time_us, namespace.settings.rollup_window_us)
             counters = list(dict.fromkeys(event.counter for event in events))
-            await self.leave_recounts(
+            await self.request_recounts(
                 namespace, [(each, recount_us) for each in counters], for_readers=True
             )
         if not by_worker:
@@ -126,7 +126,7 @@ class Resolver:
             if _is_surely_open(namespace, left_us, now_us):
                 return decided
 
-    async def leave_recounts(
+    async def request_recounts(
         self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool
     ) -> None:
         """Request a recount of windows of counters: by readers at once if asked, then by the

@@ -230,7 +230,7 @@ class CounterService:
             delete = Pending(DELETED, time_us)
             await self._store.recounts.write_pending(namespace, [(counter, delete)])
         window_us = window_of(time_us, namespace.settings.rollup_window_us)
-        await self.resolver.leave_recounts(namespace, [(counter, window_us)], for_readers=False)
+        await self.resolver.request_recounts(namespace, [(counter, window_us)], for_readers=False)
         if not later and self._store.separate_writes is not None:
             await self._store.separate_writes.unlist(namespace, counter, time_us)
         return cleared
@@ -362,7 +362,7 @@ class CounterService:
         windows = [(counter, row.window_us) for row in rows]
         for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
             part = windows[start : start + limits.BATCH_ITEMS_MAX]
-            await self.resolver.leave_recounts(namespace, part, for_readers=False)
+            await self.resolver.request_recounts(namespace, part, for_readers=False)
         return len(windows)
 
     @staticmethod

@@ -210,7 +210,7 @@ class Auditor:
         windows = [(each.counter, at_us) for each in wrong for at_us in each.repairs]
         for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
             some = windows[start : start + limits.BATCH_ITEMS_MAX]
-            await resolver.leave_recounts(namespace, some, for_readers=True)
+            await resolver.request_recounts(namespace, some, for_readers=True)
         return len(wrong)
 
     async def _pass(

@@ -49,7 +49,7 @@ pub enum Delete {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Act {
     Note,
-    /// `Resolver.leave_recounts`: ask, and ask again if a worker may have passed the window.
+    /// `Resolver.request_recounts`: ask, and ask again if a worker may have passed the window.
     Ask,
     Check,
     Unlist,

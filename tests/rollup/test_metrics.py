@@ -74,7 +74,7 @@ async def test_batches_and_recounts_are_reported() -> None:
     assert found["counter_rollup_batch_counters_count"] == 3
     assert found["counter_rollup_batch_counters_sum"] == 7
     assert found["counter_rollup_recounts_total"] == 0
-    await world.api.resolver.leave_recounts(namespace, [("c1", window_us)], for_readers=False)
+    await world.api.resolver.request_recounts(namespace, [("c1", window_us)], for_readers=False)
     world.clock.advance(CLOSING)
     await worker.worker.tick()
     assert samples(world, worker)["counter_rollup_recounts_total"] == 1

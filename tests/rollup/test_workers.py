@@ -206,7 +206,7 @@ async def test_a_recount_whose_slice_is_dropped_is_abandoned() -> None:
     a, b = world.process(), world.process()
     world.clock.advance(CLOSING)
     await a.worker.tick()
-    await world.api.resolver.leave_recounts(namespace, [("c", window_us)], for_readers=False)
+    await world.api.resolver.request_recounts(namespace, [("c", window_us)], for_readers=False)
     world.clock.advance(CLOSING)
     a.road.hold_in = "sums"
     asleep = asyncio.create_task(a.worker.tick())
@@ -233,7 +233,7 @@ async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> Non
             await b.worker.tick()
     await world.add("c", 2)
     window_us = world.clock.now_us() // WINDOW * WINDOW
-    await world.api.resolver.leave_recounts(namespace, [("c", window_us)], for_readers=False)
+    await world.api.resolver.request_recounts(namespace, [("c", window_us)], for_readers=False)
     world.clock.advance(CLOSING)
     a.road.hold_in = "heads done"
     slow = asyncio.create_task(a.worker.tick())

@@ -151,18 +151,18 @@ BUGS = (
     bug(
         "no-recount",
         "no recount after a resolution",
-        Edit(_Resolver.leave_recounts, "while True:", "while not for_readers:"),
+        Edit(_Resolver.request_recounts, "while True:", "while not for_readers:"),
     ),
     bug(
         "no-pending-recount",
         "no recount is left for readers, only the worker's mark",
-        Edit(_Resolver.leave_recounts, "if for_readers:", "if False:"),
+        Edit(_Resolver.request_recounts, "if for_readers:", "if False:"),
     ),
     bug(
         "no-recount-mark",
         "a recount is left for readers, and no mark for the worker",
         Edit(
-            _Resolver.leave_recounts,
+            _Resolver.request_recounts,
             "await self._store.recounts.write_marks(namespace, marks)",
             "{}",
         ),
@@ -171,7 +171,7 @@ BUGS = (
         "recount-in-event-window",
         "the mark of a recount is left in the event's window, which was passed",
         Edit(
-            _Resolver.leave_recounts,
+            _Resolver.request_recounts,
             "Mark(left_us, counter, each_us)",
             "Mark(each_us, counter, each_us)",
         ),
@@ -180,7 +180,9 @@ BUGS = (
         "recounts-not-left-again",
         "recounts are left once, however long it took",
         Edit(
-            _Resolver.leave_recounts, "if _is_surely_open(namespace, left_us, now_us):", "if True:"
+            _Resolver.request_recounts,
+            "if _is_surely_open(namespace, left_us, now_us):",
+            "if True:",
         ),
     ),
     bug(

@@ -264,7 +264,7 @@ WRITES: dict[str, Ask] = {
     "batch": lambda service, ns, now: service.add_many(ns, [Add("c", 1, fresh(now))]),
     "atomic": lambda service, ns, now: service.add_atomic(ns, [("c", 1)], fresh(now)),
     "tokens": lambda service, ns, now: service.issue_tokens(1),
-    "resolution": lambda service, ns, now: service.resolver.leave_recounts(
+    "resolution": lambda service, ns, now: service.resolver.request_recounts(
         ns, [("c", now)], for_readers=True
     ),
     "namespace": lambda service, ns, now: service.namespaces.create("two", ns.settings),
@@ -351,7 +351,7 @@ async def test_a_stale_key_gets_no_time_of_a_changed_clock(world: World) -> None
 
     with (
         patch.object(world.store.decisions, "reserve", reserved),
-        patch.object(world.service.resolver, "leave_recounts", AsyncMock()),
+        patch.object(world.service.resolver, "request_recounts", AsyncMock()),
         patch.object(world.store.decisions, "decide", set_meanwhile),
         pytest.raises(ClockSkewError),
     ):

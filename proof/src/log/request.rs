@@ -185,7 +185,7 @@ impl Log {
                 }
             }
             Step::Decided(outcome) => next.extend(self.enforce(s, token, outcome)),
-            _ => next.extend(self.leave_recounts(s, token, step, by)),
+            _ => next.extend(self.request_recounts(s, token, step, by)),
         }
         next
     }
@@ -248,8 +248,8 @@ impl Log {
         vec![(what, enforced, if is_last { Step::Enforced(outcome) } else { Step::Decided(outcome) })]
     }
 
-    /// `Resolver.leave_recounts`, and then the answer.
-    fn leave_recounts(&self, s: &State, token: usize, step: Step, by: By) -> Vec<Next> {
+    /// `Resolver.request_recounts`, and then the answer.
+    fn request_recounts(&self, s: &State, token: usize, step: Step, by: By) -> Vec<Next> {
         let mut next = Vec::new();
         match step {
             Step::Enforced(outcome) => {
