@@ -1,6 +1,7 @@
 """Fixtures every test may use, and the profiles of the property tests."""
 
 import gc
+import logging
 import shutil
 import signal
 import tempfile
@@ -105,6 +106,12 @@ def pytest_collection_finish() -> None:
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def loggers_have_no_level() -> None:
+    """Whatever an earlier test, or a service in a thread of this process, set."""
+    logging.getLogger("counter").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -633,7 +633,7 @@ async def test_all_streams_together_read_some_lines_in_a_turn_of_the_loop(
             return len(await client.answers())
 
     with (
-        patch.object(streams.queue, "_now_s", lambda: clock),
+        patch.object(streams.queue, "now_s", lambda: clock),
         patch.object(items, "read_lines", counted_read),
         patch.object(items, "added_texts", counted_texts),
     ):

@@ -71,15 +71,15 @@ class Judge:
     model: Model
 
     def many(self, now_us: int, answers: list[tuple[Send, Any]]) -> None:
-        """Judge concurrent answers, acknowledged ones first; one of two payloads of a token must
-        win."""
+        """Judge concurrent answers, acknowledged ones first and conflicts last, because any of them
+        may have been decided first; one of two payloads of a token must win."""
         known = [send.scope in self.model.applied for send, _ in answers]
         acknowledged = [(send, body) for send, body in answers if "status" not in body]
         for send, body in acknowledged:
             self._acknowledged(now_us, send, body)
-        for send, body in answers:
-            if "status" in body:
-                self._refused(now_us, send, body)
+        refused = [(send, body) for send, body in answers if "status" in body]
+        for send, body in sorted(refused, key=lambda each: each[1]["code"] == "token_conflict"):
+            self._refused(now_us, send, body)
         for scope in {send.scope for send, _ in acknowledged}:
             of_scope = [
                 (before, body)
