@@ -1,4 +1,4 @@
-//! Arbitrary keys: `CounterService._with_token` (counter/core/service.py), `reserve` and `rereserve`
+//! Arbitrary keys: `CounterService._with_token` (counter/core/service.py), `reserve`
 //! (counter/storage/cassandra/decisions.py).
 //!
 //! Of the events only that matters here which `log` shows to be right: a token that is decided void
@@ -209,9 +209,8 @@ impl Keys {
             return None;
         }
         let followed = if s.set_ahead && !self.breaks(Rule::KeyAfterStep) { STEP } else { 0 };
-        // Over SQLite and PostgreSQL, whose clocks can be followed, a time that replaced another one
-        // is not looked at for its expiry.
-        let is_kept = row.expires > reading - followed || old.is_some() && self.scenario.embedded;
+        // A time that replaced another one is not looked at for its expiry.
+        let is_kept = row.expires > reading - followed || old.is_some();
         is_kept.then_some(row.time)
     }
 

@@ -86,7 +86,7 @@ rules! {
     NothingFoundSettled, "nothing-found-settled", "an atomic add of which nothing is found is left undecided";
     DecisionLookedUp, "decision-looked-up", "a worker leaves a complete atomic add alone although it is decided";
     SettledBeforeSummed, "settled-before-summed", "a worker sums a window although an atomic add in it is not settled";
-    // Arbitrary keys: _with_token (counter/core/service.py), reserve, rereserve (decisions.py)
+    // Arbitrary keys: _with_token (counter/core/service.py), reserve (decisions.py)
     KeyCompared, "key-compared", "the time of a key is written without comparing what it was";
     KeyAdopted, "key-adopted", "a request goes by its own time although its key has another";
     KeyUntilVoid, "key-until-void", "a key gets a new time as soon as its old one is late";

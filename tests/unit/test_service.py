@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest.mock import AsyncMock, patch
 
 import pytest
@@ -13,7 +13,7 @@ from counter.core.results import Add, Added, Keyed
 from counter.errors import OverloadedError, RateLimitedError, TokenInFutureError, TokenTooOldError
 from counter.limits import HOUR, MINUTE, TIME_MAX_US
 from counter.tokens import nonce_of_key
-from counter.types import Checkpoint, CounterUpdate, Span, WindowRow
+from counter.types import Checkpoint, CounterUpdate, Outcome, Span, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import DATASET, WINDOW, World, begun
 
@@ -115,6 +115,31 @@ async def test_an_add_under_a_key_that_gets_a_new_time_has_one_outcome() -> None
     await world.api.add(namespace, "c", 1, "key")
     assert world.api.tally["voided"] == 0
     assert sum(world.api.tally.values()) == 1
+
+
+async def test_a_time_that_another_request_reserved_is_not_replaced_after_a_clock_step() -> None:
+    """Regression: it seemed expired, the key got a third time, and its add was counted twice."""
+    world = World()
+    namespace = await world.begin(shards=1)
+    now_us, nonce = world.clock.now_us(), nonce_of_key(namespace.id, "add", "c", "key")
+    await world.store.decisions.reserve(namespace, nonce, now_us, now_us + HOUR)
+    world.clock.advance(MINUTE)
+    resolve = world.api.resolver.resolve
+
+    async def resolve_slowly(*given: Any) -> Outcome:
+        outcome = await resolve(*given)
+        with patch.object(world.api.resolver, "resolve", resolve):
+            await world.api.add(namespace, "c", 1, "key")
+        world.clock.advance(namespace.settings.key_ttl_us + MINUTE)
+        return outcome
+
+    async def resolve_in_turn(*given: Any) -> Outcome:
+        return await next(turns)(*given)
+
+    turns = iter([resolve_slowly, resolve])
+    with patch.object(world.api.resolver, "resolve", resolve_in_turn):
+        await world.api.add(namespace, "c", 1, "key")
+    assert (await world.api.reader.read_one(namespace, "c", 0)).count == 1
 
 
 async def test_late_tokens_are_refused_past_a_bound_and_leave_room_for_others() -> None:
