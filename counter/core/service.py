@@ -407,8 +407,8 @@ class CounterService:
                 # If the token with this time is void permanently, the key gets a new time.
                 if error.applied is None:
                     raise
-            # Only this time is replaced: one by which another request has replaced it stays, even if
-            # it seems expired, because the clock may have been set ahead meanwhile.
+            # Only this time is replaced. If another request has replaced it, the new one stays: the
+            # clock may have been set ahead meanwhile, so it only seems expired.
             kept_us = limits.TIME_MAX_US
         raise OverloadedError(
             "the reserved time of the key expired repeatedly; retry", retry_after_us=limits.SECOND
