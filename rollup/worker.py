@@ -176,7 +176,7 @@ class RollupWorker:
         After half of *drain_us* the remaining work is cancelled, and the next worker of the shard
         repeats it: the other half is for the lease and for closing connections.
 
-        If other processes change namespaces, too, :func:`rollup.upkeep.keep_reading` must run
+        If other processes change namespaces, too, :func:`rollup.parts.keep_reading` must run
         beside it.
         """
         self._stop = stop

@@ -447,33 +447,32 @@ def defined(source: Source) -> set[str]:
     return found
 
 
+def is_missing(name: str) -> bool:
+    """Whether the module of the dotted *name*, or the package, does not have the rest of it."""
+    module = module_of(name)
+    path, rest = path_of(module), name.removeprefix(module).split(".")[1:]
+    if path.is_dir():
+        # What a package has is defined elsewhere, with its members.
+        path, rest = path / "__init__.py", rest[:1]
+    else:
+        path = path.with_suffix(".py")
+    place = Source(module, path.read_text(encoding="utf-8") if path.is_file() else "")
+    return not defined(place).issuperset(rest)
+
+
 def refers_to_nothing(source: Source) -> Iterator[str]:
     for number, line in enumerate(source.text.splitlines(), start=1):
         for name in REFERENCE.findall(line):
-            module = module_of(name)
-            path = path_of(module).with_suffix(".py")
-            if not is_in(name, PACKAGES):
-                rest, place = name.split(".")[:1], source
-            elif path.is_file():
-                rest = name.removeprefix(module).split(".")[1:]
-                place = Source(module, path.read_text(encoding="utf-8"))
-            else:
-                continue
-            if rest and not defined(place).issuperset(rest):
+            ours = is_in(name, PACKAGES)
+            if is_missing(name) if ours else name.split(".")[0] not in defined(source):
                 yield source.at(number, f"{name} is referred to, and does not exist")
 
 
 def patches_nothing(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree()):
-        if not isinstance(node, ast.Call) or called_name(node) not in ("patch", "setattr"):
-            continue
-        name = getattr(node.args[0], "value", None) if node.args else None
-        if isinstance(name, str) and is_in(name, PACKAGES):
-            module = module_of(name)
-            path = path_of(module).with_suffix(".py")
-            rest = name.removeprefix(module).split(".")[1:2]
-            text = path.read_text(encoding="utf-8") if path.is_file() else ""
-            if text and not defined(Source(module, text)).issuperset(rest):
+        if isinstance(node, ast.Call) and called_name(node) in ("patch", "setattr") and node.args:
+            name = getattr(node.args[0], "value", None)
+            if isinstance(name, str) and is_in(name, PACKAGES) and is_missing(name):
                 yield source.at(node.lineno, f"{name} is patched, and does not exist")
 
 
@@ -708,6 +707,7 @@ PLANTED: Cases = [
     (lacks_a_docstring, "api/app.py", "x = 1"),
     (refers_to_nothing, "api/app.py", '"""See :meth:`leave`."""'),
     (refers_to_nothing, "api/app.py", '"""See :class:`counter.errors.GoneError`."""'),
+    (refers_to_nothing, "api/app.py", '"""See :func:`rollup.gone.run`."""'),
     (patches_nothing, "tests/unit/test_x.py", "patch('api.app.gone', 1)"),
     (is_unfinished, "api/app.py", "# TO" + "DO: later"),
     (is_not_plain, "rollup/worker.py", "x = 1  # Nobody reads it."),
