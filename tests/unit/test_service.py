@@ -1,7 +1,7 @@
 """Refusals of the service: a key's time that stays stale, and overload."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, patch
@@ -136,7 +136,7 @@ async def test_a_time_that_another_request_reserved_is_not_replaced_after_a_cloc
     async def resolve_in_turn(*given: Any) -> Outcome:
         return await next(turns)(*given)
 
-    turns = iter([resolve_slowly, resolve])
+    turns: Iterator[Callable[..., Awaitable[Outcome]]] = iter([resolve_slowly, resolve])
     with patch.object(world.api.resolver, "resolve", resolve_in_turn):
         await world.api.add(namespace, "c", 1, "key")
     assert (await world.api.reader.read_one(namespace, "c", 0)).count == 1
