@@ -1,7 +1,7 @@
 """Define what the core needs of stores, caches and clocks. Adapters are in counter.storage.
 
 A store consists of parts, and every call takes a batch: docs/adapters.md says how to write one. The
-rules of all parts (tests/contracts checks them for each store):
+rules of all parts (counter/testing checks them for each store):
 
 * When a call returns, its writes are durable. If it raises StoreUnavailableError or
   WriteTimeoutError, they may have been made, or may be made later.

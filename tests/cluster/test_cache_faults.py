@@ -18,13 +18,13 @@ from counter.errors import CacheUnavailableError
 from counter.storage.memcached import MemcachedCache
 from counter.storage.shared.cache_lane import RETRY_AFTER_US
 from counter.storage.shared.remote_cache import RemoteCache
+from counter.testing.cache_cases import increment, namespace_of
+from counter.testing.cases import NOW, add
+from counter.testing.clock import FakeClock
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_process import ServerProcess
-from tests.contracts.cache_cases import increment, namespace_of
-from tests.contracts.cases import NOW, add
 from tests.support.caches import cache_address, new_cache, processes_of, wipe
-from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 
 NAMES = [f"c{n}" for n in range(50)]

@@ -11,10 +11,10 @@ import pytest
 
 from counter.ports import Cache
 from counter.storage.shared.cache_lane import RETRY_AFTER_US
+from counter.testing.clock import FakeClock
 from scripts.cluster_nodes import Cluster
 from tests.support.app import App
 from tests.support.caches import new_cache, processes_of
-from tests.support.clock import FakeClock
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
 from tests.support.times import SECOND

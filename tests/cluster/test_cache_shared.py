@@ -4,12 +4,12 @@ from contextlib import AsyncExitStack
 
 from counter.config.settings import Settings
 from counter.storage import open_cache
+from counter.testing.cache_cases import namespace_of
+from counter.testing.cases import NOW
+from counter.testing.clock import FakeClock
 from counter.types import Checkpoint
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cache_cases import namespace_of
-from tests.contracts.cases import NOW
 from tests.support.caches import cache_url
-from tests.support.clock import FakeClock
 
 
 async def test_keyspaces_are_separate_in_a_shared_cache(any_cache: Cluster) -> None:

@@ -9,12 +9,12 @@ import pytest
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.rollups import WINDOW as ROW
 from counter.storage.cassandra.store import CassandraStore
+from counter.testing.cases import NOW, SETTINGS, T0, WINDOW
+from counter.testing.clock import FakeClock
+from counter.testing.rollup_cases import end, row, update
 from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, Span, WindowRow
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import NOW, SETTINGS, T0, WINDOW
-from tests.contracts.rollup_cases import end, row, update
 from tests.support.cassandra import forget, have_schema, opened, options_for
-from tests.support.clock import FakeClock
 
 NOTHING = Checkpoint(0, 0)
 

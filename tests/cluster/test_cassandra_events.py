@@ -20,12 +20,12 @@ from counter.limits import INT64_MAX, MINUTE, SECOND
 from counter.storage.cassandra.event_reads import PARTITIONS_MAX, ROWS_MAX
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore
+from counter.testing.cases import SETTINGS, nonce, nonces_per_bucket, ordered
+from counter.testing.clock import FakeClock
 from counter.types import Event, EventPage, Fold, Namespace, PayloadCheck, Slice, Span, Written
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import SETTINGS, nonce, nonces_per_bucket, ordered
 from tests.support.cassandra import DATASET, forget, have_schema, opened, options_for
 from tests.support.cassandra_statements import Statements, statements_of
-from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 
 SIZE = DATASET.slice_us

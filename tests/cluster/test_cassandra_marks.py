@@ -10,12 +10,12 @@ from counter.errors import StoreUnavailableError
 from counter.limits import MINUTE
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore
+from counter.testing.cases import NOW, SETTINGS, SLICE, T0, WINDOW, atomic, marks, slice_at, walked
+from counter.testing.clock import FakeClock
 from counter.types import AtomicMark, Mark, Namespace, Span
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, atomic, marks, slice_at, walked
 from tests.support.cassandra import DATASET, forget, have_schema, opened, options_for
 from tests.support.cassandra_statements import Fault, Statements, statements_of
-from tests.support.clock import FakeClock
 
 Stores = tuple[CassandraStore, CassandraStore]
 

@@ -13,9 +13,9 @@ from counter.limits import MILLISECOND, SECOND
 from counter.storage.cassandra.options import Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory.cache import MemoryCache
+from counter.testing.cases import SETTINGS
 from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import SETTINGS
 from tests.support.cassandra import DATASET, at, have_schema, opened, options_for, slice_of_now
 from tests.support.relay import Relay
 from tests.support.waiting import eventually

@@ -8,9 +8,9 @@ from counter.storage.memcached import commands
 from counter.storage.memcached.commands import ContentionError, pack_value, unpack_value
 from counter.storage.memcached.connection import MemcachedConnection
 from counter.storage.shared.cache_entries import Change, Entry, Note, unpack_count
+from counter.testing.cases import NOW
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import NOW
 
 KEY = b"a-key-of-the-races"
 TTL_S = 100

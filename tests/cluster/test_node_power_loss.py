@@ -19,11 +19,11 @@ from counter.errors import UnavailableError
 from counter.limits import SECOND
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.shared.startup_retry import StartupRetry
+from counter.testing.cases import SETTINGS
 from counter.types import Decision, Event, Namespace, Outcome
 from scripts import cluster_jars
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
 from scripts.cluster_process import ServerProcess
-from tests.contracts.cases import SETTINGS
 from tests.support.cassandra import have_schema, opened, options_for, slice_of_now
 from tests.support.cluster import TIMEOUT_S
 from tests.support.needs import miss

@@ -12,14 +12,14 @@ from counter.limits import MINUTE, SECOND
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory import MemoryCache
+from counter.testing.cases import SETTINGS, T0, nonce
+from counter.testing.clock import FakeClock
 from counter.types import EventPage, Namespace, PartitionSize, PayloadCheck, Span, Token
 from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_nodetool import nodetool
-from tests.contracts.cases import SETTINGS, T0, nonce
 from tests.support.cassandra import DATASET, have_schema, opened, options_for
-from tests.support.clock import FakeClock
 from tests.support.waiting import eventually
 
 SIZE = DATASET.slice_us

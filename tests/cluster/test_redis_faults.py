@@ -16,13 +16,13 @@ from counter.limits import SECOND
 from counter.storage.redis import RedisCache
 from counter.storage.shared.cache_entries import value_key
 from counter.storage.shared.cache_lane import RETRY_AFTER_US
+from counter.testing.cache_cases import increment, namespace_of
+from counter.testing.cases import NOW, add
+from counter.testing.clock import FakeClock
 from counter.types import Checkpoint, Guarded
 from scripts.cluster_nodes import Cluster, Shape
-from tests.contracts.cache_cases import increment, namespace_of
-from tests.contracts.cases import NOW, add
 from tests.support.caches import redis_cache
 from tests.support.certificates import Authority
-from tests.support.clock import FakeClock
 from tests.support.cluster import running_cluster
 from tests.support.relay import Relay
 from tests.support.server import ports_in_a_row

@@ -12,6 +12,8 @@ from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
 from counter.partitions import shard_of
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore
+from counter.testing.cases import NOW, SETTINGS, SLICE, T0, WINDOW, slice_at, updated_namespace
+from counter.testing.clock import FakeClock
 from counter.types import (
     Checkpoint,
     CounterUpdate,
@@ -23,9 +25,7 @@ from counter.types import (
 )
 from counter.windows import settling_time
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import NOW, SETTINGS, SLICE, T0, WINDOW, slice_at, updated_namespace
 from tests.support.cassandra import DATASET, at, forget, have_schema, opened, options_for
-from tests.support.clock import FakeClock
 from tests.support.relay import Relay
 
 Stores = tuple[CassandraStore, CassandraStore]

@@ -12,12 +12,12 @@ from counter.limits import MINUTE, SECOND
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.cassandra.tables import create_table, events_of, events_table
+from counter.testing.cases import SETTINGS, T0
+from counter.testing.clock import FakeClock
 from counter.types import Event, Fold, Mark, Namespace, Slice, Written
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cases import SETTINGS, T0
 from tests.support.cassandra import DATASET, forget, have_schema, opened, options_for, standing
-from tests.support.clock import FakeClock
 
 SIZE = DATASET.slice_us
 #: The start of the slice that holds the time of every test.

@@ -29,12 +29,12 @@ from counter.storage.cassandra.tables import (
     table_id,
 )
 from counter.storage.shared.startup_retry import StartupRetry
+from counter.testing.cases import SETTINGS, WINDOW, atomic, written_atomic
 from counter.types import Event, Mark, Namespace, Slice, Written
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_nodetool import nodetool
 from scripts.service_process import free_ports
-from tests.contracts.cases import SETTINGS, WINDOW, atomic, written_atomic
 from tests.rollup.processes import Worker, desk_over, worker
 from tests.support.cassandra import (
     DATASET,

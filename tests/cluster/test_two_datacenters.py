@@ -19,11 +19,11 @@ from counter.limits import MINUTE, SECOND
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory import MemoryCache
+from counter.testing.cases import SETTINGS, atomic, nonce
 from counter.types import Namespace, PayloadCheck, Token
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster, Shape
 from scripts.cluster_servers import STORAGE_PORT
-from tests.contracts.cases import SETTINGS, atomic, nonce
 from tests.support.cassandra import (
     HASTY,
     have_schema,

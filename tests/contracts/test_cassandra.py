@@ -15,10 +15,8 @@ from counter.ports import Store
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.rollups import WINDOW as WINDOW_KIND
 from counter.storage.cassandra.store import CassandraStore
-from counter.types import Decision, Fold, Namespace, Outcome, Span, Written
-from scripts.cluster_nodes import Cluster
-from tests.contracts import suites
-from tests.contracts.cases import (
+from counter.testing import suites
+from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
@@ -32,9 +30,11 @@ from tests.contracts.cases import (
     slice_at,
     write,
 )
-from tests.contracts.control_cases import purge
+from counter.testing.clock import FakeClock
+from counter.testing.control_cases import purge
+from counter.types import Decision, Fold, Namespace, Outcome, Span, Written
+from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import forget, have_schema, options_for
-from tests.support.clock import FakeClock
 
 
 class FreshStore(CassandraStore):

@@ -10,11 +10,11 @@ from counter.storage.dynamodb.decisions import decision_key, reservation_key
 from counter.storage.dynamodb.driver import DynamodbOptions, Key
 from counter.storage.dynamodb.layout import COUNTS, EXPIRES, partition, row_place
 from counter.storage.dynamodb.store import DynamodbStore
+from counter.testing import suites
+from counter.testing.cases import DATASET, FIRST_SLICE, NOW, add, decided, nonce, write
+from counter.testing.clock import FakeClock
+from counter.testing.control_cases import purge
 from counter.types import Decision, Namespace, Outcome
-from tests.contracts import suites
-from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, add, decided, nonce, write
-from tests.contracts.control_cases import purge
-from tests.support.clock import FakeClock
 from tests.support.dynamodb import FreshStore
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from counter.limits import MILLISECOND
 from counter.storage.sqlite.database import InlineReader
-from tests.contracts.cases import NOW
-from tests.support.clock import FakeClock
+from counter.testing.cases import NOW
+from counter.testing.clock import FakeClock
 
 ASK = "SELECT 1 WHERE ?"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from counter.ports import Cache, Store
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.storage.memory.store import MemoryLeases
+from counter.testing import suites
+from counter.testing.cache_cases import CacheCases, increment, namespace_of
+from counter.testing.cases import DATASET, NOW, add, write
+from counter.testing.clock import FakeClock
+from counter.testing.control_cases import purge
 from counter.types import Checkpoint, Namespace
-from tests.contracts import suites
-from tests.contracts.cache_cases import CacheCases, increment, namespace_of
-from tests.contracts.cases import DATASET, NOW, add, write
-from tests.contracts.control_cases import purge
-from tests.support.clock import FakeClock
 
 
 class OnMemory:

@@ -7,11 +7,11 @@ import pytest
 from counter.ports import Store
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.testing import suites
+from counter.testing.cases import DATASET
+from counter.testing.clock import FakeClock
 from counter.types import Namespace
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts import suites
-from tests.contracts.cases import DATASET
-from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
 
 

@@ -17,12 +17,12 @@ from counter.ports import Cache
 from counter.storage.memcached.connection import MemcachedConnection
 from counter.storage.shared.cache_entries import count_key, token_key, value_key
 from counter.storage.shared.remote_cache import RemoteCache
+from counter.testing.cache_cases import UntimedCacheCases, increment, namespace_of
+from counter.testing.cases import NOW, UNUSUAL_NAMES, add
+from counter.testing.clock import FakeClock
 from counter.types import Checkpoint, Era, Guarded, Namespace
 from scripts.cluster_nodes import Cluster
-from tests.contracts.cache_cases import UntimedCacheCases, increment, namespace_of
-from tests.contracts.cases import NOW, UNUSUAL_NAMES, add
 from tests.support.caches import new_cache, store, ttl_of
-from tests.support.clock import FakeClock
 
 
 class OnMemcached(UntimedCacheCases):

@@ -10,10 +10,10 @@ import pytest
 
 from counter.ports import Store
 from counter.storage.sqlite import SqliteStore
+from counter.testing import suites
+from counter.testing.cases import DATASET, NOW
+from counter.testing.clock import FakeClock
 from counter.types import Namespace
-from tests.contracts import suites
-from tests.contracts.cases import DATASET, NOW
-from tests.support.clock import FakeClock
 
 
 class OnSqlite:

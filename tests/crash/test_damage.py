@@ -25,11 +25,11 @@ from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import ALL_PAGES, SqliteStore, page_sums
 from counter.storage.sqlite.backup import back_up, restore
 from counter.storage.sqlite.page_sums import PageSums
+from counter.testing.clock import FakeClock
 from counter.types import Token
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
 from tests.rollup.world import DATASET, SETTINGS
-from tests.support.clock import FakeClock
 from tests.support.damage import ALL, truncate
 from tests.support.seeds import seed_of
 from tests.support.times import SECOND, START_US

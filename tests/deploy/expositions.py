@@ -16,10 +16,10 @@ from counter.ports import Cache, Store
 from counter.storage.memcached import MemcachedCache
 from counter.telemetry.families import Exposition, text_of
 from counter.telemetry.store_metrics import ClockMetrics, StoreMetrics
+from counter.testing.clock import FakeClock
 from rollup.metrics import RollupMetrics
 from rollup.partitions import Outlook
 from tests.rollup.world import CLOSING, begun
-from tests.support.clock import FakeClock
 from tests.support.server import serving
 from tests.support.waiting import eventually
 

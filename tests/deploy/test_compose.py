@@ -178,11 +178,14 @@ def test_the_image_is_pinned_locked_and_not_root() -> None:
     assert {f"{user[1]}:{user[2]}"} == {each["user"] for each in OURS.values()}
 
 
-def test_by_default_the_image_has_all_extras() -> None:
+def test_by_default_the_image_has_all_extras_of_the_service() -> None:
+    """Those are locked, too."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     given = re.search(r"^ARG EXTRAS=(\S+)$", DOCKERFILE, re.MULTILINE)
     assert given is not None
-    assert given[1].split(",") == sorted(project["optional-dependencies"])
+    assert given[1].split(",") == sorted(project["optional-dependencies"].keys() - {"testing"})
+    script = (ROOT / "scripts" / "lock").read_text(encoding="utf-8")
+    assert f"for each in {given[1].replace(',', ' ')}; do" in script
 
 
 def test_the_image_is_made_of_what_is_there_and_let_in() -> None:

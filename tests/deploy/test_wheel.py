@@ -201,7 +201,16 @@ def test_the_server_needs_no_client(wheels: dict[str, Path]) -> None:
         "memcached": {"pymemcache"},
         "postgresql": {"asyncpg"},
         "redis": {"redis"},
+        "testing": {"pytest", "pytest-asyncio"},
     }
+
+
+def test_a_server_without_pytest_has_the_suites(server: Installed) -> None:
+    """They need their extra, and are not imported otherwise."""
+    assert (server.packages / "counter" / "testing" / "suites.py").is_file()
+    assert not {"pytest", "_pytest"} & {path.name for path in server.packages.iterdir()}
+    done = server.run("python", "-c", "import counter.testing.suites")
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'pytest'"
 
 
 def test_the_pages_of_the_wheels_are_their_readmes(wheels: dict[str, Path]) -> None:

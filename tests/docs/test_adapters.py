@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from counter.ports import PARTS, Capabilities
-from tests.contracts import suites
+from counter.testing import suites
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
 NAMES = (*PARTS, *(each.name for each in fields(Capabilities)), *suites.__all__)

@@ -14,8 +14,7 @@ from counter.errors import (
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.dynamodb.driver import DynamodbOptions
 from counter.storage.dynamodb.store import DynamodbStore
-from counter.types import Namespace, Written
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     NOW,
     SETTINGS,
@@ -27,8 +26,9 @@ from tests.contracts.cases import (
     written,
     written_atomic,
 )
+from counter.testing.clock import FakeClock
+from counter.types import Namespace, Written
 from tests.dynamodb.relay import Fault, Relay
-from tests.support.clock import FakeClock
 from tests.support.dynamodb import FreshStore
 from tests.support.waiting import eventually
 

@@ -18,8 +18,7 @@ from counter.storage.dynamodb.schema import apply_for, apply_schema
 from counter.storage.dynamodb.settings import DynamodbSettings
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.storage.shared.directory import DatasetState
-from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Span, Written
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
@@ -33,8 +32,9 @@ from tests.contracts.cases import (
     slice_at,
     written,
 )
-from tests.contracts.control_cases import purge
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.testing.control_cases import purge
+from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Span, Written
 from tests.support.dynamodb import FreshStore, empty
 
 KEY = ApiKey("key", "a key", b"\x01" * 32, ("*",), Scope.WRITE, NOW)

@@ -17,12 +17,12 @@ from counter.storage.dynamodb.control import DynamodbControl
 from counter.storage.dynamodb.driver import DynamodbOptions
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.storage.memory import MemoryCache
+from counter.testing import cases
+from counter.testing.cases import NOW, WINDOW, nonce
+from counter.testing.clock import FakeClock
 from counter.types import CounterType, Namespace, PayloadCheck, Token
 from rollup.leases import Leases
 from rollup.worker import RollupWorker
-from tests.contracts import cases
-from tests.contracts.cases import NOW, WINDOW, nonce
-from tests.support.clock import FakeClock
 from tests.support.dynamodb import ClockedStore, FreshStore
 
 DATASET = replace(

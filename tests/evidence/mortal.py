@@ -15,11 +15,11 @@ from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
 from counter.ports import Store, wrapped
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.storage.sqlite import SqliteStore
+from counter.testing.clock import FakeClock
 from counter.types import Namespace, Token
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
 from tests.rollup.world import DATASET, SETTINGS
-from tests.support.clock import FakeClock
 from tests.support.needs import need
 from tests.support.times import SECOND, START_US
 

@@ -12,8 +12,8 @@ from unittest.mock import patch
 import pytest
 import pytest_asyncio
 
+from counter.testing.clock import FakeClock
 from tests.support.app import running
-from tests.support.clock import FakeClock
 from tests.support.needs import miss
 from tests.support.rest import fresh
 from tests.support.server import Server, serving

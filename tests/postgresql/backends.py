@@ -16,8 +16,8 @@ import asyncpg
 
 from counter.storage.postgresql import schema
 from counter.storage.postgresql.database import PostgresqlOptions
+from counter.testing.clock import FakeClock
 from counter.types import Dataset
-from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
 from tests.support.times import START_US
 

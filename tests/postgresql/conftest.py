@@ -10,11 +10,11 @@ import pytest
 
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.fence import STILL
+from counter.testing.cases import DATASET, NOW, WINDOW, make_namespace, make_slices
+from counter.testing.clock import FakeClock
 from counter.types import Event
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import DATASET, NOW, WINDOW, make_namespace, make_slices
 from tests.postgresql.pair import Pair
-from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
 from tests.support.servers import postgresql_server
 

@@ -17,11 +17,11 @@ from counter.limits import SECOND
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.schema import begin_new_life
 from counter.storage.postgresql.settings import PostgresqlSettings
+from counter.testing.cases import DATASET, NOW, SETTINGS
+from counter.testing.clock import FakeClock
 from scripts.postgresql_server import PostgresqlServer, program
 from scripts.service_process import free_ports
-from tests.contracts.cases import DATASET, NOW, SETTINGS
 from tests.support.child import run_python
-from tests.support.clock import FakeClock
 from tests.support.documents import page
 from tests.support.postgresql import FreshStore
 from tests.support.rest import Rest

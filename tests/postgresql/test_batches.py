@@ -16,11 +16,11 @@ from counter.storage.memory import MemoryCache
 from counter.storage.postgresql import rollups
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.testing.cases import NOW, SLICES_END, WINDOW, add, atomic
 from counter.types import Checkpoint, CounterUpdate, Event, Namespace, Written
 from rollup import batches
 from rollup.worker import RollupWorker
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import NOW, SLICES_END, WINDOW, add, atomic
 from tests.postgresql.conftest import LIMIT, World
 from tests.support.postgresql import ClockedStore
 from tests.support.relay import Relay

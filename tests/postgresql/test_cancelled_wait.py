@@ -19,6 +19,7 @@ from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.testing.cases import SETTINGS, add, atomic, nonce
 from counter.types import (
     DELETED,
     ApiKey,
@@ -33,7 +34,6 @@ from counter.types import (
     Slice,
     WindowRow,
 )
-from tests.contracts.cases import SETTINGS, add, atomic, nonce
 from tests.postgresql.pair import Pair
 from tests.postgresql.test_faults import added, is_unknown, service
 from tests.postgresql.test_pooler import pooler

@@ -13,9 +13,9 @@ from counter.config.settings import Settings
 from counter.errors import ClockSkewError, UnavailableError
 from counter.limits import CLOCK_HOLD_US, STORE_CLOCK_STEP_MAX_US
 from counter.storage.postgresql.database import PostgresqlOptions
+from counter.testing.clock import FakeClock
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.app import SMALL, App
-from tests.support.clock import FakeClock
 from tests.support.postgresql import ClockedStore, FreshStore
 from tests.support.rest import fresh
 from tests.support.times import HOUR, MINUTE, SECOND, START_US

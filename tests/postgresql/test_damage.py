@@ -13,14 +13,14 @@ import pytest
 
 from counter.errors import UnavailableError
 from counter.storage.postgresql.database import PostgresqlOptions
+from counter.testing.cases import DATASET, NOW, make_namespace, make_slices
+from counter.testing.clock import FakeClock
 from counter.types import Event
 from scripts.cluster_process import ClusterError
 from scripts.postgresql_server import PostgresqlServer, postgresql_missing
 from scripts.service_process import HOST
-from tests.contracts.cases import DATASET, NOW, make_namespace, make_slices
 from tests.postgresql.pair import Pair
 from tests.postgresql.test_faults import added, service
-from tests.support.clock import FakeClock
 from tests.support.needs import miss
 from tests.support.postgresql import FreshStore
 

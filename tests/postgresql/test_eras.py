@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 
+from counter.testing.cases import NOW, WINDOW, add
 from counter.types import Era, Event, Written, limit_at
-from tests.contracts.cases import NOW, WINDOW, add
 from tests.postgresql.conftest import World
 
 #: Each era's limit, longest last and shortest last; one that begins later than the earliest events.

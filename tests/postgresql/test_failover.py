@@ -14,10 +14,10 @@ from counter.errors import WriteTimeoutError
 from counter.limits import SECOND
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.testing.cases import atomic
 from counter.types import Written
 from tests.chaos.run import Play
 from tests.chaos.site import config_of
-from tests.contracts.cases import atomic
 from tests.postgresql.pair import BEHIND_US, Pair
 from tests.postgresql.test_faults import added, is_unknown, service
 from tests.simulation.plan import Config

@@ -21,9 +21,9 @@ from counter.storage.postgresql.control import PostgresqlControl
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_for
 from counter.storage.postgresql.settings import PostgresqlSettings
+from counter.testing.clock import FakeClock
 from counter.types import ClockReading
 from scripts.postgresql_server import PostgresqlServer
-from tests.support.clock import FakeClock
 from tests.support.disk import Disk
 from tests.support.lifespan import Lifespan
 from tests.support.relay import Relay

@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 
 from counter.storage.postgresql.fence import pass_fence
+from counter.testing.cases import NOW, WINDOW, add
 from counter.types import Decision, Outcome, Written
-from tests.contracts.cases import NOW, WINDOW, add
 from tests.postgresql.conftest import LIMIT, World
 
 VOID = Decision(Outcome.VOID, b"fingerprint")

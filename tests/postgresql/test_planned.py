@@ -4,8 +4,7 @@ import re
 import uuid
 
 from counter.storage.postgresql.database import PostgresqlOptions
-from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
@@ -15,7 +14,8 @@ from tests.contracts.cases import (
     add,
     slice_at,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from scripts.postgresql_server import PostgresqlServer
 from tests.support.documents import page
 from tests.support.postgresql import FreshStore
 

@@ -12,11 +12,11 @@ from counter.storage.postgresql.schema import apply_schema, begin_new_life
 from counter.storage.postgresql.server import check_server
 from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.testing.cases import DATASET, NOW
+from counter.testing.clock import FakeClock
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import DATASET, NOW
 from tests.postgresql.test_pooler import pooler
 from tests.postgresql.test_role import use_all
-from tests.support.clock import FakeClock
 
 _ARRAYS: Final = ("text[]", "integer[]", "bigint[]", "bytea[]")
 _PLANTED: Final = (

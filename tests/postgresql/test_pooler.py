@@ -18,10 +18,10 @@ from counter.limits import SECOND
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.testing.cases import DATASET, NOW, add, atomic, make_namespace, make_slices
+from counter.testing.clock import FakeClock
 from counter.types import Decision, Outcome, Written
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import DATASET, NOW, add, atomic, make_namespace, make_slices
-from tests.support.clock import FakeClock
 from tests.support.needs import miss
 from tests.support.postgresql import FreshStore
 from tests.support.waiting import eventually

@@ -12,18 +12,7 @@ from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOp
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_schema
 from counter.storage.postgresql.store import PostgresqlStore
-from counter.types import (
-    Checkpoint,
-    CounterUpdate,
-    Decision,
-    Mark,
-    Outcome,
-    Pending,
-    Span,
-    WindowRow,
-)
-from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
@@ -35,7 +24,18 @@ from tests.contracts.cases import (
     make_slices,
     nonce,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.types import (
+    Checkpoint,
+    CounterUpdate,
+    Decision,
+    Mark,
+    Outcome,
+    Pending,
+    Span,
+    WindowRow,
+)
+from scripts.postgresql_server import PostgresqlServer
 from tests.support.postgresql import FreshStore
 
 DOCUMENT = Path(__file__).parents[2] / "docs/how-to/use-postgresql.md"

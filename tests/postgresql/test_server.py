@@ -16,10 +16,10 @@ from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOp
 from counter.storage.postgresql.server import VERSION_MIN, ServerReport, check_server
 from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.shared.startup_retry import StartupRetry
+from counter.testing.cases import DATASET, NOW
+from counter.testing.clock import FakeClock
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import DATASET, NOW
 from tests.deploy.test_compose import SERVICES
-from tests.support.clock import FakeClock
 from tests.support.postgresql import FreshStore
 
 

@@ -14,9 +14,7 @@ from counter.limits import MINUTE, SECOND
 from counter.storage.memory import MemoryCache
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_schema
-from counter.types import EventPage, Namespace, Span, Written
-from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
@@ -27,7 +25,9 @@ from tests.contracts.cases import (
     make_namespace,
     make_slices,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.types import EventPage, Namespace, Span, Written
+from scripts.postgresql_server import PostgresqlServer
 from tests.support.postgresql import FreshStore
 
 

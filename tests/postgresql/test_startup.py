@@ -20,8 +20,8 @@ from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_for, apply_s
 from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.postgresql.store import PostgresqlStore
 from counter.storage.shared.startup_retry import StartupRetry
+from counter.testing.cases import DATASET
 from scripts.postgresql_server import PostgresqlServer
-from tests.contracts.cases import DATASET
 from tests.rollup.processes import TIMES
 from tests.support.certificates import Authority
 from tests.support.child import run_python

@@ -11,8 +11,8 @@ import pytest
 from counter.errors import WriteTimeoutError
 from counter.limits import SECOND
 from counter.storage.postgresql import database
+from counter.testing.cases import NOW, add
 from counter.types import DELETED, Decision, Outcome, Pending
-from tests.contracts.cases import NOW, add
 from tests.postgresql.conftest import World
 
 

@@ -16,6 +16,7 @@ from counter.errors import (
 )
 from counter.limits import MINUTE, SECOND
 from counter.storage.memory import MemoryStore
+from counter.testing.clock import FakeClock
 from counter.types import AtomicMark, Event, Namespace, Pending, Span
 from counter.windows import window_of
 from rollup.batches import in_groups
@@ -23,7 +24,6 @@ from rollup.leases import SLOTS, Leases
 from rollup.limiter import Limiter
 from rollup.maintenance import Maintenance
 from tests.rollup.world import CLOSING, DATASET, WINDOW, begun
-from tests.support.clock import FakeClock
 from tests.support.parts import part_of
 from tests.support.times import START_US
 from tests.support.waiting import eventually

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from counter.errors import StoreUnavailableError
 from counter.limits import LEASE_LOOK_US, LEASE_SLOTS, LEASE_TIME_MIN_US, SECOND
 from counter.storage.memory.store import MemoryLeases
+from counter.testing.clock import FakeClock
 from rollup.leases import MAINTENANCE, SLOTS, Leases, share_out, slot_of, worker_id
-from tests.support.clock import FakeClock
 from tests.support.times import START_US
 from tests.support.virtual import virtually
 from tests.support.waiting import eventually

@@ -16,8 +16,8 @@ from counter.errors import (
     WriteTimeoutError,
 )
 from counter.limits import MILLISECOND
+from counter.testing.clock import FakeClock
 from rollup.limiter import LATENCY_TARGET_US, Limiter
-from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
 FAST = LATENCY_TARGET_US // 10

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from counter.errors import StoreUnavailableError
 from counter.partitions import shard_of, slice_start
 from counter.storage.sqlite.settings import SqliteSettings
+from counter.testing.clock import FakeClock
 from counter.types import Namespace, PartitionSize, Slice
 from rollup.leases import MAINTENANCE, slot_of
 from rollup.partitions import (
@@ -24,7 +25,6 @@ from rollup.partitions import (
     buckets_after,
 )
 from tests.rollup.world import CLOSING, DATASET, WINDOW, Process, World, begun
-from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
 #: A partition is to hold ten events.

@@ -16,11 +16,11 @@ from counter.core.service import CounterService
 from counter.limits import LEASE_LOOK_US, MINUTE, SECOND
 from counter.ports import wrapped
 from counter.storage.memory import MemoryCache, MemoryStore
+from counter.testing.clock import FakeClock
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings, PayloadCheck, Token
 from rollup.leases import Leases
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
-from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
 LEASE_TIME = 10 * SECOND

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from counter.testing.clock import FakeClock
 from counter.types import ClockReading, Dataset
 from tests.simulation.cluster import Cluster
 from tests.simulation.store import SimulatedStore, have_schema, options_for
 from tests.simulation.weather import Weather
-from tests.support.clock import FakeClock
 
 
 class CalmStore(SimulatedStore):

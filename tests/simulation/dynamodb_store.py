@@ -10,6 +10,7 @@ from counter.ports import Clock
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions
 from counter.storage.dynamodb.schema import apply_schema
 from counter.storage.dynamodb.store import DynamodbStore
+from counter.testing.clock import FakeClock
 from counter.types import ClockReading, Dataset
 from tests.simulation.dynamodb_client import Client
 from tests.simulation.dynamodb_expressions import key_condition
@@ -17,7 +18,6 @@ from tests.simulation.dynamodb_observed import ItemRecorder
 from tests.simulation.dynamodb_server import Server
 from tests.simulation.plan import Config
 from tests.simulation.weather import UNMET, Met, Weather
-from tests.support.clock import FakeClock
 
 #: The plans' names of partitions, by the first byte of the key.
 _KINDS: Final[Mapping[int, str]] = dict(

@@ -9,12 +9,12 @@ from typing import Any
 from unittest.mock import patch
 
 from counter.storage.cassandra.options import Placement
+from counter.testing.cases import DATASET, FIRST_SLICE, NOW, SETTINGS, SLICE, SLICES_END, slice_at
+from counter.testing.clock import FakeClock
 from counter.types import Namespace, PayloadCheck
-from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, SETTINGS, SLICE, SLICES_END, slice_at
 from tests.simulation.cluster import Cluster
 from tests.simulation.store import SimulatedStore, have_schema, options_for
 from tests.simulation.weather import CENTERS, Weather
-from tests.support.clock import FakeClock
 
 
 class Processes:

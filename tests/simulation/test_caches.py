@@ -11,13 +11,13 @@ import pytest
 from counter.errors import CacheUnavailableError
 from counter.limits import SECOND
 from counter.ports import Cache
+from counter.testing.cache_cases import CacheCases, increment, namespace_of
+from counter.testing.cases import NOW
+from counter.testing.clock import FakeClock
 from counter.types import Checkpoint
-from tests.contracts.cache_cases import CacheCases, increment, namespace_of
-from tests.contracts.cases import NOW
 from tests.simulation.caches import TIMEOUT_US, CacheServer, cache_over
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.world import SimulatedClock
-from tests.support.clock import FakeClock
 
 
 class TestMemcached(CacheCases):

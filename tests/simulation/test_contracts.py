@@ -10,15 +10,15 @@ import pytest
 
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Store
+from counter.testing import suites
+from counter.testing.cases import DATASET, FIRST_SLICE, NOW, add, nonce, write
+from counter.testing.clock import FakeClock
+from counter.testing.control_cases import purge
 from counter.types import Decision, Namespace, Outcome, Written
-from tests.contracts import suites
-from tests.contracts.cases import DATASET, FIRST_SLICE, NOW, add, nonce, write
-from tests.contracts.control_cases import purge
 from tests.simulation.cells import Cell
 from tests.simulation.cluster import Cluster
 from tests.simulation.store import SimulatedStore, have_schema, options_for
 from tests.simulation.weather import Weather
-from tests.support.clock import FakeClock
 
 
 class _Opening(SimulatedStore):

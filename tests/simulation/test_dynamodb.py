@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from counter.ports import Store
-from tests.contracts import suites
-from tests.contracts.cases import DATASET
+from counter.testing import suites
+from counter.testing.cases import DATASET
+from counter.testing.clock import FakeClock
 from tests.simulation.dynamodb_store import CalmStore, calm_server
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report, shrink
-from tests.support.clock import FakeClock
 
 #: How many seeds each run of the tests tries.
 SEEDS = 6

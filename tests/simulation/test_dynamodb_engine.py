@@ -17,9 +17,9 @@ from counter.storage.dynamodb.driver import (
     put,
     update,
 )
-from tests.contracts.cases import NOW
+from counter.testing.cases import NOW
+from counter.testing.clock import FakeClock
 from tests.simulation.dynamodb_store import SimulatedDriver, calm_server, options_for
-from tests.support.clock import FakeClock
 
 _TABLE: Final = "counter_drawn"
 _STEPS: Final = 250

@@ -21,6 +21,19 @@ from counter.errors import (
 from counter.limits import MINUTE, SECOND
 from counter.storage.dynamodb.layout import COUNTS, HEAD, ROW, checkpoint_from, partition, row_from
 from counter.storage.dynamodb.store import DynamodbStore
+from counter.testing.cases import (
+    DATASET,
+    FIRST_SLICE,
+    NOW,
+    SETTINGS,
+    SLICE,
+    add,
+    atomic,
+    make_namespace,
+    make_slices,
+    tail,
+)
+from counter.testing.clock import FakeClock
 from counter.types import (
     ApiKey,
     Checkpoint,
@@ -36,23 +49,10 @@ from counter.types import (
     Written,
 )
 from counter.windows import settling_time
-from tests.contracts.cases import (
-    DATASET,
-    FIRST_SLICE,
-    NOW,
-    SETTINGS,
-    SLICE,
-    add,
-    atomic,
-    make_namespace,
-    make_slices,
-    tail,
-)
 from tests.simulation.dynamodb_expressions import of_type
 from tests.simulation.dynamodb_server import Done, Server, error_of
 from tests.simulation.dynamodb_store import CalmStore, options_for
 from tests.simulation.weather import UNMET, Met, Weather
-from tests.support.clock import FakeClock
 
 _T = TypeVar("_T")
 LATE_US = 9 * SECOND

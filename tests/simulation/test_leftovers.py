@@ -10,8 +10,7 @@ from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
 from counter.storage.cassandra.session import KeyspaceState
 from counter.storage.cassandra.slices import _NAMES, _NO_NAMES, _STARTS
-from counter.types import Dataset, Mark, Span
-from tests.contracts.cases import (
+from counter.testing.cases import (
     FIRST_SLICE,
     NOW,
     SLICE,
@@ -22,8 +21,9 @@ from tests.contracts.cases import (
     nonce,
     slice_at,
 )
-from tests.contracts.control_cases import purge
-from tests.contracts.rollup_cases import apply, row, update
+from counter.testing.control_cases import purge
+from counter.testing.rollup_cases import apply, row, update
+from counter.types import Dataset, Mark, Span
 from tests.simulation.processes import Processes
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from counter.errors import NamespaceUnknownError
 from counter.limits import HOUR, MILLISECOND, SECOND
+from counter.testing.cases import DATASET, NOW, SETTINGS, make_namespace
+from counter.testing.control_cases import purge
 from counter.windows import settling_time
-from tests.contracts.cases import DATASET, NOW, SETTINGS, make_namespace
-from tests.contracts.control_cases import purge
 from tests.simulation.draw import draw
 from tests.simulation.plan import BASE, Attempt, Change, Plan, Rebirth, Trap
 from tests.simulation.processes import Processes

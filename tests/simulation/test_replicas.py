@@ -15,6 +15,19 @@ from counter.errors import InvalidBodyError, UnavailableError, WriteTimeoutError
 from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
 from counter.storage.cassandra import connection
 from counter.storage.cassandra.options import Placement
+from counter.testing.cases import (
+    DATASET,
+    NOW,
+    SETTINGS,
+    T0,
+    WINDOW,
+    add,
+    atomic,
+    clear,
+    marks,
+    nonce,
+)
+from counter.testing.rollup_cases import apply, end, head, row, update
 from counter.types import (
     AtomicMark,
     Checkpoint,
@@ -30,19 +43,6 @@ from counter.types import (
     Written,
 )
 from counter.windows import window_of
-from tests.contracts.cases import (
-    DATASET,
-    NOW,
-    SETTINGS,
-    T0,
-    WINDOW,
-    add,
-    atomic,
-    clear,
-    marks,
-    nonce,
-)
-from tests.contracts.rollup_cases import apply, end, head, row, update
 from tests.simulation.node import Write
 from tests.simulation.processes import Processes, plain_namespace
 from tests.simulation.store import SimulatedStore

@@ -14,11 +14,11 @@ from counter.core.service import CounterService
 from counter.errors import InvalidBodyError, TokenInFutureError
 from counter.limits import DAY, FUTURE_LIMIT_MAX_US, MILLISECOND, SECOND
 from counter.storage.memory import MemoryCache
+from counter.testing.clock import FakeClock
 from counter.types import ClockReading, Slice, Token
 from tests.simulation.cluster import Cluster
 from tests.simulation.store import SimulatedStore, have_schema, options_for
 from tests.simulation.weather import Weather
-from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
 COUNTERS = [f"c{n}" for n in range(100)]

@@ -17,7 +17,7 @@ import pytest
 
 from counter.config.store_kinds import store_names
 from counter.errors import StoreUnavailableError
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
 from tests.support.lifespan import Lifespan
 from tests.support.needs import need
 from tests.support.parts import part_of

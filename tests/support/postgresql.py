@@ -19,9 +19,9 @@ from counter.storage.postgresql.database import (
 from counter.storage.postgresql.schema import apply_for, apply_schema
 from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.testing.clock import FakeClock
 from counter.types import Dataset
 from scripts.postgresql_server import PostgresqlServer
-from tests.support.clock import FakeClock
 from tests.support.server import SMALL_WINDOWS
 from tests.support.servers import postgresql_server
 

@@ -8,7 +8,7 @@ import pytest
 from counter.core.admission import Bounded, Load
 from counter.errors import OverloadedError
 from counter.limits import MILLISECOND, PENDING_WRITES_MAX, SECOND, WRITE_WAIT_MAX_US
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
 from tests.support.times import START_US
 
 #: A smaller bound than the service's own: it is soon reached.

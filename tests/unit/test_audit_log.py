@@ -15,7 +15,7 @@ from counter.clock import to_rfc3339
 from counter.config.settings import Settings
 from counter.errors import InvalidBodyError, RefusedError, StartupError, StoreUnavailableError
 from counter.security.audit_log import Act, AdminLog, Who, os_user
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
 from tests.support.times import START_US
 
 WHO = Who("key:abc", "10.0.0.7:5123", "req-1")

@@ -9,8 +9,8 @@ from counter.config.settings import Settings
 from counter.errors import RateLimitedError
 from counter.security.keys import KeyRing
 from counter.storage.memory import DEFAULT_DATASET, MemoryStore
+from counter.testing.clock import FakeClock
 from counter.types import Namespace
-from tests.support.clock import FakeClock
 from tests.support.times import SECOND, START_US
 
 SETTINGS = replace(Settings().default_namespace(), adds_per_s=1)

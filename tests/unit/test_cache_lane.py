@@ -19,7 +19,7 @@ from counter.storage.shared.cache_lane import (
     Unreachable,
 )
 from counter.storage.shared.remote_cache import Operations, RemoteCache
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
 from tests.support.waiting import eventually
 
 #: No test but one runs into it.

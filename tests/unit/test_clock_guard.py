@@ -17,8 +17,8 @@ from counter.errors import ClockSkewError, StoreUnavailableError
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.storage.memory.control import MemoryControl
 from counter.storage.memory.tables import Tables
+from counter.testing.clock import FakeClock
 from counter.types import ClockReading, CounterType, Mark, Namespace, Slice
-from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, START_US
 

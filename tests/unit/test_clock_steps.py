@@ -14,9 +14,9 @@ from counter.core.clock_guard import StepGuard
 from counter.errors import ClockSkewError
 from counter.limits import CLOCK_HOLD_US, CLOCK_STEP_MAX_US
 from counter.storage.sqlite.check import inspect
+from counter.testing.clock import FakeClock
 from counter.types import ClockReading
 from tests.support.app import App
-from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, START_US
 

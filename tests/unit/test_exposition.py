@@ -16,7 +16,7 @@ from api.telemetry.exposition import ApiExposition, MetricsDirectory
 from counter.limits import SECOND
 from counter.metrics import Histogram
 from counter.telemetry.families import histogram
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
 from tests.support.waiting import eventually
 
 _ADDS = re.compile(r'^adds_total\{outcome="original"\} (\S+)$', re.MULTILINE)

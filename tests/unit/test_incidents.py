@@ -2,7 +2,7 @@
 
 from counter.limits import SECOND
 from counter.telemetry.incidents import Incidents
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
 from tests.support.times import START_US, rfc3339
 
 

@@ -21,8 +21,8 @@ from counter.security.key_admin import FORGET_AFTER_US, KEYS_MAX, KeyAdmin, Righ
 from counter.security.keys import KeyRing, key_text, new_secret
 from counter.storage.memory import MemoryStore
 from counter.storage.memory.store import MemoryKeys
+from counter.testing.clock import FakeClock
 from counter.types import ApiKey, ClockReading, Scope
-from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
 RIGHTS: Final = Rights(

@@ -28,8 +28,8 @@ from counter.security.keys import (
 )
 from counter.storage.memory import MemoryStore
 from counter.storage.memory.store import MemoryKeys
+from counter.testing.clock import FakeClock
 from counter.types import ApiKey, Scope
-from tests.support.clock import FakeClock
 from tests.support.times import START_US
 from tests.support.waiting import eventually
 

@@ -12,8 +12,8 @@ from api.http.responses import Response
 from api.http.routing import Route
 from counter.core.admission import Load
 from counter.errors import InvalidParameterError, OverloadedError
+from counter.testing.clock import FakeClock
 from counter.types import Scope
-from tests.support.clock import FakeClock
 from tests.support.times import SECOND, START_US
 from tests.support.virtual import virtually
 

@@ -22,10 +22,10 @@ from counter.limits import DIRECTORY_AGE_MAX_US
 from counter.ports import Capabilities
 from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.storage.memory.control import MemoryControl
+from counter.testing.clock import FakeClock
 from counter.types import CounterType, Namespace, Slice, Token
 from counter.windows import accept_limit_at, settling_time
 from rollup.parts import keep_reading
-from tests.support.clock import FakeClock
 from tests.support.times import SECOND, START_US
 from tests.support.waiting import eventually
 

@@ -14,9 +14,9 @@ from counter.errors import (
     TokenTooOldError,
 )
 from counter.limits import TIME_MAX_US
+from counter.testing.cases import walked
 from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Span, Token
 from counter.windows import closes_at, window_of
-from tests.contracts.cases import walked
 from tests.rollup.world import CLOSING, WINDOW, World, begun
 
 ITEMS = [("a", 1), ("b", 2)]

@@ -15,9 +15,7 @@ from counter.errors import InvariantError, NamespaceUnknownError, StoreUnavailab
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.storage.sqlite.live import LiveTail
-from counter.types import CounterType, DirtyPage, Fold, Mark, Span
-from rollup.worker import RollupWorker
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     NOW,
     SETTINGS,
@@ -34,7 +32,9 @@ from tests.contracts.cases import (
     total,
     write,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.types import CounterType, DirtyPage, Fold, Mark, Span
+from rollup.worker import RollupWorker
 
 
 @asynccontextmanager

@@ -29,11 +29,11 @@ from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite import SqliteStore, page_sums
 from counter.storage.sqlite.database import ThreadQueue
 from counter.storage.sqlite.schema import DROPPED, DirectoryLock, events_table
+from counter.testing.clock import FakeClock
 from counter.types import Event, Namespace, Span, Written
 from rollup.maintenance import Maintenance
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.app import running
-from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.times import START_US
 

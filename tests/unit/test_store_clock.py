@@ -10,8 +10,8 @@ from counter.clock import StoreClock, SystemClock
 from counter.core.clock_guard import StoreClockGuard
 from counter.errors import ClockSkewError, StoreUnavailableError
 from counter.limits import HOUR, MILLISECOND, SECOND
+from counter.testing.cases import DATASET
 from counter.types import ClockReading, Dataset
-from tests.contracts.cases import DATASET
 
 
 class Machine(StoreClock):

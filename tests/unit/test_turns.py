@@ -20,10 +20,10 @@ from counter.errors import (
     StoreUnavailableError,
 )
 from counter.limits import MILLISECOND
+from counter.testing.clock import FakeClock
 from counter.types import CounterType, Event, Namespace, PayloadCheck, Written
 from tests.rollup.world import DATASET, SETTINGS
 from tests.support.app import App, running, store_that_fails
-from tests.support.clock import FakeClock
 from tests.support.rest import fresh
 from tests.support.times import DAY, SECOND, START_US
 from tests.support.waiting import eventually

@@ -23,6 +23,8 @@ from counter.errors import (
 from counter.limits import SECOND, TIME_MAX_US
 from counter.ports import Capabilities
 from counter.storage.memory import MemoryCache
+from counter.testing.cases import walked
+from counter.testing.clock import FakeClock
 from counter.types import (
     AtomicMark,
     ClockReading,
@@ -37,9 +39,7 @@ from counter.types import (
     Written,
 )
 from counter.windows import window_of
-from tests.contracts.cases import walked
 from tests.rollup.world import DATASET, SETTINGS, WINDOW, begun
-from tests.support.clock import FakeClock
 from tests.support.times import START_US
 
 SPACE = Namespace(

@@ -17,6 +17,7 @@ from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.partitions import event_bucket_of
 from counter.ports import SeparateWrites, Store
+from counter.testing.clock import FakeClock
 from counter.types import (
     AtomicMark,
     CounterType,
@@ -35,7 +36,6 @@ from counter.types import (
     Written,
 )
 from counter.windows import window_of
-from tests.support.clock import FakeClock
 
 #: The start of the slice and of the window that hold the beginning of every test.
 T0: Final = 1_800_000_000 * SECOND

@@ -7,8 +7,7 @@ import pytest
 from counter.errors import SliceMissingError
 from counter.limits import INT64_MAX, INT64_MIN, MINUTE
 from counter.ports import Store
-from counter.types import Event, EventPage, Fold, Namespace, Span
-from tests.contracts.cases import (
+from counter.testing.cases import (
     FIRST_SLICE,
     NOW,
     SLICE,
@@ -24,6 +23,7 @@ from tests.contracts.cases import (
     tail,
     write,
 )
+from counter.types import Event, EventPage, Fold, Namespace, Span
 
 
 class FoldCases(StoreCases):

@@ -8,17 +8,7 @@ import pytest
 from counter.errors import SliceMissingError
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.ports import Store
-from counter.types import (
-    Decision,
-    Event,
-    EventPage,
-    Namespace,
-    Outcome,
-    PayloadCheck,
-    Span,
-    Written,
-)
-from tests.contracts.cases import (
+from counter.testing.cases import (
     FIRST_SLICE,
     NOW,
     SLICE,
@@ -34,6 +24,16 @@ from tests.contracts.cases import (
     total,
     write,
     written,
+)
+from counter.types import (
+    Decision,
+    Event,
+    EventPage,
+    Namespace,
+    Outcome,
+    PayloadCheck,
+    Span,
+    Written,
 )
 
 NEW, REPLAYED, CONFLICT = Written.NEW, Written.REPLAYED, Written.CONFLICT

@@ -6,20 +6,7 @@ from api.routes.hot_counters import busiest
 from counter.limits import INT64_MAX, MINUTE, SECOND, SHARDS_MAX
 from counter.partitions import shard_of
 from counter.ports import Store
-from counter.types import (
-    DELETED,
-    Checkpoint,
-    CounterUpdate,
-    Fold,
-    Head,
-    Mark,
-    Namespace,
-    Pending,
-    Span,
-    WindowRow,
-)
-from counter.windows import first_watermark
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     NOW,
     SETTINGS,
@@ -37,7 +24,20 @@ from tests.contracts.cases import (
     write,
     written,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.types import (
+    DELETED,
+    Checkpoint,
+    CounterUpdate,
+    Fold,
+    Head,
+    Mark,
+    Namespace,
+    Pending,
+    Span,
+    WindowRow,
+)
+from counter.windows import first_watermark
 
 NOTHING = Checkpoint(0, 0)
 BIG = 3 * 2**70

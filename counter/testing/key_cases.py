@@ -8,8 +8,8 @@ import pytest
 
 from counter.ports import Store
 from counter.security.keys import digest_of, new_id
+from counter.testing.cases import NOW, StoreCases
 from counter.types import ApiKey, Scope
-from tests.contracts.cases import NOW, StoreCases
 
 
 class KeyCases(StoreCases):

@@ -8,10 +8,10 @@ from counter.errors import TokenConflictError
 from counter.limits import MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.memory import MemoryCache
+from counter.testing.cases import StoreCases, make_namespace, nonce
+from counter.testing.clock import FakeClock
 from counter.types import Namespace, Token
 from rollup.worker import RollupWorker
-from tests.contracts.cases import StoreCases, make_namespace, nonce
-from tests.support.clock import FakeClock
 
 
 class Process:

@@ -8,20 +8,7 @@ from counter.errors import SliceMissingError
 from counter.limits import ATOMIC_ITEMS_MAX
 from counter.partitions import shard_of
 from counter.ports import Store
-from counter.types import (
-    OTHER_PAYLOAD,
-    AtomicMark,
-    Decision,
-    Event,
-    EventPage,
-    Fold,
-    Mark,
-    Namespace,
-    Outcome,
-    Span,
-    Written,
-)
-from tests.contracts.cases import (
+from counter.testing.cases import (
     FIRST_SLICE,
     NOW,
     SLICE,
@@ -42,7 +29,20 @@ from tests.contracts.cases import (
     written,
     written_atomic,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.types import (
+    OTHER_PAYLOAD,
+    AtomicMark,
+    Decision,
+    Event,
+    EventPage,
+    Fold,
+    Mark,
+    Namespace,
+    Outcome,
+    Span,
+    Written,
+)
 
 VOID = Decision(Outcome.VOID, b"fingerprint")
 

@@ -12,9 +12,7 @@ from counter.limits import MILLISECOND, MINUTE, SECOND
 from counter.ops.audit import Auditor, Damage, State, Verdict
 from counter.ports import Store
 from counter.storage.memory import MemoryCache
-from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, Span, WindowRow
-from rollup.worker import RollupWorker
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
@@ -29,7 +27,9 @@ from tests.contracts.cases import (
     slice_at,
     written,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.types import Checkpoint, CounterUpdate, Head, Namespace, Pending, Span, WindowRow
+from rollup.worker import RollupWorker
 
 ACCEPT = 5 * SECOND
 #: What passes until a window of now is closed.

@@ -2,8 +2,7 @@
 
 from counter.limits import SECOND
 from counter.ports import Store
-from counter.types import Decision, Event, Namespace, Outcome
-from tests.contracts.cases import (
+from counter.testing.cases import (
     NOW,
     StoreCases,
     add,
@@ -13,6 +12,7 @@ from tests.contracts.cases import (
     nonce,
     write,
 )
+from counter.types import Decision, Event, Namespace, Outcome
 
 VOID = Decision(Outcome.VOID, b"\x00first\xff")
 APPLIED = Decision(Outcome.APPLIED, b"second")

@@ -5,8 +5,7 @@ import pytest
 from counter.errors import SliceMissingError
 from counter.limits import MINUTE
 from counter.ports import Store
-from counter.types import Namespace, Slice
-from tests.contracts.cases import (
+from counter.testing.cases import (
     FIRST_SLICE,
     NOW,
     SLICE,
@@ -18,6 +17,7 @@ from tests.contracts.cases import (
     total,
     write,
 )
+from counter.types import Namespace, Slice
 
 
 class SliceCases(StoreCases):

@@ -9,9 +9,7 @@ import pytest
 from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, SECOND
 from counter.ports import Store
-from counter.types import Decision, Event, Mark, Namespace, Outcome, PayloadCheck, Pending
-from counter.windows import accept_limit_at, closing_limit_at, settling_time
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,
     NOW,
@@ -30,7 +28,9 @@ from tests.contracts.cases import (
     updated_namespace,
     write,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.types import Decision, Event, Mark, Namespace, Outcome, PayloadCheck, Pending
+from counter.windows import accept_limit_at, closing_limit_at, settling_time
 
 
 async def purge(store: Store, now_us: int = NOW) -> None:

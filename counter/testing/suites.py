@@ -1,14 +1,14 @@
 """All the suites that every store must pass, for an adapter's test file to take from one place."""
 
-from tests.contracts.atomic_cases import (
+from counter.testing.atomic_cases import (
     AtomicCases,
     NonTransactionalCases,
     TransactionalCases,
     ViewCases,
 )
-from tests.contracts.audit_cases import AuditCases, SettledAuditCases
-from tests.contracts.cases import StoreCases
-from tests.contracts.control_cases import (
+from counter.testing.audit_cases import AuditCases, SettledAuditCases
+from counter.testing.cases import StoreCases
+from counter.testing.control_cases import (
     LeaseCases,
     ListingCases,
     NamespaceCases,
@@ -16,14 +16,14 @@ from tests.contracts.control_cases import (
     PurgeCases,
     WorkerLeaseCases,
 )
-from tests.contracts.decision_cases import DecisionCases, ReservationCases
-from tests.contracts.event_cases import EventCases
-from tests.contracts.fold_cases import FoldCases, ScanCases
-from tests.contracts.key_cases import KeyCases
-from tests.contracts.partition_size_cases import PartitionSizeCases
-from tests.contracts.rollup_cases import CountsCases, MarkCases, WatermarkCases
-from tests.contracts.service_cases import ServiceCases
-from tests.contracts.slice_cases import SliceCases
+from counter.testing.decision_cases import DecisionCases, ReservationCases
+from counter.testing.event_cases import EventCases
+from counter.testing.fold_cases import FoldCases, ScanCases
+from counter.testing.key_cases import KeyCases
+from counter.testing.partition_size_cases import PartitionSizeCases
+from counter.testing.rollup_cases import CountsCases, MarkCases, WatermarkCases
+from counter.testing.service_cases import ServiceCases
+from counter.testing.slice_cases import SliceCases
 
 __all__ = [
     "AtomicCases",

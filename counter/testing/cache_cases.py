@@ -8,8 +8,7 @@ import pytest
 
 from counter.errors import CounterError
 from counter.ports import Cache
-from counter.types import Checkpoint, CounterType, Era, Guarded, Namespace
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     NOW,
     SETTINGS,
@@ -18,7 +17,8 @@ from tests.contracts.cases import (
     atomic,
     clear,
 )
-from tests.support.clock import FakeClock
+from counter.testing.clock import FakeClock
+from counter.types import Checkpoint, CounterType, Era, Guarded, Namespace
 
 TTL = SETTINGS.cache_ttl_us
 

@@ -1,8 +1,7 @@
 """Partition sizes, in a store that spreads events over partitions."""
 
 from counter.ports import PartitionSizeStore, Store
-from counter.types import Event, Namespace, PartitionSize
-from tests.contracts.cases import (
+from counter.testing.cases import (
     DATASET,
     NOW,
     SLICE,
@@ -14,6 +13,7 @@ from tests.contracts.cases import (
     nonces_per_bucket,
     write,
 )
+from counter.types import Event, Namespace, PartitionSize
 
 BUCKET = DATASET.time_bucket_us
 
