@@ -26,7 +26,7 @@ class OnSqlite:
 @pytest.fixture
 def no_tail() -> Iterator[None]:
     """Have the live tail hold nothing."""
-    with patch("counter.storage.sqlite.live._SUMS_MAX", 0):
+    with patch("counter.storage.sqlite.live._TAIL_BYTES_MAX", 0):
         yield
 
 

@@ -179,7 +179,7 @@ def bounds_of_a_few() -> Iterator[None]:
     """Shrink every bound of memory and of reads, so that tests reach it with few counters."""
     with (
         patch("counter.storage.sqlite.live._IDS_MAX", 2),
-        patch("counter.storage.sqlite.live._SUMS_MAX", 3),
+        patch("counter.storage.sqlite.live._TAIL_BYTES_MAX", 400),
         patch("counter.core.write._REMEMBERED_MAX", 2),
         patch("rollup.worker._MARKS_PER_READ", 2),
     ):

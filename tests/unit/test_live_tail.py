@@ -8,6 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from counter.storage.sqlite import live
 from counter.storage.sqlite.live import Ids, LiveTail
@@ -68,7 +70,7 @@ def read_names(tail: LiveTail) -> dict[int, list[str]] | None:
 
 
 def drop_largest(tail: LiveTail) -> None:
-    with patch.object(live, "_SUMS_MAX", 0):
+    with patch.object(live, "_TAIL_BYTES_MAX", 0):
         tail.commit()
 
 
@@ -160,6 +162,58 @@ def test_a_read_for_one_counter_serves_all() -> None:
     assert tail.tails(SPACE.id, WINDOW, unaligned) is None
     other: Namespace = replace(SPACE, id=2)
     assert tail.tails(other.id, WINDOW, AFTER) is None
+
+
+def test_past_its_bound_of_memory_the_tail_forgets_the_oldest_windows_only() -> None:
+    """Regression: it forgot all, and every read went to the log until they were rolled up."""
+    tail = new_tail()
+    with patch.object(live, "_TAIL_BYTES_MAX", 5 * live._SUM_BYTES):
+        tail.commit()
+    assert read(tail) is None
+    assert tail.tails(SPACE.id, WINDOW, [("a", WINDOW - 1)]) == [Fold(False, -4_890)]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(
+                st.builds(
+                    event,
+                    st.sampled_from("abc"),
+                    st.integers(-9, 9),
+                    st.integers(0, 4),
+                    clear=st.booleans(),
+                ),
+                min_size=1,
+            ),
+            st.integers(0, 5),
+        )
+    ),
+    st.integers(0, 12),
+)
+def test_the_tail_is_exact_or_absent(steps: list[list[Event] | int], sums_max: int) -> None:
+    """Commits and the windows that are forgotten, against the events themselves."""
+    tail, events = LiveTail(), list[Event]()
+    tail.begin(SPACE.id, 0)
+    with patch.object(live, "_TAIL_BYTES_MAX", sums_max * (live._SUM_BYTES + 1)):
+        for step in steps:
+            if isinstance(step, int):
+                tail.forget(SPACE.id, step * WINDOW - 1)
+            else:
+                events += step
+                tail.note(SPACE, step)
+                tail.commit()
+            assert tail._bytes <= live._TAIL_BYTES_MAX
+            for window in range(6):
+                after_us = window * WINDOW - 1
+                for counter in "abc":
+                    mine = [e for e in events if e.counter == counter and e[1] > after_us]
+                    wanted = None
+                    if not any(each.clear for each in mine):
+                        wanted = [Fold(False, sum(each.delta for each in mine))]
+                    assert tail.tails(SPACE.id, WINDOW, [(counter, after_us)]) in (wanted, None)
+    tail.forget_namespace(SPACE.id)
+    assert tail._bytes == 0
 
 
 def test_the_number_of_remembered_ids_is_bounded() -> None:

@@ -18,7 +18,10 @@ from counter.types import Event, Fold, Namespace, Span
 from counter.windows import window_of
 
 _IDS_MAX: Final = 50_000
-_SUMS_MAX: Final = 100_000
+#: About half a million sums: the windows that are not rolled up yet, at the peak of one process.
+_TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
+#: A sum in memory, besides the characters of its counter's name.
+_SUM_BYTES: Final = 130
 
 
 class Ids:
@@ -56,19 +59,33 @@ class Ids:
         self._fresh = []
 
 
-class LiveTail:
-    """Sums of committed events by namespace, window and counter; None if a clear is among them.
+class _Window:
+    """Sums of one window by counter; None if a clear is among the events."""
 
-    The rollup finds the dirty counters of a window here. So a window that may lack a counter must
-    be forgotten: then they are read from the log.
+    __slots__ = ("bytes", "sums")
+
+    def __init__(self) -> None:
+        self.sums: dict[str, int | None] = {}
+        #: Their approximate memory.
+        self.bytes = 0
+
+
+class LiveTail:
+    """Sums of committed events by namespace, window and counter.
+
+    Complete or absent: a namespace's sums are complete from an instant on, and what is asked about
+    earlier events must be read from the log. So a window that may lack an event is forgotten, and
+    all before it. Windows are forgotten when checkpoints include them; if the others need more
+    than a bound of memory, the oldest of the largest namespace go.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._windows: dict[int, dict[int, dict[str, int | None]]] = {}
+        self._windows: dict[int, dict[int, _Window]] = {}
         #: The instant from which on a namespace's windows are complete.
         self._held_from: dict[int, int] = {}
-        self._count = 0
+        #: The approximate memory of all windows.
+        self._bytes = 0
         self._fresh: list[tuple[Namespace, Sequence[Event]]] = []
         self._expected: list[tuple[Namespace, Sequence[Event]]] = []
 
@@ -87,8 +104,8 @@ class LiveTail:
                 return None
             windows = self._windows.get(namespace_id, {})
             return {
-                start_us: list(sums)
-                for start_us, sums in windows.items()
+                start_us: list(window.sums)
+                for start_us, window in windows.items()
                 if span.from_us <= start_us < span.to_us
             }
 
@@ -107,8 +124,8 @@ class LiveTail:
             with self._lock:
                 for namespace, events in self._fresh:
                     self._add(namespace.id, namespace.settings.rollup_window_us, events)
-                while self._count > _SUMS_MAX:
-                    self._drop_largest()
+                while self._bytes > _TAIL_BYTES_MAX:
+                    self._drop_oldest()
         except BaseException:
             self.rollback()
             raise
@@ -130,14 +147,16 @@ class LiveTail:
     def _add(self, namespace_id: int, size_us: int, events: Iterable[Event]) -> None:
         windows = self._windows.setdefault(namespace_id, {})
         start_us = end_us = 0
-        sums: dict[str, int | None] = {}
+        window = _Window()
         for name, time_us, _, _, delta, clear, _ in events:
             if not start_us <= time_us < end_us:
                 start_us = window_of(time_us, size_us)
                 end_us = start_us + size_us
-                sums = windows.setdefault(start_us, {})
+                window = windows.setdefault(start_us, _Window())
+            sums = window.sums
             if name not in sums:
-                self._count += 1
+                window.bytes += (added := _SUM_BYTES + len(name))
+                self._bytes += added
                 sums[name] = None if clear else delta
             else:
                 before = sums[name]
@@ -158,9 +177,9 @@ class LiveTail:
                 if after_us + 1 < held_us or (after_us + 1) % size_us:
                     return None
                 total = 0
-                for window_us, sums in windows.items():
+                for window_us, window in windows.items():
                     if window_us > after_us:
-                        part = sums.get(counter, 0)
+                        part = window.sums.get(counter, 0)
                         if part is None:
                             return None
                         total += part
@@ -179,16 +198,19 @@ class LiveTail:
         if namespace_id in self._held_from:
             self._held_from[namespace_id] = max(self._held_from[namespace_id], through_us + 1)
         for window_us in [start_us for start_us in windows if start_us <= through_us]:
-            self._count -= len(windows.pop(window_us))
+            self._bytes -= windows.pop(window_us).bytes
 
     def forget_namespace(self, namespace_id: int) -> None:
         with self._lock:
             self._held_from.pop(namespace_id, None)
-            for sums in self._windows.pop(namespace_id, {}).values():
-                self._count -= len(sums)
+            for window in self._windows.pop(namespace_id, {}).values():
+                self._bytes -= window.bytes
 
-    def _drop_largest(self) -> None:
-        """Drop all windows of the namespace with the most."""
-        sizes = {key: sum(map(len, windows.values())) for key, windows in self._windows.items()}
+    def _drop_oldest(self) -> None:
+        """Forget the oldest window of the namespace that needs the most memory."""
+        sizes = {
+            key: sum(window.bytes for window in windows.values())
+            for key, windows in self._windows.items()
+        }
         largest = max(sizes, key=lambda key: sizes[key])
-        self._forget(largest, max(self._windows[largest]))
+        self._forget(largest, min(self._windows[largest]))
