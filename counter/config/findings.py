@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["ok", "warning", "wrong"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check."""
 
     part: str
-    state: State
+    state: Literal["ok", "warning", "wrong"]
     detail: str
     #: What to do about it, if it is not ok.
     do: str = ""
@@ -22,6 +20,11 @@ class Finding:
 def ok(part: str, detail: str) -> Finding:
     """Return an ``ok`` finding for *part*."""
     return Finding(part, "ok", detail)
+
+
+def warning(part: str, detail: str, do: str) -> Finding:
+    """Return a ``warning`` for *part*, and what to *do* about it."""
+    return Finding(part, "warning", detail, do)
 
 
 def wrong(part: str, detail: str, do: str) -> Finding:

@@ -142,11 +142,6 @@ class StoreKind(Protocol[_S_contra]):
         what is to be done before it is served. Raises StartupError and UnavailableError."""
         ...
 
-    async def describe(self, settings: _S_contra) -> tuple[str, Sequence[str]]:
-        """Return the server's settings that the promise depends on, "" if there are none, and
-        warnings about them. Raises StartupError if the promise cannot be kept there."""
-        return "", ()
-
     def check(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Finding]:
         """Check the store and its clock for ``counter doctor``, without changing anything."""
         ...

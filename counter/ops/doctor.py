@@ -1,4 +1,5 @@
-"""Check a process's settings and environment, without changing anything.
+"""Check the settings and the environment of a process, and a running service, without changing
+anything.
 
 Each check returns findings and raises no error for what it checks, so that all problems are shown.
 What `counter serve` checks itself at startup (open files, exposure) is not repeated here.
@@ -7,10 +8,12 @@ What `counter serve` checks itself at startup (open files, exposure) is not repe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import time
+import zlib
 from typing import Final
 
-from counter.config.findings import Finding, ok, wrong
+from counter.config.findings import Finding, ok, warning, wrong
 from counter.config.report import Loaded
 from counter.config.settings import Settings
 from counter.config.values import without_password
@@ -19,22 +22,19 @@ from counter.limits import SECOND
 from counter.ports import Clock
 from counter.storage import open_cache
 
-_CACHE_S: Final = 5.0
-#: Shorter than at startup, because the doctor reports the state now.
-_PATIENCE_US: Final = 5 * SECOND
+_TIMEOUT_S: Final = 5.0
 
 
 async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:
     """Check everything that a process with these settings depends on."""
-    patience_us = min(loaded.settings.start_timeout, _PATIENCE_US)
+    # Not longer, because the doctor reports the state now.
+    patience_us = min(loaded.settings.start_timeout, int(_TIMEOUT_S * SECOND))
     settings = loaded.settings.model_copy(update={"start_timeout": patience_us})
-    found = [ok("settings", f"{len(loaded.origins)} given")]
     do = "counter config check shows all of them"
-    found += [Finding("settings", "warning", each, do) for each in loaded.warnings]
+    found = [ok("settings", f"{len(loaded.origins)} given")]
+    found += [warning("settings", each, do) for each in loaded.warnings]
     found += [each async for each in settings.kind.check(settings, clock)]
-    found.append(await _cache(settings, clock))
-    found += [each async for each in _keys(settings, clock)]
-    return found
+    return [*found, await _cache(settings, clock), await _keys(settings, clock)]
 
 
 async def _cache(settings: Settings, clock: Clock) -> Finding:
@@ -43,41 +43,63 @@ async def _cache(settings: Settings, clock: Clock) -> Finding:
         if settings.kind.serves_alone:
             return ok("cache", "kept in the process itself")
         detail = "each process has its own: fewer reads hit it"
-        return Finding("cache", "warning", detail, "give all of them one cache: memcached or Redis")
+        return warning("cache", detail, "give all of them one cache: memcached or Redis")
     try:
         cache = open_cache(settings, clock)
-        await cache.open()
-    except (CounterError, StartupError) as error:
-        return wrong("cache", _text(error), "set --cache right")
-    try:
-        async with asyncio.timeout(_CACHE_S):
-            await cache.ping()
-    except (CounterError, TimeoutError) as error:
-        why = _text(error) or f"{servers} did not answer within {_CACHE_S:g} s"
-        do = "start it, or set --cache right; counts stay right meanwhile, only slower"
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await cache.open()
+                await cache.ping()
+        finally:
+            await cache.close()
+    except (CounterError, StartupError, TimeoutError) as error:
+        why = str(error) or f"{servers} did not answer within {_TIMEOUT_S:g} s"
+        do = "start it, or set --cache right; without it counts stay right, but reads are slower"
         return wrong("cache", why, do)
-    finally:
-        await cache.close()
     return ok("cache", f"it answers: {servers}")
 
 
-async def _keys(settings: Settings, clock: Clock) -> AsyncIterator[Finding]:
+async def _keys(settings: Settings, clock: Clock) -> Finding:
     try:
         async with settings.kind.opened_keys(settings, clock) as (store, _):
             keys = await store.api_keys()
     except (CounterError, StartupError) as error:
-        do = "check the store: without keys all requests are rejected"
-        yield wrong("keys", _text(error), do)
-        return
-    valid = [each for each in keys if each.is_valid_at(clock.now_us())]
-    if not keys:
-        yield ok("keys", "there are none: no request needs one")
-        return
-    yield ok("keys", f"{len(valid)} of {len(keys)} are valid; every request needs one")
-    if not valid:
-        detail = "all are revoked or expired: all requests are rejected"
-        yield Finding("keys", "warning", detail, "create one: counter key create --help")
+        return wrong("keys", str(error), "check the store: without keys all requests are rejected")
+    valid = sum(each.is_valid_at(clock.now_us()) for each in keys)
+    if keys and not valid:
+        detail = f"all {len(keys)} are revoked or expired: all requests are rejected"
+        return warning("keys", detail, "create one: counter key create --help")
+    detail = f"{valid} of {len(keys)} are valid; every request needs one"
+    return ok("keys", detail if keys else "there are none: no request needs one")
 
 
-def _text(error: BaseException) -> str:
-    return error.detail if isinstance(error, CounterError) else str(error)
+def check_service(url: str) -> Finding:
+    """Ask the service at *url* whether it can do its work."""
+    # Only this needs the client.
+    import httpx
+
+    from counter_client import CounterError as ClientError
+    from counter_client import Options
+    from counter_client.transport import Common, read_body
+
+    try:
+        # By the same proxies and certificates as a client's.
+        settings = Common([url], None, Options()).settings(httpx.HTTPTransport)
+        with (
+            httpx.Client(base_url=url, timeout=_TIMEOUT_S, **settings) as http,
+            http.stream("GET", "/readyz") as response,
+        ):
+            body = read_body(response, "readyz", time.perf_counter() + _TIMEOUT_S)
+        found = json.loads(body)
+        state, troubles = found.get("status"), found.get("troubles", [])
+        if state == "ready":
+            return ok("service", f"{url} is ready")
+        lines = [f"{each['part']}: {each['detail']} (since {each['since']})" for each in troubles]
+        detail = f"{url}: {'; '.join(lines) or found['detail']}"
+    except (ClientError, httpx.HTTPError, httpx.InvalidURL, OSError, zlib.error) as error:
+        do = "start it with counter serve, or set --url right: without a path"
+        return wrong("service", f"{url} cannot be asked: {type(error).__name__} {error}", do)
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        return wrong("service", f"{url} is no counter service", "set --url right: without a path")
+    do = "docs/operations.md says what to do about each"
+    return (warning if state == "degraded" else wrong)("service", detail, do)

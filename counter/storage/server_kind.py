@@ -8,17 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from counter.clock import StoreClock, SystemClock
-from counter.config.findings import Finding, ok, wrong
+from counter.config.findings import Finding, ok, warning, wrong
 from counter.config.settings import Settings
 from counter.config.store_kinds import StoreKind
 from counter.core.clock_guard import ClockGuard, checked_now_us, guard_of
-from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
 from counter.quantities import plural
 from counter.storage.shared.startup_retry import StartupRetry
 
 if TYPE_CHECKING:
-    from counter.ports import Clock, KeyStore, Store
+    from counter.ports import Clock, KeyStore
 
 _S_contra = TypeVar("_S_contra", bound=Settings, contravariant=True)
 
@@ -90,40 +89,27 @@ class ServerKind(StoreKind[_S_contra]):
             store = self.open(settings, clock)
             await StartupRetry(settings.start_timeout).run(store.open)
         except (CounterError, StartupError) as error:
-            do = f"{self.start}, or run counter schema apply as it says"
-            yield wrong("store", getattr(error, "detail", str(error)), do)
+            yield wrong(
+                "store", str(error), f"{self.start}, or run counter schema apply as it says"
+            )
             return
         try:
-            async for each in self._check_open(store, settings, clock):
-                yield each
+            namespaces = len(await store.control.namespaces())
+            detail = f"{self.title} answers; {settings.keyspace} has the schema of this version,"
+            yield ok("store", f"{detail} and {plural(namespaces, 'namespace')}")
+            do = "docs/guarantees.md says what each setting of the store loses and when"
+            if (server_warnings := store.capabilities.server_warnings) is not None:
+                for each in await server_warnings():
+                    yield warning("server", each, do)
+            guard = guard_of(store, clock)
+            await guard.measure()
+            if guard.trouble is not None:
+                do = f"synchronize the clocks of this machine and of {self.title}'s with NTP"
+                yield wrong("clock", guard.trouble, do)
+            else:
+                apart = f"{abs(guard.offset_us) / 1_000:.1f} ms"
+                yield ok("clock", f"{apart} from {self.title}'s, which is within the bound")
         except CounterError as error:
-            yield wrong("store", error.detail, self.look)
+            yield wrong("store", str(error), self.look)
         finally:
             await store.close()
-
-    async def _check_open(
-        self, store: Store, settings: _S_contra, clock: Clock
-    ) -> AsyncIterator[Finding]:
-        datasets = [each.name for each in await store.control.datasets()]
-        namespaces = await store.control.namespaces()
-        yield ok(
-            "store",
-            f"{self.title} answers; {settings.keyspace} has the schema of this version,"
-            f" {plural(len(datasets), 'dataset')} ({', '.join(datasets)}),"
-            f" {plural(len(namespaces), 'namespace')}",
-        )
-        if (server_warnings := store.capabilities.server_warnings) is not None:
-            do = "docs/guarantees.md says what each setting of the store loses and when"
-            for each in await server_warnings():
-                yield Finding("server", "warning", each, do)
-        guard = guard_of(store, clock)
-        await guard.measure()
-        if guard.trouble is not None:
-            do = f"synchronize the clocks of this machine and of {self.title}'s with NTP"
-            yield wrong("clock", guard.trouble, do)
-        elif self.leads_clocks:
-            yield ok("clock", f"{self.title}'s is followed; it is not behind what is stored")
-        else:
-            apart = f"{abs(guard.offset_us) / 1_000:.1f} ms from {self.title}'s"
-            bound = format_duration(guard.bound_us)
-            yield ok("clock", f"{apart}; clock_skew_max is {bound}")

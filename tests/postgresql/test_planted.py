@@ -66,7 +66,7 @@ async def test_no_call_uses_planted_objects(postgresql: PostgresqlServer, is_poo
         database = PostgresqlDatabase(PostgresqlOptions(dsn))
         await database.open()
         await apply_schema(database, [DATASET])
-        warnings = (await check_server(database)).warnings
+        warnings = await check_server(database)
         await database.close()
         settings = PostgresqlSettings.model_validate({"store": "postgresql", "dsn": dsn})
         await begin_new_life(settings)

@@ -4,16 +4,17 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import asyncpg
 import pytest
 from pydantic import SecretStr
 
 from counter.cli.commands.backup import _begin_new_life
-from counter.cli.commands.serve import _applied, check
+from counter.cli.commands.serve import _applied
 from counter.errors import StartupError
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
-from counter.storage.postgresql.server import VERSION_MIN, ServerReport, check_server
+from counter.storage.postgresql.server import VERSION_MIN, check_server
 from counter.storage.postgresql.settings import PostgresqlSettings
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.testing.cases import DATASET, NOW
@@ -41,13 +42,8 @@ async def database(postgresql: PostgresqlServer) -> AsyncIterator[Answering]:
     await found.close()
 
 
-async def test_a_good_server_is_shown(database: Answering) -> None:
-    server = await check_server(database)
-    assert server.warnings == ()
-    assert (
-        "fsync on, full_page_writes on, synchronous_commit on, data_checksums on,"
-        " server_encoding UTF8" in server.shown
-    )
+async def test_a_good_server_is_not_warned_of(database: Answering) -> None:
+    assert await check_server(database) == []
 
 
 @pytest.mark.parametrize(
@@ -78,16 +74,16 @@ async def test_a_standby_that_a_commit_does_not_wait_for_is_warned_of(
     database: Answering, level: str
 ) -> None:
     database.reported = {"synchronous_commit": level}
-    assert (await check_server(database)).warnings == ()
+    assert await check_server(database) == []
     database.reported["synchronous_standby_names"] = "*"
-    (warning,) = (await check_server(database)).warnings
+    (warning,) = await check_server(database)
     assert f"synchronous_commit = {level}" in warning
     assert "set synchronous_commit = on" in warning
 
 
 async def test_pages_without_checksums_are_warned_of(database: Answering) -> None:
     database.reported = {"data_checksums": "off"}
-    (warning,) = (await check_server(database)).warnings
+    (warning,) = await check_server(database)
     assert "data_checksums = off" in warning
     assert "pg_checksums --enable" in warning
 
@@ -95,8 +91,8 @@ async def test_pages_without_checksums_are_warned_of(database: Answering) -> Non
 async def test_warnings_are_logged_at_startup(
     postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check(_: PostgresqlDatabase) -> ServerReport:
-        return ServerReport("", ("a setting is weak",))
+    async def check(_: PostgresqlDatabase) -> Sequence[str]:
+        return ["a setting is weak"]
 
     monkeypatch.setattr("counter.storage.postgresql.store.check_server", check)
     store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
@@ -120,20 +116,22 @@ async def test_every_text_key_is_compared_by_its_bytes(postgresql: PostgresqlSer
     assert [tuple(each) for each in others] == []
 
 
-def test_config_check_asks_the_server(
-    postgresql: PostgresqlServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+async def test_the_doctor_asks_the_server(
+    postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COUNTER_STORE", "postgresql")
-    monkeypatch.setenv("COUNTER_DSN", postgresql.dsn())
-    check()
-    shown = capsys.readouterr().out
-    assert "# PostgreSQL 1" in shown
-    assert "payload_check is" not in shown
-    monkeypatch.setenv("COUNTER_DSN", "postgresql://counter@127.0.0.1:1/none")
-    check()
-    assert "# Warning: PostgreSQL: " in capsys.readouterr().out
+    store = FreshStore(PostgresqlOptions(postgresql.dsn()), FakeClock(NOW), [DATASET])
+    await store.open()
+    await store.close()
+    settings = PostgresqlSettings(store="postgresql", dsn=SecretStr(postgresql.dsn()))
+    kind = settings.kind
+    found = [each async for each in kind.check(settings, kind.clock())]
+    assert [(each.part, each.state) for each in found] == [("store", "ok"), ("clock", "ok")]
+    weak = AsyncMock(return_value=["a setting is weak"])
+    monkeypatch.setattr("counter.storage.postgresql.store.check_server", weak)
+    found = [each async for each in kind.check(settings, kind.clock())]
+    assert ("server", "warning", "a setting is weak") in [
+        (each.part, each.state, each.detail) for each in found
+    ]
 
 
 async def test_a_role_without_rights_calls_no_function(

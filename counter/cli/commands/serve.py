@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from counter.background import importing
@@ -84,18 +83,10 @@ async def _applied(settings: Settings) -> Sequence[str]:
 
 
 def check(flags: ServeFlags | None = None, *, json: Json = False) -> None:
-    """Print the settings that a process would have, and the source of each; ask the server for
-    those of its own that matter."""
+    """Print the settings that a process would have, and the source of each."""
     with exit_on_error():
         loaded = load(given(flags))
-        shown, warnings = asyncio.run(loaded.settings.kind.describe(loaded.settings))
-        loaded = replace(loaded, warnings=(*loaded.warnings, *warnings))
-        text = effective(loaded).rstrip("\n")
-        document = document_of(loaded)
-        if shown:
-            text += f"\n# {shown}"
-            document["server"] = shown
-        print_answer(text, document, json=json, indent=2)
+        print_answer(effective(loaded).rstrip("\n"), document_of(loaded), json=json, indent=2)
 
 
 def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:

@@ -47,10 +47,3 @@ class PostgresqlKind(ServerKind[PostgresqlSettings]):
             await begin_new_life(settings)
         # A restored database is of one moment, and needs no repair.
         return "and run counter audit --all"
-
-    async def describe(self, settings: PostgresqlSettings) -> tuple[str, Sequence[str]]:
-        self.require_driver()
-        from counter.storage.postgresql.server import ask
-
-        server = await ask(settings)
-        return server.shown, server.warnings

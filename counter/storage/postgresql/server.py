@@ -1,17 +1,13 @@
 """Read the settings of a PostgreSQL server that the promise depends on: at startup, and for
-``counter config check``."""
+``counter doctor``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from counter.errors import CounterError, StartupError
-from counter.storage.postgresql.database import PostgresqlDatabase, postgresql_options
-
-if TYPE_CHECKING:
-    from counter.storage.postgresql.settings import PostgresqlSettings
+from counter.errors import StartupError
+from counter.storage.postgresql.database import PostgresqlDatabase
 
 VERSION_MIN: Final = 14
 _DURABLE: Final = ("fsync", "full_page_writes", "synchronous_commit")
@@ -37,49 +33,20 @@ _FOUND: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReport:
-    """What the server says about itself, and what the operator should know about that."""
-
-    shown: str
-    warnings: Sequence[str]
-
-
-async def check_server(database: PostgresqlDatabase) -> ServerReport:
-    """Read the server's settings.
+async def check_server(database: PostgresqlDatabase) -> Sequence[str]:
+    """Read the server's settings; return what the operator should know about them.
 
     Raises StartupError, with the value and the fix, if the service cannot keep its promise there.
     """
-    rows = await database.rows(_FOUND, _READ)
-    found: dict[str, str] = dict(rows)
+    found: dict[str, str] = dict(await database.rows(_FOUND, _READ))
     _refuse(found)
-    shown = f"PostgreSQL {found['server_version']}: " + ", ".join(
-        f"{name} {found[name]}" for name in (*_DURABLE, "data_checksums", "server_encoding")
-    )
-    warnings = [*_warnings(found)]
+    warnings = _warnings(found)
     if database.ignored:
         warnings.append(
             f"parameters of the DSN have no effect: {', '.join(database.ignored)}; remove them, and"
             " use sslmode=verify-full with sslrootcert to verify the server"
         )
-    return ServerReport(shown, tuple(warnings))
-
-
-async def ask(settings: PostgresqlSettings) -> ServerReport:
-    """Connect as *settings* say, once, and check the server; a warning if it does not answer.
-
-    Raises StartupError as :func:`check_server` does.
-    """
-    database = PostgresqlDatabase(postgresql_options(settings))
-    try:
-        await database.open()
-        return await check_server(database)
-    except CounterError as error:
-        return ServerReport(
-            "PostgreSQL was not asked", (f"{error.detail}: its settings are unknown",)
-        )
-    finally:
-        await database.close()
+    return warnings
 
 
 def _refuse(found: Mapping[str, str]) -> None:
@@ -114,7 +81,7 @@ def _refuse(found: Mapping[str, str]) -> None:
         )
 
 
-def _warnings(found: Mapping[str, str]) -> Sequence[str]:
+def _warnings(found: Mapping[str, str]) -> list[str]:
     warnings = []
     if found["data_checksums"] == "off":
         warnings.append(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 
 from counter.errors import StartupError, StoreUnavailableError
 from counter.metrics import StoreTally
@@ -32,7 +33,7 @@ class PostgresqlStore:
         self.leases = PostgresqlLeases(database)
         self.keys = PostgresqlKeys(database)
         self.capabilities = Capabilities(
-            busiest=self.events.busiest, server_warnings=self._server_warnings
+            busiest=self.events.busiest, server_warnings=partial(check_server, database)
         )
 
     async def open(self) -> None:
@@ -53,9 +54,6 @@ class PostgresqlStore:
         except BaseException:
             await self._database.close()
             raise
-
-    async def _server_warnings(self) -> Sequence[str]:
-        return (await check_server(self._database)).warnings
 
     async def close(self) -> None:
         """Finish what is under way, and close the connections."""

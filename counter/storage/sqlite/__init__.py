@@ -134,7 +134,7 @@ class SqliteKind(StoreKind[SqliteSettings]):
         raise StartupError("store is sqlite: `counter restore` does all that is needed there")
 
     async def check(self, settings: SqliteSettings, clock: Clock) -> AsyncIterator[Finding]:
-        from counter.storage.sqlite.check import check_directory, check_disk
+        from counter.storage.sqlite.check import check_directory
 
-        for each in (*check_directory(settings, clock), check_disk(settings.data)):
+        for each in check_directory(settings.data, clock):
             yield each

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from counter.config.findings import Finding, State, ok, wrong
+from counter.config.findings import Finding, ok, warning, wrong
 from counter.errors import StartupError
 from counter.limits import CLOCK_STEP_MAX_US, SECOND
 from counter.quantities import format_bytes
@@ -22,7 +22,6 @@ from counter.storage.sqlite.schema import SCHEMA_VERSION, unavailable
 
 if TYPE_CHECKING:
     from counter.ports import Clock
-    from counter.storage.sqlite.settings import SqliteSettings
 
 #: Below the first size, or share of the disk, a warning is given; below the second size adds are
 #: about to be rejected.
@@ -31,32 +30,25 @@ _DISK_SHARE_MIN: Final = 0.05
 _DISK_FULL: Final = 64 * 1024**2
 
 
-def check_directory(settings: SqliteSettings, clock: Clock) -> Iterator[Finding]:
-    """Check the data directory, and whether its times are consistent with the clock."""
-    data = settings.data
+def check_directory(data: Path, clock: Clock) -> Iterator[Finding]:
+    """Check the data directory, its disk, and whether its times are consistent with the clock."""
+    yield _disk(data)
     if not data.exists():
         yield ok("store", f"{data} does not exist yet: counter serve creates it")
         return
-    own = "run it as the user that serves"
     try:
-        version, stored_us, written_us = inspect(data)
+        version, latest_us = inspect(data)
     except StartupError as error:
-        yield wrong("store", str(error), f"{own}, or restore a backup: counter restore --help")
+        do = "run it as the user that serves, or restore a backup: counter restore --help"
+        yield wrong("store", str(error), do)
         return
-    if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
-        do = f"{own}, or have that user own the directory"
-        yield wrong("store", f"{data} cannot be written by this user", do)
+    detail = f"{data} has schema version {version}; this program knows {SCHEMA_VERSION}"
     if version > SCHEMA_VERSION:
-        detail = f"{data} has schema version {version}; this program knows {SCHEMA_VERSION}"
         do = "start the newer program that made it, or restore a backup of before"
-        yield wrong("schema", detail, do)
-    elif version == 0:
-        yield ok("store", f"{data} holds no counters yet")
+        yield wrong("store", detail, do)
     else:
-        yield ok("store", f"{data} can be read")
-        later = ", which the next start updates" if version < SCHEMA_VERSION else ""
-        yield ok("schema", f"version {version} of {SCHEMA_VERSION}{later}")
-    ahead_us = max(stored_us, written_us) - clock.now_us()
+        yield ok("store", detail if version else f"{data} holds no counters yet")
+    ahead_us = latest_us - clock.now_us()
     if ahead_us <= CLOCK_STEP_MAX_US:
         yield ok("clock", "not behind what was written last")
         return
@@ -68,22 +60,19 @@ def check_directory(settings: SqliteSettings, clock: Clock) -> Iterator[Finding]
     )
 
 
-def inspect(directory: Path) -> tuple[int, int, int]:
-    """Return the schema's version, the latest time of a clock that the database holds, and when a
-    file was last written (µs since 1970); 0 and 0 if there is no database yet.
+def inspect(directory: Path) -> tuple[int, int]:
+    """Return the schema's version, and the latest time of a clock that the database holds (µs since
+    1970); both 0 if there is no database yet.
 
     Raises StartupError if it is not a data directory, or cannot be read."""
-    try:
-        files = {each.name: each.stat() for each in directory.iterdir() if each.is_file()}
-    except OSError as error:
-        raise StartupError(
-            f"{error.filename or directory} cannot be read: {error.strerror}"
-        ) from error
-    written_us = max((each.st_mtime_ns // 1_000 for each in files.values()), default=0)
-    has_log = f"{DATABASE}-wal" in files
-    if DATABASE not in files or not (has_log or files[DATABASE].st_size):
-        return 0, 0, written_us
     path = directory / DATABASE
+    try:
+        names = {each.name for each in directory.iterdir()}
+        has_log = f"{DATABASE}-wal" in names
+        if DATABASE not in names or not (has_log or path.stat().st_size):
+            return 0, 0
+    except OSError as error:
+        raise StartupError(f"{directory} cannot be read: {error.strerror}") from error
     # Without a log no process has it open, and SQLite would leave a new log behind.
     how = "mode=ro" if has_log else "mode=ro&immutable=1"
     uri = f"file:{quote(str(path.absolute()))}?{how}"
@@ -94,22 +83,21 @@ def inspect(directory: Path) -> tuple[int, int, int]:
                 "SELECT count(*) FROM sqlite_schema WHERE name IN ('tokens', 'slices')"
             ).fetchone()
             is_known = tables == 2 and version <= SCHEMA_VERSION
-            return version, latest_time(connection) if is_known else 0, written_us
+            return version, latest_time(connection) if is_known else 0
     except sqlite3.Error as error:
         raise StartupError(f"{path} cannot be read: {unavailable(error).detail}") from error
 
 
-def check_disk(data: Path) -> Finding:
-    """Check the space for the data directory *data*."""
+def _disk(data: Path) -> Finding:
     place = data.absolute()
     while not place.exists():
         place = place.parent
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        return wrong("disk", f"{place} is mounted read-only", "mount it writable")
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        do = "mount it writable, and have the user that serves own it"
+        return wrong("disk", f"{place} is no directory that this user can write to", do)
     usage = shutil.disk_usage(place)
     detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free at {place}"
     if usage.free >= min(_DISK_LOW, usage.total * _DISK_SHARE_MIN):
         return ok("disk", detail)
-    state: State = "wrong" if usage.free < _DISK_FULL else "warning"
     do = "make room: adds are refused while the disk is full, and none is lost"
-    return Finding("disk", state, detail, do)
+    return (wrong if usage.free < _DISK_FULL else warning)("disk", detail, do)
