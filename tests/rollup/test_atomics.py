@@ -1,7 +1,8 @@
 """Atomic adds that something went wrong with: the worker settles them before it sums."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -11,9 +12,10 @@ from counter.core.resolve import Resolver
 from counter.errors import StoreUnavailableError, TokenPendingError, TokenTooOldError
 from counter.folds import fingerprint
 from counter.limits import MINUTE, SECOND, TIME_MAX_US
-from counter.types import AtomicMark, Decision, Event, Namespace, Outcome, Span
+from counter.types import AtomicMark, Decision, Event, Namespace, Outcome, Span, Token
 from counter.windows import window_of
 from tests.rollup.world import CLOSING, DATASET, WINDOW, World, begun
+from tests.support.parts import failing
 
 ITEMS = [("a", 1), ("b", 2)]
 
@@ -31,6 +33,40 @@ async def leave_half(world: World, namespace: Namespace) -> None:
         pytest.raises(StoreUnavailableError),
     ):
         await world.api.add_atomic(namespace, ITEMS, world.token())
+
+
+async def give_up(
+    world: World, namespace: Namespace, token: Token
+) -> Callable[[], Awaitable[object]]:
+    """Have the write of an atomic add be given up; it lands when what is returned is called."""
+    works = world.store.events.append_atomic
+    written: list[Sequence[Event]] = []
+
+    async def lands_late(_: Namespace, items: Sequence[Event]) -> Any:
+        written.append(items)
+        raise StoreUnavailableError("a planted fault")
+
+    with (
+        patch.object(world.store.events, "append_atomic", lands_late),
+        pytest.raises(StoreUnavailableError),
+    ):
+        await world.api.add_atomic(namespace, ITEMS, token)
+    return lambda: works(namespace, written[0])
+
+
+@contextmanager
+def crash_when_half_is_hidden(world: World) -> Iterator[None]:
+    void = world.store.separate_writes.void
+
+    async def hides_half(of: Namespace, items: Sequence[Event]) -> None:
+        await void(of, items[:1])
+        raise StoreUnavailableError("a planted fault")
+
+    with (
+        patch.object(world.store.separate_writes, "void", hides_half),
+        pytest.raises(StoreUnavailableError),
+    ):
+        yield
 
 
 async def test_halves_are_made_whole_by_whichever_worker_has_the_shard() -> None:
@@ -68,16 +104,11 @@ async def test_an_atomic_add_that_a_shard_failed_to_settle_is_settled_by_another
     world, namespace = await begun()
     await leave_half(world, namespace)
     a = world.process()
-    world.clock.advance(CLOSING)
     error = StoreUnavailableError("a planted fault")
-    with (
-        patch.object(world.store.separate_writes, "decided", side_effect=error),
-        pytest.raises(StoreUnavailableError),
-    ):
-        await a.worker.tick()
-    for _ in range(2):
-        await a.worker.tick()
-        world.clock.advance(CLOSING)
+    with failing(world.store, "decided", error), pytest.raises(StoreUnavailableError):
+        await world.roll_up(a)
+    await a.worker.tick()
+    await world.roll_up(a)
     assert await world.rolled_up(namespace) == {"a": 1, "b": 2}
 
 
@@ -94,14 +125,12 @@ async def test_an_atomic_add_in_a_dropped_slice_holds_nothing_up() -> None:
     mark = AtomicMark(window_of(world.clock.now_us() + MINUTE, WINDOW), events)
     await world.store.separate_writes.mark_atomic(namespace, mark)
     for _ in range(12):
-        world.clock.advance(2 * SECOND)
-        await a.worker.tick()
+        await world.roll_up(a, after_us=2 * SECOND)
     assert await world.store.control.dropped_before(DATASET) > old_us
     assert min(await world.store.rollups.watermarks(namespace)) < mark.window_us
     world.clock.advance(2 * MINUTE)
     await world.add("c", 7)
-    world.clock.advance(CLOSING)
-    await a.worker.tick()
+    await world.roll_up(a)
     assert (await world.rolled_up(namespace))["c"] == 7
     assert a.worker.trouble is None
 
@@ -124,9 +153,7 @@ async def test_an_atomic_add_in_flight_delays_only_its_window() -> None:
         assert await world.rolled_up(namespace) == {"early": 1}
         assert list(await world.store.rollups.watermarks(namespace)) == [window_us - 1]
         assert a.worker.trouble == "a planted doubt"
-    for _ in range(2):
-        world.clock.advance(CLOSING)
-        await a.worker.tick()
+    await world.roll_up(a, times=2)
     assert await world.rolled_up(namespace) == {"early": 1, "a": 1, "b": 2, "late": 1}
     assert a.worker.trouble is None
 
@@ -142,9 +169,7 @@ async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() ->
     void = Decision(Outcome.VOID, fingerprint(mark.events))
     await world.store.decisions.decide(namespace, mark.events, void)
     a = world.process()
-    for _ in range(2):
-        world.clock.advance(CLOSING)
-        await a.worker.tick()
+    await world.roll_up(a, times=2)
     assert list(await world.store.events.find(namespace, mark.events)) == [None, None]
     assert set((await world.rolled_up(namespace)).values()) == {0}
 
@@ -152,84 +177,44 @@ async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() ->
 async def test_a_resolver_that_pauses_before_it_decides_leaves_no_half() -> None:
     """Another worker may pass the mark meanwhile; after a crash of the resolver one looks again."""
     world, namespace = await begun(shards=1)
-    a, events = world.process(), world.store.events
-    separate = world.store.separate_writes
-    token, append, void = world.token(), events.append_atomic, separate.void
+    a, token = world.process(), world.token()
     decide = world.store.decisions.decide
-    written: list[Sequence[Event]] = []
-    pauses = [None]
+    land = await give_up(world, namespace, token)
     ticks: list[asyncio.Task[int]] = []
 
-    async def lands_late(_: Namespace, items: Sequence[Event]) -> Any:
-        written.append(items)
-        raise StoreUnavailableError("a planted fault")
-
     async def pauses_first(*arguments: Any) -> Decision:
-        if pauses:
-            pauses.pop()
-            await append(namespace, written[0])
+        if not ticks:
+            await land()
             world.clock.advance(CLOSING)
-            a.road.hold_in = "sums"
-            ticks.append(asyncio.create_task(a.worker.tick()))
-            await a.road.held.wait()
+            ticks.append(await a.held_in("sums"))
         return await decide(*arguments)
 
-    async def hides_half(of: Namespace, items: Sequence[Event]) -> None:
-        await void(of, items[:1])
-        raise StoreUnavailableError("a planted fault")
-
-    with patch.object(events, "append_atomic", lands_late), pytest.raises(StoreUnavailableError):
-        await world.api.add_atomic(namespace, ITEMS, token)
     world.clock.advance(CLOSING)
-    with (
-        patch.object(world.store.decisions, "decide", pauses_first),
-        patch.object(separate, "void", hides_half),
-        pytest.raises(StoreUnavailableError),
-    ):
+    pausing = patch.object(world.store.decisions, "decide", pauses_first)
+    with pausing, crash_when_half_is_hidden(world):
         await world.api.add_atomic(namespace, ITEMS, token)
     a.road.open.set()
     await asyncio.gather(*ticks)
-    for _ in range(3):
-        world.clock.advance(CLOSING)
-        await a.worker.tick()
-    counts = await world.api.reader.read(namespace, ["a", "b"], 0)
-    assert [each.count for each in counts] == [0, 0]
+    await world.roll_up(a, times=3)
+    assert await world.counts(namespace, "a", "b") == [0, 0]
     assert await world.rolled_up(namespace) == {"a": 0, "b": 0}
 
 
 async def test_a_worker_that_pauses_before_it_decides_leaves_no_half() -> None:
     """Another worker may pass the mark; if the first crashes while hiding, a worker looks again."""
     world, namespace = await begun(shards=1)
-    a, b, events = world.process(), world.process(), world.store.events
-    separate = world.store.separate_writes
-    append, void = events.append_atomic, separate.void
-    written: list[Sequence[Event]] = []
-
-    async def lands_late(_: Namespace, items: Sequence[Event]) -> Any:
-        written.append(items)
-        raise StoreUnavailableError("a planted fault")
-
-    async def hides_half(of: Namespace, items: Sequence[Event]) -> None:
-        await void(of, items[:1])
-        raise StoreUnavailableError("a planted fault")
-
-    with patch.object(events, "append_atomic", lands_late), pytest.raises(StoreUnavailableError):
-        await world.api.add_atomic(namespace, ITEMS, world.token())
+    a, b = world.process(), world.process()
+    land = await give_up(world, namespace, world.token())
     world.clock.advance(CLOSING)
-    a.road.hold_in = "decide"
-    dies = asyncio.create_task(a.worker.tick())
-    await a.road.held.wait()
-    await append(namespace, written[0])
+    dies = await a.held_in("decide")
+    await land()
     await b.worker.tick()
     assert await world.rolled_up(namespace) == {"a": 1, "b": 2}
     a.road.open.set()
-    with patch.object(separate, "void", hides_half), pytest.raises(StoreUnavailableError):
+    with crash_when_half_is_hidden(world):
         await dies
-    for _ in range(3):
-        world.clock.advance(CLOSING)
-        await b.worker.tick()
-    counts = await world.api.reader.read(namespace, ["a", "b"], 0)
-    assert [each.count for each in counts] == [0, 0]
+    await world.roll_up(b, times=3)
+    assert await world.counts(namespace, "a", "b") == [0, 0]
     assert await world.rolled_up(namespace) == {"a": 0, "b": 0}
 
 
@@ -238,25 +223,12 @@ async def test_an_atomic_add_of_which_nothing_is_found_is_decided_before_its_win
 ):
     """A write that was given up may still land, in part and late: it must be hidden by then."""
     world, namespace = await begun(shards=1)
-    token, works = world.token(), world.store.events.append_atomic
-    written: list[Sequence[Event]] = []
-
-    async def lands_late(_: Namespace, events: Sequence[Event]) -> Any:
-        written.append(events)
-        raise StoreUnavailableError("a planted fault")
-
-    with (
-        patch.object(world.store.events, "append_atomic", lands_late),
-        pytest.raises(StoreUnavailableError),
-    ):
-        await world.api.add_atomic(namespace, ITEMS, token)
+    token = world.token()
+    land = await give_up(world, namespace, token)
     a = world.process()
-    for _ in range(2):
-        world.clock.advance(CLOSING)
-        await a.worker.tick()
-    await works(namespace, written[0])
-    (count, *_) = await world.api.reader.read(namespace, ["a"], 0)
-    assert count.count == 0
+    await world.roll_up(a, times=2)
+    await land()
+    assert await world.counts(namespace, "a") == [0]
     with pytest.raises(TokenTooOldError) as caught:
         await world.api.add_atomic(namespace, ITEMS, token)
     assert caught.value.applied is False

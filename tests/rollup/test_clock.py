@@ -10,18 +10,21 @@ from counter.errors import ClockSkewError
 from counter.limits import DAY, LEASE_LOOK_US, MINUTE, SECOND
 from counter.types import ClockReading
 from rollup.leases import MAINTENANCE, SLOTS, Leases
-from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, Process, begun
+from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, Process, World, begun
+
+
+async def measured(guard: ClockGuard, world: World, ahead_us: int = 0) -> ClockGuard:
+    """Compare its clock with one of another machine: one without an error is this machine's own."""
+    reading = AsyncMock(return_value=ClockReading(ahead_us, 1))
+    with patch.object(world.store.control, "read_clock", reading):
+        await guard.measure()
+    return guard
 
 
 async def test_a_worker_whose_clock_is_ahead_rolls_nothing_up() -> None:
     """It says why, and goes on when its clock is right again."""
     world, namespace = await begun(shards=1)
-    guard = ClockGuard(world.store.control, world.clock)
-    # The clock of another machine: one without an error is this machine's own.
-    with patch.object(
-        world.store.control, "read_clock", AsyncMock(return_value=ClockReading(0, 1))
-    ):
-        await guard.measure()
+    guard = await measured(ClockGuard(world.store.control, world.clock), world)
     a = world.process(guard=guard)
     await world.add("c", 5)
     world.clock._now_us += CLOSING
@@ -39,11 +42,7 @@ async def test_a_worker_whose_clock_is_ahead_rolls_nothing_up() -> None:
 async def test_a_worker_whose_clock_is_wrong_leaves_the_slices_alone(ahead_us: int) -> None:
     """It would make them far ahead, a table each; retire them by a time that is not; drop them."""
     world, _ = await begun(shards=1)
-    guard = ClockGuard(world.store.control, world.clock)
-    with patch.object(
-        world.store.control, "read_clock", AsyncMock(return_value=ClockReading(0, 1))
-    ):
-        await guard.measure()
+    guard = await measured(ClockGuard(world.store.control, world.clock), world)
     a = world.process(guard=guard)
     before = await world.store.control.slices(DATASET)
     world.clock._now_us += ahead_us
@@ -71,9 +70,7 @@ async def test_a_worker_with_a_wrong_clock_gives_up_its_slots() -> None:
     crew.sort(key=lambda each: not leases_of(each[0]).holds(MAINTENANCE))
     [(wrong, its_guard), (right, _)] = crew
     assert leases_of(wrong).holds(MAINTENANCE)
-    reading = ClockReading(10 * SECOND, 1)
-    with patch.object(world.store.control, "read_clock", AsyncMock(return_value=reading)):
-        await its_guard.measure()
+    await measured(its_guard, world, 10 * SECOND)
     for _ in range(LEASE_TIME // LEASE_LOOK_US):
         world.clock.advance(LEASE_LOOK_US)
         with suppress(ClockSkewError):
@@ -81,10 +78,7 @@ async def test_a_worker_with_a_wrong_clock_gives_up_its_slots() -> None:
         await leases_of(right).turn()
     assert leases_of(wrong).held() == []
     assert leases_of(right).held() == list(SLOTS)
-    with patch.object(
-        world.store.control, "read_clock", AsyncMock(return_value=ClockReading(0, 1))
-    ):
-        await its_guard.measure()
+    await measured(its_guard, world)
     await world.turns(wrong, right)
     assert leases_of(wrong).holds(MAINTENANCE)
     assert not set(leases_of(wrong).held()) & set(leases_of(right).held())

@@ -1,11 +1,9 @@
 """Adds at the edges of windows, and windows that close while a worker is at work."""
 
-from typing import Any
-from unittest.mock import patch
-
 from counter.types import Token
 from counter.windows import closes_at, window_of
 from tests.rollup.world import CLOSING, WINDOW, begun
+from tests.support.parts import followed
 
 
 async def test_a_rollup_does_not_reach_into_the_next_window() -> None:
@@ -19,8 +17,7 @@ async def test_a_rollup_does_not_reach_into_the_next_window() -> None:
     world.clock.advance(closes_at(namespace, first_us) - world.clock.now_us())
     await worker.tick()
     assert await world.rolled_up(namespace) == {"c": 1}
-    (count,) = await world.api.reader.read(namespace, ["c"], 0)
-    assert count.count == 11
+    assert await world.counts(namespace, "c") == [11]
     world.clock.advance(CLOSING)
     await worker.tick()
     assert await world.rolled_up(namespace) == {"c": 11}
@@ -35,14 +32,7 @@ async def test_a_window_that_closes_while_marks_are_read_is_left_to_the_next_pas
     await world.add("c", 10)
     first_us = window_of(world.clock.now_us(), WINDOW) - 2 * WINDOW
     world.clock.advance(closes_at(namespace, first_us) - world.clock.now_us())
-    dirty = world.store.rollups.dirty
-
-    async def slowly(*arguments: Any, **named: Any) -> Any:
-        found = await dirty(*arguments, **named)
-        world.clock.advance(CLOSING)
-        return found
-
-    with patch.object(world.store.rollups, "dirty", slowly):
+    with followed(world.store, "dirty", by=lambda: world.clock.advance(CLOSING), times=9):
         await worker.tick()
     for _ in range(2):
         await worker.tick()
@@ -56,15 +46,12 @@ async def test_a_window_that_closes_while_idle_shards_are_asked_for_is_not_passe
     world.clock.advance(CLOSING)
     await worker.tick()
     world.clock.advance(2 * WINDOW)
-    marked = world.store.rollups.marked
 
-    async def slowly(*arguments: Any, **named: Any) -> Any:
-        found = await marked(*arguments, **named)
+    async def add_and_close() -> None:
         await world.add("c", 10)
         world.clock.advance(CLOSING)
-        return found
 
-    with patch.object(world.store.rollups, "marked", slowly):
+    with followed(world.store, "marked", by=add_and_close):
         await worker.tick()
     assert await world.rolled_up(namespace) == {}
     await worker.tick()

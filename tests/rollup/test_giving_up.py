@@ -1,8 +1,7 @@
 """A worker that cannot go on logs it, leaves nothing half done, and retries later."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -24,24 +23,9 @@ from rollup.leases import SLOTS, Leases
 from rollup.limiter import Limiter
 from rollup.maintenance import Maintenance
 from tests.rollup.world import CLOSING, DATASET, WINDOW, begun
-from tests.support.parts import part_of
+from tests.support.parts import failing, followed
 from tests.support.times import START_US
 from tests.support.waiting import eventually
-
-
-@contextmanager
-def failing(store: Any, method: str, error: Exception, times: int = 10_000) -> Iterator[None]:
-    """Have the next calls of *method* raise *error*."""
-    part = part_of(store, method)
-    works, fails = getattr(part, method), iter(range(times))
-
-    async def call(*arguments: Any, **named: Any) -> Any:
-        if next(fails, None) is not None:
-            raise error
-        return await works(*arguments, **named)
-
-    with patch.object(part, method, call):
-        yield
 
 
 async def test_after_a_failure_no_further_group_is_begun() -> None:
@@ -87,20 +71,10 @@ async def test_work_done_by_another_worker_counts_once() -> None:
     left_us = window_of(world.clock.now_us(), WINDOW)
     await world.store.recounts.write_pending(namespace, [("c", Pending(window_us, left_us))])
     world.clock.advance(CLOSING)
-    works, calls = world.store.rollups.heads, iter(range(1))
-
-    async def heads(*arguments: Any) -> Any:
-        is_first = next(calls, None) is not None
-        found = await works(*arguments)
-        if is_first:
-            await quick.worker.tick()
-        return found
-
-    with patch.object(world.store.rollups, "heads", heads):
+    with followed(world.store, "heads", by=quick.worker.tick):
         await slow.worker.tick()
     assert await world.rolled_up(namespace) == {"c": 8}
-    [head] = await world.store.rollups.heads(namespace, ["c"])
-    assert head is not None
+    head = await world.head(namespace)
     assert head.pending == ()
 
 

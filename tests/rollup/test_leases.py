@@ -62,6 +62,12 @@ class Crew:
         """It says nothing more, and gives nothing back."""
         del self.workers[name]
 
+    async def settled(self, *names: str) -> None:
+        """They join, and have shared the slots out."""
+        for name in names:
+            self.join(name)
+        await self.rounds(3)
+
     async def round(self) -> None:
         """Every worker that lives takes a turn, and a look's time passes."""
         for worker in list(self.workers.values()):
@@ -169,31 +175,19 @@ def test_whichever_workers_come_and_go_the_slots_end_up_shared_out(
     asyncio.run(play())
 
 
-async def test_one_worker_holds_everything_after_its_first_turn() -> None:
-    """There are no other workers to wait for."""
-    crew = Crew()
-    await crew.turn(crew.join("a"))
-    crew.check_shared_out()
-
-
 async def test_a_joining_worker_has_its_part_after_three_looks() -> None:
     """It registers; by its third look every other worker has seen it."""
     crew = Crew()
-    for name in ("a", "b"):
-        crew.join(name)
-    await crew.rounds(3)
+    await crew.settled("a", "b")
     crew.check_shared_out()
-    crew.join("c")
-    await crew.rounds(3)
+    await crew.settled("c")
     crew.check_shared_out()
 
 
 async def test_a_dead_workers_slots_are_taken_within_the_lease_time() -> None:
     """Not before its time is over: it may only be slow."""
     crew = Crew()
-    for name in ("a", "b"):
-        crew.join(name)
-    await crew.rounds(3)
+    await crew.settled("a", "b")
     dead = crew.workers["b"].held()
     crew.die("b")
     await crew.rounds(LEASE_TIME // LOOK - 6)
@@ -205,25 +199,12 @@ async def test_a_dead_workers_slots_are_taken_within_the_lease_time() -> None:
 async def test_a_worker_that_leaves_is_followed_at_the_next_look() -> None:
     """No worker waits for its leases to run out."""
     crew = Crew()
-    for name in ("a", "b"):
-        crew.join(name)
-    await crew.rounds(3)
+    await crew.settled("a", "b")
     leaving = crew.workers.pop("b")
     await leaving.leave()
     assert leaving.held() == []
     await crew.round()
     crew.check_shared_out()
-
-
-async def test_a_worker_that_was_suspended_holds_nothing_when_it_wakes() -> None:
-    """Its own clock ran on: it knows without asking that its time is over."""
-    crew = Crew()
-    worker = crew.join("a")
-    await worker.turn()
-    crew.clock.advance(HELD - 1)
-    assert len(worker.held()) == len(SLOTS)
-    crew.clock.advance(1)
-    assert worker.held() == []
 
 
 async def test_a_lease_is_renewed_long_before_it_runs_out() -> None:
@@ -380,7 +361,8 @@ async def test_trouble_is_reported_while_it_lasts() -> None:
 
 
 async def test_a_lease_is_lost_at_the_instant_at_which_it_runs_out() -> None:
-    """Other workers may hold its slots from then on, so its worker begins as one that joins."""
+    """A worker that was suspended knows it by its own clock: others may hold its slots by now, so
+    it begins as one that joins."""
     crew = Crew()
     worker = crew.join("a")
     await crew.turn(worker)

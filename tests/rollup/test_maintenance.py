@@ -22,6 +22,7 @@ from counter.windows import closing_lag
 from rollup.maintenance import Maintenance
 from tests.rollup.world import CLOSING, DATASET, SETTINGS, Process, World, begun
 from tests.support.app import running
+from tests.support.parts import failing
 from tests.support.rest import fresh
 
 SLICES_KEPT = DATASET.retention_us // DATASET.slice_us + 1 + SLICES_AHEAD
@@ -53,10 +54,8 @@ async def test_the_shards_are_rolled_up_though_the_slices_cannot_be_looked_after
     await world.add("c", 5)
     a = world.process()
     world.clock.advance(CLOSING)
-    failing = patch.object(
-        world.store.control, "slices", side_effect=StoreUnavailableError("a planted fault")
-    )
-    with failing, pytest.raises(StoreUnavailableError):
+    error = StoreUnavailableError("a planted fault")
+    with failing(world.store, "slices", error), pytest.raises(StoreUnavailableError):
         await a.worker.tick()
     assert await world.rolled_up(namespace) == {"c": 5}
     assert a.worker.trouble == "a planted fault"
@@ -70,8 +69,8 @@ async def test_slices_of_every_dataset_are_made_though_nothing_can_be_dropped() 
     maintenance = Maintenance(store, world.clock)
     await maintenance.run_once()
     world.clock.advance(DATASET.slice_us)
-    failing = patch.object(maintenance, "_drop_slices", side_effect=StoreUnavailableError("no"))
-    with failing, pytest.raises(StoreUnavailableError):
+    fails = patch.object(maintenance, "_drop_slices", side_effect=StoreUnavailableError("no"))
+    with fails, pytest.raises(StoreUnavailableError):
         await maintenance.run_once()
     for dataset in (DATASET, other):
         last = (await store.control.slices(dataset))[-1]
@@ -81,8 +80,8 @@ async def test_slices_of_every_dataset_are_made_though_nothing_can_be_dropped() 
 async def test_nothing_is_dropped_while_slices_cannot_be_made() -> None:
     world = World()
     maintenance = Maintenance(world.store, world.clock)
-    failing = patch.object(maintenance, "make_slices", side_effect=StoreUnavailableError("no"))
-    with failing, patch.object(maintenance, "_drop_slices") as drop:
+    fails = patch.object(maintenance, "make_slices", side_effect=StoreUnavailableError("no"))
+    with fails, patch.object(maintenance, "_drop_slices") as drop:
         with pytest.raises(StoreUnavailableError):
             await maintenance.run_once()
         drop.assert_not_called()
@@ -105,10 +104,7 @@ async def test_best_effort_counters_hold_no_slice_back() -> None:
     best_effort = await world.api.namespaces.create("b", settings)
     before = await world.store.rollups.watermarks(best_effort)
     a = world.process()
-    for _ in range(12):
-        world.clock.advance(DATASET.slice_us)
-        for _ in range(3):
-            await a.worker.tick()
+    await world.pass_slices(a)
     assert await world.store.rollups.watermarks(best_effort) == before
     assert await world.store.control.dropped_before(DATASET) > 0
 
@@ -261,8 +257,7 @@ async def test_a_long_gap_is_filled_in_steps_after_the_current_slices() -> None:
         with pytest.raises(TokenTooOldError) as too_old:
             await world.api.add(namespace, "c", 1, token)
         assert too_old.value.applied is False
-        world.clock.advance(CLOSING)
-        await a.worker.tick()
+        await world.roll_up(a)
     [verdict] = await Auditor(world.store).audit(namespace, ["c"])
     assert verdict.state is State.RIGHT
     assert await world.rolled_up(namespace) == {"c": 7}

@@ -75,8 +75,7 @@ async def test_batches_and_recounts_are_reported() -> None:
     assert found["counter_rollup_batch_counters_sum"] == 7
     assert found["counter_rollup_recounts_total"] == 0
     await world.api.resolver.request_recounts(namespace, [("c1", window_us)], for_readers=False)
-    world.clock.advance(CLOSING)
-    await worker.worker.tick()
+    await world.roll_up(worker)
     assert samples(world, worker)["counter_rollup_recounts_total"] == 1
 
 

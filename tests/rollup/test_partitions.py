@@ -140,8 +140,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more() -> None:
         (await world.store.control.slices(HOT))[4].start_us
     ]
     assert len({bucket for _, _, bucket in raised[namespace.id]}) > 1
-    world.clock.advance(CLOSING)
-    await a.worker.tick()
+    await world.roll_up(a)
     assert await world.rolled_up(namespace) == {"hot": 35 + 4 * 7}
     read = await world.api.reader.read_one(namespace, "hot", max_staleness_us=0)
     assert read.count == 35 + 4 * 7
@@ -185,8 +184,7 @@ async def test_a_new_worker_makes_slices_by_known_counts() -> None:
     a = world.process()
     for _ in range(35):
         await world.add("hot")
-    world.clock.advance(CLOSING)
-    await a.worker.tick()
+    await world.roll_up(a)
     await a.worker.look_at_partitions()
     for expected in (4, 4):
         world.clock.advance(SLICE)

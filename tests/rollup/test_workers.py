@@ -19,9 +19,8 @@ from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterType, CounterUpdate, Head, Pending, WindowRow
 from counter.windows import closed_through
 from rollup.roller import BatchTimes, Dirt, plan
-from tests.rollup.test_giving_up import failing
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World, begun
-from tests.support.parts import part_of
+from tests.support.parts import failing, part_of
 from tests.support.waiting import eventually
 
 
@@ -79,9 +78,7 @@ async def test_a_lease_that_is_lost_in_the_middle_does_no_harm(where: str) -> No
     await world.turns(a)
     world.clock.advance(CLOSING)
     await world.turns(a)
-    a.road.hold_in = where
-    slow = asyncio.create_task(a.worker.tick())
-    await a.road.held.wait()
+    slow = await a.held_in(where)
     await world.add("c7", 100)
     world.clock.advance(LEASE_TIME + CLOSING)
     b = world.process("b")
@@ -150,9 +147,7 @@ async def test_work_repeated_after_a_crash_gives_the_same_result() -> None:
     a, b = world.process("a"), world.process("b")
     world.clock.advance(CLOSING)
     await world.turns(a)
-    a.road.hold_in = "advance"
-    dying = asyncio.create_task(a.worker.tick())
-    await a.road.held.wait()
+    dying = await a.held_in("advance")
     dying.cancel()
     await asyncio.gather(dying, return_exceptions=True)
     world.clock.advance(LEASE_TIME + CLOSING)
@@ -171,8 +166,7 @@ async def test_a_checkpoint_whose_row_cannot_be_seen_is_counted_again() -> None:
     seen = CounterUpdate("c", rows=(), checkpoint=Checkpoint(target_us, 5))
     await world.store.rollups.apply(namespace, [seen], through_us=target_us)
     worker = world.process()
-    world.clock.advance(CLOSING)
-    await worker.worker.tick()
+    await world.roll_up(worker)
     [(_, rows)] = await read_partitions(world.store, namespace, ["c"], through_us=target_us)
     assert rows == [WindowRow(window_us, False, 5)]
     assert await world.rolled_up(namespace) == {"c": 5}
@@ -204,17 +198,11 @@ async def test_a_recount_whose_slice_is_dropped_is_abandoned() -> None:
     await world.add("c", 5)
     window_us = world.clock.now_us() // WINDOW * WINDOW
     a, b = world.process(), world.process()
-    world.clock.advance(CLOSING)
-    await a.worker.tick()
+    await world.roll_up(a)
     await world.api.resolver.request_recounts(namespace, [("c", window_us)], for_readers=False)
     world.clock.advance(CLOSING)
-    a.road.hold_in = "sums"
-    asleep = asyncio.create_task(a.worker.tick())
-    await a.road.held.wait()
-    for _ in range(12):
-        world.clock.advance(DATASET.slice_us)
-        for _ in range(2):
-            await b.worker.tick()
+    asleep = await a.held_in("sums")
+    await world.pass_slices(b)
     assert await world.store.control.dropped_before(DATASET) > window_us
     a.road.open.set()
     await asleep
@@ -227,20 +215,14 @@ async def test_rows_that_are_folded_away_between_two_reads_are_not_lost() -> Non
     world, namespace = await begun(shards=1)
     await world.add("c", 5)
     a, b = world.process(), world.process()
-    for _ in range(12):
-        world.clock.advance(DATASET.slice_us)
-        for _ in range(2):
-            await b.worker.tick()
+    await world.pass_slices(b)
     await world.add("c", 2)
     window_us = world.clock.now_us() // WINDOW * WINDOW
     await world.api.resolver.request_recounts(namespace, [("c", window_us)], for_readers=False)
     world.clock.advance(CLOSING)
-    a.road.hold_in = "heads done"
-    slow = asyncio.create_task(a.worker.tick())
-    await a.road.held.wait()
+    slow = await a.held_in("heads done")
     await b.worker.tick()
-    (head,) = await world.store.rollups.heads(namespace, ["c"])
-    assert head is not None
+    head = await world.head(namespace)
     assert head.settled.count == 5
     a.road.open.set()
     await slow
@@ -339,9 +321,7 @@ async def test_a_deleted_namespace_ends_its_shards_work_and_no_other() -> None:
         await world.add("c", 5, namespace=name)
     a = world.process()
     world.clock.advance(CLOSING)
-    a.road.hold_in = "heads"
-    rolling = asyncio.create_task(a.worker.tick())
-    await a.road.held.wait()
+    rolling = await a.held_in("heads")
     await world.api.namespaces.delete(doomed)
     a.road.open.set()
     await rolling
@@ -360,8 +340,7 @@ async def test_a_namespace_made_by_another_process_is_rolled_up() -> None:
     await world.api.namespaces.delete(first)
     second = await world.create("n", shards=1)
     await world.add("c", 5)
-    world.clock.advance(CLOSING)
-    await a.worker.tick()
+    await world.roll_up(a)
     assert await world.rolled_up(second) == {"c": 5}
 
 
@@ -420,8 +399,7 @@ async def test_a_shard_that_is_behind_alternates_with_the_rest() -> None:
     await world.add("c", 5, namespace="other")
     with patch("rollup.worker._SHARDS_AT_ONCE_MAX", 1), small_reads(1):
         a = world.process()
-        world.clock.advance(CLOSING)
-        await a.worker.tick()
+        await world.roll_up(a)
         assert await world.rolled_up(behind) == {"c": 1}
         assert await world.rolled_up(healthy) == {"c": 5}
         await a.worker.tick()
@@ -491,8 +469,7 @@ async def test_marks_that_a_crash_left_are_dropped_though_their_watermark_passed
 async def test_a_shard_with_marks_among_idle_ones_has_a_pass_of_its_own() -> None:
     world, namespace = await begun()
     a = world.process()
-    world.clock.advance(CLOSING)
-    await a.worker.tick()
+    await world.roll_up(a)
     await world.add("c", 5)
     world.clock.advance(CLOSING)
     dirty = AsyncMock(wraps=world.store.rollups.dirty)
@@ -508,8 +485,7 @@ async def test_shards_that_cannot_be_passed_together_are_passed_each(method: str
     """It is reported, and over when they can be again."""
     world, namespace = await begun()
     a = world.process()
-    world.clock.advance(CLOSING)
-    await a.worker.tick()
+    await world.roll_up(a)
     await world.add("c", 5)
     world.clock.advance(CLOSING)
     error = StoreUnavailableError("a failure that a test planted")

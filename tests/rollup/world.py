@@ -17,7 +17,15 @@ from counter.limits import LEASE_LOOK_US, MINUTE, SECOND
 from counter.ports import wrapped
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.testing.clock import FakeClock
-from counter.types import CounterType, Dataset, Namespace, NamespaceSettings, PayloadCheck, Token
+from counter.types import (
+    CounterType,
+    Dataset,
+    Head,
+    Namespace,
+    NamespaceSettings,
+    PayloadCheck,
+    Token,
+)
 from rollup.leases import Leases
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
@@ -112,6 +120,13 @@ class Process:
             guard=guard,
         )
 
+    async def held_in(self, step: str) -> asyncio.Task[int]:
+        """Begin a pass; return it when it is held up in that call of the store, until ``open``."""
+        self.road.hold_in = step
+        begun = asyncio.create_task(self.worker.tick())
+        await self.road.held.wait()
+        return begun
+
 
 class World:
     """One store and the API over it; its processes are the test's to make."""
@@ -159,6 +174,29 @@ class World:
         for each in range(number):
             await self.add(f"c{each}", each)
         return {f"c{each}": each for each in range(number)}
+
+    async def roll_up(self, *processes: Process, after_us: int = CLOSING, times: int = 1) -> None:
+        """Let time pass, by default until a window of now is closed, and each do a pass."""
+        for _ in range(times):
+            self.clock.advance(after_us)
+            for each in processes:
+                await each.worker.tick()
+
+    async def pass_slices(self, process: Process, number: int = 12) -> None:
+        """Let slices pass: *process* makes, retires and drops them, in a pass each."""
+        for _ in range(number):
+            self.clock.advance(DATASET.slice_us)
+            for _ in range(3):
+                await process.worker.tick()
+
+    async def head(self, namespace: Namespace, counter: str = "c") -> Head:
+        [found] = await self.store.rollups.heads(namespace, [counter])
+        assert found is not None
+        return found
+
+    async def counts(self, namespace: Namespace, *counters: str) -> list[int]:
+        """The accurate counts."""
+        return [each.count for each in await self.api.reader.read(namespace, counters, 0)]
 
     async def rolled_up(self, namespace: Namespace) -> dict[str, int]:
         """The stored checkpoints."""

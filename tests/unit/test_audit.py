@@ -140,15 +140,13 @@ async def test_a_write_that_lands_in_a_passed_window_is_reported() -> None:
     process = world.process()
     await world.add("c", 1)
     at_us = world.clock.now_us()
-    world.clock.advance(2 * CLOSING)
-    await process.worker.tick()
+    await world.roll_up(process, after_us=2 * CLOSING)
     await world.store.events.append(namespace, [Event("c", at_us, b"n" * 16, 0, 10)])
     auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
     (verdict,) = await auditor.audit(namespace, ["c"])
     assert verdict.repairs == (window_of(at_us, WINDOW),)
     await auditor.repair(namespace, [verdict], world.api.resolver)
-    world.clock.advance(2 * CLOSING)
-    await process.worker.tick()
+    await world.roll_up(process, after_us=2 * CLOSING)
     assert (await auditor.audit(namespace, ["c"]))[0].state is State.RIGHT
     assert await world.rolled_up(namespace) == {"c": 11}
 
@@ -160,9 +158,7 @@ async def test_a_rollup_that_is_half_done_is_waited_for() -> None:
     await world.add("c", 1)
     window_us = window_of(world.clock.now_us(), WINDOW)
     world.clock.advance(2 * CLOSING)
-    process.road.hold_in = "advance"
-    working = asyncio.create_task(process.worker.tick())
-    await process.road.held.wait()
+    working = await process.held_in("advance")
     world.store.tables.space(namespace).counts["c"].rows.pop(window_us)
     auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
     (verdict,) = await auditor.audit(namespace, ["c"])
@@ -183,8 +179,7 @@ async def test_a_recount_that_no_worker_will_do_hides_nothing() -> None:
     window_us = window_of(world.clock.now_us(), WINDOW)
     await world.store.recounts.write_pending(namespace, [("c", Pending(window_us, window_us))])
     await world.add("d", 1)
-    world.clock.advance(2 * CLOSING)
-    await process.worker.tick()
+    await world.roll_up(process, after_us=2 * CLOSING)
     await world.store.recounts.write_pending(namespace, [("c", Pending(window_us, window_us))])
     auditor = Auditor(world.store, sleep=lambda _: asyncio.sleep(0))
     assert (await auditor.audit(namespace, ["c"]))[0].state is State.RIGHT
@@ -201,8 +196,7 @@ async def test_a_namespace_that_goes_under_the_look_is_an_error() -> None:
     world, namespace = await begun(shards=1)
     process = world.process()
     await world.add("c", 1)
-    world.clock.advance(2 * CLOSING)
-    await process.worker.tick()
+    await world.roll_up(process, after_us=2 * CLOSING)
     road = Road(world.store)
     road.hold_in = "heads"
     auditor = Auditor(road.store, sleep=lambda _: asyncio.sleep(0))
@@ -225,6 +219,5 @@ async def test_a_repair_of_more_windows_than_a_batch_has_asks_for_all_of_them() 
     verdict = Verdict("c", State.WRONG, 0, 0, repairs=repairs)
     with patch("counter.limits.BATCH_ITEMS_MAX", 3):
         assert await Auditor(world.store).repair(namespace, [verdict], world.api.resolver) == 1
-    [head] = await world.store.rollups.heads(namespace, ["c"])
-    assert head is not None
+    head = await world.head(namespace)
     assert {each.recount_us for each in head.pending} == {*repairs}

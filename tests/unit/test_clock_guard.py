@@ -1,7 +1,7 @@
 """The clock guard: a process with a clock too far from the store's writes nothing."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import AsyncMock, patch
@@ -18,7 +18,8 @@ from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
 from counter.storage.memory.control import MemoryControl
 from counter.storage.memory.tables import Tables
 from counter.testing.clock import FakeClock
-from counter.types import ClockReading, CounterType, Mark, Namespace, Slice
+from counter.types import ClockReading, CounterType, Namespace, Slice
+from tests.support.parts import followed
 from tests.support.rest import fresh
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, START_US
 
@@ -190,13 +191,7 @@ async def test_a_store_that_goes_by_this_clock_is_never_apart_from_it(world: Wor
 
 async def test_a_clock_that_is_set_while_it_is_compared_is_not_trusted(world: World) -> None:
     """It may have been compared before or after."""
-    read_clock = world.store.control.read_clock
-
-    async def set_meanwhile() -> ClockReading:
-        world.clock.step(MINUTE)
-        return await read_clock()
-
-    with patch.object(world.store.control, "read_clock", set_meanwhile):
+    with followed(world.store, "read_clock", by=lambda: world.clock.step(MINUTE), times=9):
         await world.guard.measure()
     assert "is only known to within" in trouble(world)
     await world.guard.measure()
@@ -299,18 +294,12 @@ async def test_a_clock_that_is_set_while_a_mark_is_left_is_noticed_before_it_is_
     """Steps after the mark use the clock: the age of a token, or that a window is open."""
     namespace = await world.namespace()
     await world.guard.measure()
-    now_us, store = world.clock.now_us(), world.store
-    is_recount = what == "resolution"
-    part: Any = store.recounts if is_recount else store.separate_writes
-    name = "write_marks" if is_recount else "mark"
-    mark = getattr(part, name)
-
-    async def set_meanwhile(of: Namespace, marks: Sequence[Mark]) -> Any:
-        failed = await mark(of, marks)
-        world.clock.step(-MINUTE)
-        return failed
-
-    with patch.object(part, name, set_meanwhile), pytest.raises(ClockSkewError):
+    now_us = world.clock.now_us()
+    leave = "write_marks" if what == "resolution" else "mark"
+    with (
+        followed(world.store, leave, by=lambda: world.clock.step(-MINUTE)),
+        pytest.raises(ClockSkewError),
+    ):
         await WRITES[what](world.service, namespace, now_us)
     (count,) = await world.service.reader.read(namespace, ["c"], 0)
     assert count.count == 0
@@ -341,18 +330,11 @@ async def test_a_stale_key_gets_no_time_of_a_changed_clock(world: World) -> None
     namespace = await world.namespace()
     world.clock.advance(2 * MINUTE)
     await world.guard.measure()
-    now_us = world.clock.now_us()
-    decide, reserved = world.store.decisions.decide, AsyncMock(return_value=now_us - MINUTE)
-
-    async def set_meanwhile(*arguments: Any) -> Any:
-        decided = await decide(*arguments)
-        world.clock.step(HOUR)
-        return decided
-
+    reserved = AsyncMock(return_value=world.clock.now_us() - MINUTE)
     with (
         patch.object(world.store.decisions, "reserve", reserved),
         patch.object(world.service.resolver, "request_recounts", AsyncMock()),
-        patch.object(world.store.decisions, "decide", set_meanwhile),
+        followed(world.store, "decide", by=lambda: world.clock.step(HOUR)),
         pytest.raises(ClockSkewError),
     ):
         await world.service.add(namespace, "c", 1, "order-1")

@@ -144,20 +144,25 @@ async def test_a_look_that_fails_when_its_caller_has_gone_logs_no_trace(pair: Pa
 async def test_changes_and_deletions_are_learnt_in_the_background(pair: Pair) -> None:
     stop = asyncio.Event()
     namespace = await pair.one.create("each", SETTINGS)
-    running = asyncio.create_task(keep_reading(pair.other, stop))
 
-    def cache_ttl_seen() -> int:
-        return next((each.settings.cache_ttl_us for each in pair.other.all()), -1)
+    async def until_seen(cache_ttl_us: int | None) -> None:
+        def seen() -> bool:
+            found = [each.settings.cache_ttl_us for each in pair.other.all()]
+            return found == [each for each in [cache_ttl_us] if each]
 
-    await eventually(lambda: cache_ttl_seen() == SECOND, "the namespace is seen")
-    pair.control.down = True
-    namespace = await pair.one.update(namespace, replace(SETTINGS, cache_ttl_us=2 * SECOND))
-    pair.control.down = False
-    await eventually(lambda: cache_ttl_seen() == 2 * SECOND, "the change is seen")
-    await pair.one.delete(namespace)
-    await eventually(lambda: cache_ttl_seen() == -1, "the deletion is seen")
-    stop.set()
-    await running
+        await eventually(seen, f"a cache_ttl of {cache_ttl_us} us")
+
+    with patch("rollup.parts._READ_EVERY_S", 0.001):
+        running = asyncio.create_task(keep_reading(pair.other, stop))
+        await until_seen(SECOND)
+        pair.control.down = True
+        namespace = await pair.one.update(namespace, replace(SETTINGS, cache_ttl_us=2 * SECOND))
+        pair.control.down = False
+        await until_seen(2 * SECOND)
+        await pair.one.delete(namespace)
+        await until_seen(None)
+        stop.set()
+        await running
 
 
 async def test_a_fault_in_a_look_ends_no_later_one(pair: Pair) -> None:

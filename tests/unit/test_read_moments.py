@@ -1,10 +1,6 @@
 """Reads that something comes between: each speaks of one moment, and says which."""
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -13,36 +9,24 @@ from counter.storage.memory import MemoryCache
 from counter.types import Checkpoint, CounterUpdate, Namespace, Pending, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import CLOSING, WINDOW, World, begun
-from tests.support.parts import part_of
+from tests.support.parts import followed
 
 EVENTUALLY = 1_000 * CLOSING
 
 
-@contextmanager
-def before_the_second(
-    world: World, names: tuple[str, ...], happens: Callable[[], Awaitable[Any]]
-) -> Iterator[None]:
-    """Something *happens* once, after the first call of *names* on the store was answered."""
-    left = [happens]
-
-    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-        async def slowly(*arguments: Any, **named: Any) -> Any:
-            result = await call(*arguments, **named)
-            while left:
-                await left.pop()()
-            return result
-
-        return slowly
-
-    with ExitStack() as stack:
-        for name in names:
-            part = part_of(world.store, name)
-            call = getattr(part, name)
-            stack.enter_context(patch.object(part, name, wrapped(call)))
-        yield
+one_or_many = pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+async def count_by(
+    reader: CountReader, namespace: Namespace, max_staleness_us: int, *, many: bool
+) -> Count:
+    """The count of ``c`` by the way for one counter, or for many."""
+    if many:
+        return (await reader.read(namespace, ["c"], max_staleness_us))[0]
+    return await reader.read_one(namespace, "c", max_staleness_us)
+
+
+@one_or_many
 async def test_a_rollup_between_two_steps_of_a_read_loses_nothing(many: bool) -> None:
     """An older watermark fits a newer checkpoint, not the other way round."""
     world, namespace = await begun(shards=1)
@@ -50,11 +34,8 @@ async def test_a_rollup_between_two_steps_of_a_read_loses_nothing(many: bool) ->
     await world.add("c", 5)
     world.clock.advance(CLOSING)
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
-    with before_the_second(world, ("watermarks", "heads"), worker.tick):
-        if many:
-            (found,) = await reader.read(namespace, ["c"], EVENTUALLY)
-        else:
-            found = await reader.read_one(namespace, "c", EVENTUALLY)
+    with followed(world.store, "watermarks", "heads", by=worker.tick):
+        found = await count_by(reader, namespace, EVENTUALLY, many=many)
     (watermark_us,) = await world.store.rollups.watermarks(namespace)
     assert watermark_us > world.clock.now_us() - CLOSING
     assert found.count == 5 or found.as_of_us < world.clock.now_us() - CLOSING
@@ -97,44 +78,36 @@ async def test_a_cached_count_has_the_time_of_its_storage() -> None:
         assert (again.count, again.as_of_us) == (0, first.as_of_us)
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@one_or_many
 async def test_only_an_accurate_count_can_include_adds_after_its_as_of(many: bool) -> None:
     """From a token that is ahead, and of a moment during the read."""
     world, namespace = await begun(shards=1)
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
-
-    async def read(max_staleness_us: int) -> Count:
-        if many:
-            return (await reader.read(namespace, ["c"], max_staleness_us))[0]
-        return await reader.read_one(namespace, "c", max_staleness_us)
 
     async def meanwhile() -> None:
         world.clock.advance(1_000)
         await world.add("c", 3)
 
     await world.api.add(namespace, "c", 2, world.token(age_us=-1_000_000))
-    with before_the_second(world, ("watermarks", "heads"), meanwhile):
+    with followed(world.store, "watermarks", "heads", by=meanwhile):
         began_us = world.clock.now_us()
-        accurate = await read(0)
+        accurate = await count_by(reader, namespace, 0, many=many)
     assert (accurate.count, accurate.as_of_us) == (5, began_us)
-    eventual = await read(EVENTUALLY)
+    eventual = await count_by(reader, namespace, EVENTUALLY, many=many)
     assert (eventual.count, eventual.as_of_us < began_us) == (0, True)
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@one_or_many
 async def test_a_count_that_was_read_is_in_the_cache(many: bool) -> None:
     world, namespace = await begun(shards=1)
     await world.add("c", 5)
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
     for _ in range(2):
-        if many:
-            await reader.read(namespace, ["c"], EVENTUALLY)
-        else:
-            await reader.read_one(namespace, "c", EVENTUALLY)
+        await count_by(reader, namespace, EVENTUALLY, many=many)
     assert reader.lookups == {"hit": 1, "miss": 1}
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@one_or_many
 async def test_an_accurate_read_looks_at_events_whatever_its_clock_shows(many: bool) -> None:
     """A clock that was set back takes every stored count for a fresh one."""
     world, namespace = await begun(shards=1)
@@ -146,8 +119,4 @@ async def test_an_accurate_read_looks_at_events_whatever_its_clock_shows(many: b
     assert (await reader.read_one(namespace, "c", EVENTUALLY)).count == 5
     await world.add("c", 2)
     world.clock.advance(-2 * CLOSING)
-    if many:
-        (count,) = await reader.read(namespace, ["c"], 0)
-    else:
-        count = await reader.read_one(namespace, "c", 0)
-    assert count.count == 7
+    assert (await count_by(reader, namespace, 0, many=many)).count == 7

@@ -1,6 +1,6 @@
 """The steps of a resolution, each held up or failed, over a store with late writes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +18,7 @@ from counter.testing.cases import walked
 from counter.types import AtomicMark, Event, Head, Mark, Namespace, Pending, Span, Token
 from counter.windows import closes_at, window_of
 from tests.rollup.world import CLOSING, WINDOW, World, begun
+from tests.support.parts import followed
 
 ITEMS = [("a", 1), ("b", 2)]
 
@@ -61,25 +62,16 @@ async def late() -> Late:
     return Late(world, namespace, token)
 
 
-def then(call: Callable[..., Any], happens: Callable[[], object]) -> Callable[..., Any]:
-    """*call*, and then something *happens* before its response comes."""
-
-    async def slowly(*arguments: Any, **named: Any) -> Any:
-        result = await call(*arguments, **named)
-        happens()
-        return result
-
-    return slowly
-
-
 async def test_a_window_that_closes_while_an_event_is_looked_for_was_open() -> None:
     """An event that landed in between was not looked for: the look decides nothing."""
     world, namespace = await begun(shards=1)
     late = Late(world, namespace, world.token())
     closes_us = closes_at(namespace, late.token.generation_time_us)
     world.clock.advance(closes_us - 1 - world.clock.now_us())
-    slowly = then(world.store.events.find, lambda: world.clock.advance(1))
-    with patch.object(world.store.events, "find", slowly), pytest.raises(TokenPendingError):
+    with (
+        followed(world.store, "find", by=lambda: world.clock.advance(1), times=9),
+        pytest.raises(TokenPendingError),
+    ):
         await late.ask()
     assert await world.store.separate_writes.decided(namespace, [late.event]) is None
     with pytest.raises(TokenTooOldError):
@@ -99,16 +91,10 @@ async def test_a_recount_is_left_for_readers_and_for_the_worker(late: Late) -> N
 async def test_a_recount_that_took_long_to_leave_is_left_again(late: Late) -> None:
     """The window that it was left in may be closed by now, and a worker be past it."""
     first_us = late.now_us
-    store = late.world.store
-    slowly = [
-        then(store.recounts.write_marks, lambda: late.world.clock.advance(CLOSING)),
-        store.recounts.write_marks,
-    ]
-
-    async def mark(*arguments: Any) -> Any:
-        return await slowly.pop(0)(*arguments)
-
-    with patch.object(store.recounts, "write_marks", mark), pytest.raises(TokenTooOldError):
+    with (
+        followed(late.world.store, "write_marks", by=lambda: late.world.clock.advance(CLOSING)),
+        pytest.raises(TokenTooOldError),
+    ):
         await late.ask()
     assert late.now_us == first_us + CLOSING
     windows = [first_us, late.now_us]
@@ -149,8 +135,7 @@ async def test_an_acknowledged_list_counts_although_another_one_has_its_token() 
     for _ in range(2):
         await worker.tick()
         world.clock.advance(CLOSING)
-    counts = await world.api.reader.read(namespace, ["a", "b", "c", "d"], 0)
-    assert [each.count for each in counts] == [1, 2, 0, 0]
+    assert await world.counts(namespace, "a", "b", "c", "d") == [1, 2, 0, 0]
     assert await world.rolled_up(namespace) == {"a": 1, "b": 2, "c": 0, "d": 0}
 
 
@@ -188,14 +173,13 @@ async def test_a_recount_is_left_until_its_window_is_surely_open(
     """A worker passes no window before its end and the write timeout, for any accept limit."""
     store, clock = late.world.store, late.world.clock
     last_us = late.now_us + WINDOW + late.namespace.dataset.write_timeout_us
-    slowly = [
-        then(store.recounts.write_marks, lambda: clock.advance(last_us + over_us - clock.now_us())),
-        store.recounts.write_marks,
-    ]
+    left: list[int] = []
 
-    async def mark(*arguments: Any) -> Any:
-        return await slowly.pop(0)(*arguments)
+    def lasts() -> None:
+        left.append(clock.now_us())
+        if len(left) == 1:
+            clock.advance(last_us + over_us - clock.now_us())
 
-    with patch.object(store.recounts, "write_marks", mark), pytest.raises(TokenTooOldError):
+    with followed(store, "write_marks", by=lasts, times=9), pytest.raises(TokenTooOldError):
         await late.ask()
-    assert 2 - len(slowly) == times
+    assert len(left) == times
