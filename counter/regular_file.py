@@ -1,11 +1,14 @@
-"""Open regular files."""
+"""Open regular files to read, and write them as a whole."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 
@@ -19,3 +22,23 @@ def open_regular(path: Path) -> BinaryIO:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield an empty file that only its owner can read; after the block it is on disk, and replaces
+    *path*, atomically. If the block fails, *path* stays as it was. Raises OSError."""
+    # In a folder of its own, because in a shared one another user could have put a link there.
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        unfinished = Path(folder, path.name)
+        unfinished.touch(mode=0o600)
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

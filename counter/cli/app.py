@@ -188,8 +188,8 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         client adds meanwhile, all counts are of the same moment.
           counter export counts.ndjson --namespace videos
           counter export - --prefix eu/ | gzip > counts.ndjson.gz
-        0 if the file is whole; 1 if the service rejects it; 2 if it fails; {interrupted}: the
-        same command goes on where it was.
+        0 if the file is whole; 1 if the service rejects it; 2 if it fails; {interrupted}. Without 0
+        there is no file.
         """,
         "transfer:import_": """
         Count the lines of a file, each exactly once.

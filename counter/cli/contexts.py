@@ -15,7 +15,6 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from cyclopts import App, ArgumentCollection, Token
@@ -23,6 +22,7 @@ from cyclopts.argument import Argument
 
 from counter.cli.terminal import exit_on_error
 from counter.errors import StartupError
+from counter.regular_file import replacing
 
 #: The environment variable that names a context.
 CONTEXT_VARIABLE: Final = "COUNTER_CONTEXT"
@@ -101,14 +101,8 @@ def save_contexts(contexts: Contexts) -> None:
     }
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{_FILE}-", dir=path.parent) as folder:
-            unfinished = Path(folder, _FILE)
-            unfinished.touch(mode=0o600)
-            with unfinished.open("w", encoding="utf-8") as file:
-                json.dump(document, file, indent=2)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
+        with replacing(path) as file:
+            file.write(json.dumps(document, indent=2).encode())
     except OSError as error:
         raise StartupError(f"{path} cannot be written: {error.strerror or error}") from error
 

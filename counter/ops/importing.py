@@ -29,7 +29,7 @@ from counter import limits
 from counter.durations import format_duration
 from counter.errors import StartupError
 from counter.names import check_counter_name
-from counter.ops.export_file import FORMAT, VERSION, count_line
+from counter.ops.export_file import FORMAT, VERSION
 from counter.quantities import plural
 from counter.regular_file import open_regular
 from counter_client import CounterClient, Token
@@ -85,38 +85,28 @@ class CountsFile:
     def counts(self) -> Iterator[tuple[str, int]]:
         """Yield the lines. Raises StartupError if the file has changed."""
         with open_regular(self.path) as file:
-            for number, line in enumerate(_Reader(self.path, file).counts(self.kind)):
-                if number % ITEMS_MAX == 0:
-                    self._check_same(file)
+            for line in _Reader(self.path, file).counts(self.kind):
+                self._check_same(file)
                 yield line
-            # Checked before the last lines are counted, because a truncated file would have too
-            # few.
+            # A truncated file has too few lines.
             self._check_same(file)
 
     def _check_same(self, file: BinaryIO) -> None:
         if _stamp(file) != self.stamp:
             raise StartupError(f"{self.path} was changed while it was imported")
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield the lines, in chunks that are one atomic add each."""
-        return cut(self.counts())
 
+def examine(path: Path) -> CountsFile:
+    """Read and check all of *path*.
 
-def examine(
-    path: Path, on_progress: Callable[[int, int], None], import_id: str | None = None
-) -> CountsFile:
-    """Read and check all of *path*; *on_progress* is called with the bytes read and the total.
-
-    *import_id* is the id of a file without its own. Raises StartupError, naming file and line, if
-    the file is invalid.
+    Raises StartupError, naming file and line, if it is invalid.
     """
     try:
         with open_regular(path) as file:
             stamp = _stamp(file)
             kind, header = _kind_of(path, file)
-            reader = _Reader(path, file, lambda read: on_progress(read, stamp[0]))
+            reader = _Reader(path, file)
             total = sum(count for _, count in reader.counts(kind))
-            on_progress(stamp[0], stamp[0])
             if _stamp(file) != stamp:
                 raise StartupError(f"{path} was changed while it was read")
     except OSError as error:
@@ -124,8 +114,8 @@ def examine(
             f"{path} cannot be read: {error.strerror}; a file is read twice, whole, before anything"
             " is counted"
         ) from error
-    chosen = _id_of(path, header, reader.digest.hexdigest(), import_id)
-    return CountsFile(path, chosen, kind, reader.lines, total, stamp, header)
+    import_id = str(header["export_id"]) if header else reader.digest.hexdigest()[:_DIGITS]
+    return CountsFile(path, import_id, kind, reader.lines, total, stamp, header)
 
 
 def cut(counts: Iterable[tuple[str, int]]) -> Iterator[Chunk]:
@@ -153,29 +143,12 @@ def _parts(count: int) -> list[int]:
     return parts
 
 
-def _id_of(path: Path, header: Mapping[str, Any], digest: str, given: str | None) -> str:
-    if header:
-        if given is not None:
-            raise StartupError(f"--id: {path} has an id of its own: {header['export_id']}")
-        return str(header["export_id"])
-    if given is None:
-        return digest[:_DIGITS]
-    if not _ID.fullmatch(given):
-        raise StartupError(
-            f"--id: {given[:80]!r} must have 1 to 64 letters, digits, dots, dashes or underscores"
-        )
-    # Another file with the same given id is another import.
-    return f"{given}-{digest[:_DIGITS]}"
-
-
 @dataclass(slots=True)
 class _Reader:
     """Reads a file once from its beginning, and checks each line."""
 
     path: Path
     file: BinaryIO
-    #: Called with the bytes read.
-    on_progress: Callable[[int], None] = lambda _: None
     #: The number of the last line.
     number: int = 0
     #: How many counts were yielded.
@@ -185,8 +158,7 @@ class _Reader:
 
     def counts(self, kind: str) -> Iterator[tuple[str, int]]:
         """Yield the counts."""
-        read = {"csv": self._csv, "export": self._export, "ndjson": self._ndjson}[kind]
-        for counter, count in read():
+        for counter, count in self._csv() if kind == "csv" else self._objects(kind == "export"):
             try:
                 check_counter_name(counter)
             except ValueError as error:
@@ -200,39 +172,37 @@ class _Reader:
         return StartupError(f"{self.path}:{self.number}: {why}")
 
     def _lines(self) -> Iterator[bytes]:
-        read = 0
         while line := self.file.readline(_LINE_BYTES_MAX + 1):
             self.number += 1
             if len(line) > _LINE_BYTES_MAX:
                 raise self._wrong(f"the line has more than {_LINE_BYTES_MAX} bytes")
-            read += len(line)
-            if self.number % 1_000 == 0:
-                self.on_progress(read)
             yield line.removeprefix(BOM_UTF8) if self.number == 1 else line
             self.digest.update(line)
 
-    def _export(self) -> Iterator[tuple[str, int]]:
-        """Yield the counts between header and trailer; check the trailer."""
+    def _objects(self, is_export: bool) -> Iterator[tuple[str, int]]:
+        """Yield the counts of JSON objects; of an export between its header and its trailer, which
+        is checked."""
         total = 0
         is_whole = False
         for line in self._lines():
-            if is_whole:
-                raise self._wrong("there is something after the trailer")
-            if self.number == 1:
+            if not line.strip() or (is_export and self.number == 1):
                 continue
-            if found := count_line(line):
-                total += found.count
-                yield found.counter, found.count
-            elif "sha256" in (trailer := _object(line)):
-                self._check_trailer(trailer, total)
+            found = _object(line)
+            counter, count = found.get("counter"), found.get("count")
+            if is_export and not is_whole and "sha256" in found:
+                self._check_trailer(found, total)
                 is_whole = True
+            elif isinstance(counter, str) and type(count) is int and not is_whole:
+                total += count
+                yield counter, count
             else:
-                raise self._wrong(f"it is no line of an export, or a half one: {_shown(line)}")
-        if not is_whole:
-            raise StartupError(
-                f"{self.path} has no trailer: it is a part of an export. Run the export again to"
-                " finish it"
-            )
+                shown = repr(line[:60].decode("utf-8", "replace").rstrip("\n"))
+                raise self._wrong(
+                    'it must be {"counter": "name", "count": 5}, the count an integer, and not'
+                    f" after a trailer; it is {shown}"
+                )
+        if is_export and not is_whole:
+            raise StartupError(f"{self.path} has no trailer: it is a part of an export")
 
     def _check_trailer(self, trailer: Mapping[str, Any], total: int) -> None:
         expected = {"lines": self.lines, "sum": total, "sha256": self.digest.hexdigest()}
@@ -242,19 +212,6 @@ class _Reader:
                     f"{self.path} was changed after it was exported: {name} is {found}, and its"
                     f" trailer says {trailer.get(name)!s:.80}"
                 )
-
-    def _ndjson(self) -> Iterator[tuple[str, int]]:
-        for line in self._lines():
-            if not line.strip():
-                continue
-            found = _object(line)
-            counter, count = found.get("counter"), found.get("count")
-            if not isinstance(counter, str) or type(count) is not int:
-                raise self._wrong(
-                    'it must be {"counter": "name", "count": 5}, the count an integer; it is'
-                    f" {_shown(line)}"
-                )
-            yield counter, count
 
     def _csv(self) -> Iterator[tuple[str, int]]:
         columns: tuple[int, int] | None = None
@@ -312,10 +269,6 @@ def _object(line: bytes) -> dict[str, Any]:
 def _stamp(file: BinaryIO) -> tuple[int, int]:
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
-
-
-def _shown(line: bytes) -> str:
-    return repr(line[:60].decode("utf-8", "replace").rstrip("\n"))
 
 
 class ImportRefusedError(Exception):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
-
-from cyclopts import Parameter
 
 from counter.cli.client import (
     DEFAULT_SERVICE,
@@ -29,6 +27,7 @@ from counter.cli.terminal import (
     EXIT_INTERRUPTED,
     exiting,
     flag,
+    instant,
     output_bytes,
     print_answer,
     printing,
@@ -37,18 +36,20 @@ from counter.cli.terminal import (
 from counter.durations import parse_iso_duration
 from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
-from counter.ops.export_file import CountLine, ExportWriter, PartFile, header_of
-from counter.ops.importing import CountsFile, Importer, ImportRefusedError, examine
+from counter.ops.export_file import ExportWriter
+from counter.ops.importing import CountsFile, Importer, ImportRefusedError, cut, examine
 from counter.quantities import plural
+from counter.regular_file import replacing
 from counter_client import Count, CounterClient, UnknownOutcomeError
-from counter_client.errors import (
-    CounterError,
-    NamespaceUnknownError,
-    PreconditionFailedError,
-)
+from counter_client.errors import CounterError, NamespaceUnknownError, PreconditionFailedError
 
 #: In place of a file.
 STDOUT: Final = "-"
+#: How long to wait for late tokens, which are decided when their window is closed.
+_PATIENCE: Final = "2m"
+_SHOWN_MAX: Final = 5
+#: The most differing counters that are examined in detail.
+_DIFFERENT_MAX: Final = 10_000
 
 
 def export(
@@ -66,31 +67,21 @@ def export(
         check_file_name(file)
         namespace = client.namespace()
         refuse_best_effort(namespace, "export")
-        header = header_of(namespace, str(uuid.uuid4()), prefix, _now())
+        begun_at = instant(datetime.now(UTC))
         if file == STDOUT:
             if json:
                 raise StartupError("--json: standard output is the export itself; omit one of them")
-            writer = ExportWriter(output_bytes(), header)
             with printing():
-                writer.begin()
-                trailer = _copied(client, writer)
+                writer = ExportWriter(output_bytes(), namespace, prefix, begun_at)
+                trailer = _copied(client, writer, prefix)
             remark(_summary(trailer, "standard output"))
             return
-        path = Path(file)
-        with PartFile(path) as part:
-            writer = ExportWriter(part.file, header)
-            if part.begin(writer):
-                remark(
-                    f"resuming {part.part}, begun at {writer.header['begun_at']}: it has"
-                    f" {plural(writer.lines, 'counter')}"
-                )
-            try:
-                trailer = _copied(client, writer)
-            except KeyboardInterrupt:
-                remark(f"{part.part} is kept: run the same command to resume")
-                raise
-            part.whole()
-        document = {"file": str(path), "export_id": writer.header["export_id"], **trailer}
+        if Path(file).exists():
+            raise StartupError(f"{file} is there already; remove it, or give another name")
+        with replacing(Path(file)) as part:
+            writer = ExportWriter(part, namespace, prefix, begun_at)
+            trailer = _copied(client, writer, prefix)
+        document = {"file": file, "export_id": writer.export_id, **trailer}
         print_answer(_summary(trailer, file), document, json=json)
 
 
@@ -114,27 +105,15 @@ def refuse_best_effort(namespace: Mapping[str, Any], what: str) -> None:
         )
 
 
-def batches(names: Iterator[str]) -> Iterator[list[str]]:
-    """Split *names* into the largest batches that one request allows."""
-    while batch := list(islice(names, PAGE_ITEMS_MAX)):
-        yield batch
-
-
-def _copied(client: CounterClient, writer: ExportWriter) -> Mapping[str, Any]:
-    """Write all counters that come after the last one of *writer*; return the trailer."""
+def _copied(client: CounterClient, writer: ExportWriter, prefix: str) -> Mapping[str, Any]:
+    """Write all counters; return the trailer."""
+    names = client.counters(prefix or None)
     with progress("exporting", None) as bar:
-        bar.advance(writer.lines)
-        for batch in batches(_names(client, writer)):
+        while batch := list(islice(names, PAGE_ITEMS_MAX)):
             for each in client.get_many(batch, max_staleness="0s"):
-                writer.put(CountLine(each.counter, each.count, _rfc3339(each.as_of)))
+                writer.put(each.counter, each.count, instant(each.as_of))
             bar.advance(len(batch))
-    return writer.end(_now())
-
-
-def _names(client: CounterClient, writer: ExportWriter) -> Iterator[str]:
-    last = writer.last
-    names = client.counters(writer.header["prefix"] or None)
-    return (name for name in names if last is None or name > last)
+    return writer.end(instant(datetime.now(UTC)))
 
 
 def _summary(trailer: Mapping[str, Any], where: str) -> str:
@@ -147,125 +126,6 @@ def _summary(trailer: Mapping[str, Any], where: str) -> str:
     )
 
 
-def _now() -> str:
-    return _rfc3339(datetime.now(UTC))
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-#: How long to wait for late tokens, which are decided when their window is closed.
-_PATIENCE: Final = "2m"
-_SHOWN_MAX: Final = 5
-#: The most differing counters that are examined in detail.
-_DIFFERENT_MAX: Final = 10_000
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class ImportFlags:
-    """How to handle counters that exist, and whether to verify."""
-
-    add: Annotated[bool, flag("Count on top of counters that are not 0")] = False
-    create: Annotated[bool, flag("Create the namespace if it does not exist")] = False
-    verify: Annotated[bool, flag("Read all counters at the end and compare them")] = False
-    id: Annotated[
-        str | None,
-        flag("Distinguishes two imports of files with the same content", "TEXT"),
-    ] = None
-    json: Annotated[bool, flag("Print a summary of the import as JSON")] = False
-
-
-@dataclass(slots=True)
-class _Import:
-    """One run of the command."""
-
-    file: CountsFile
-    what: ImportFlags
-    client: CounterClient
-    importer: Importer
-    different: list[dict[str, Any]] = field(default_factory=list)
-
-    def run(self) -> None:
-        """Count the file, and verify the result."""
-        if not self.what.add and not self.importer.find_begun():
-            self._refuse_others()
-        with progress("importing", self.file.lines) as bar:
-            self.importer.run(self.file.chunks(), lambda done: bar.update(done, self.file.lines))
-        if self.what.verify:
-            self._verify()
-
-    def _refuse_others(self) -> None:
-        """Exit with EXIT_NO if a counter of the file is not 0, other than by this import."""
-        shown: list[str] = []
-        number = 0
-        for _, each in self._counts("looking at the target"):
-            if each.count:
-                number += 1
-                shown += [f"  {each.counter}: {each.count}"] * (len(shown) < _SHOWN_MAX)
-        if number and not self.importer.find_begun():
-            more = [f"  and {number - len(shown):,} more"] if number > len(shown) else []
-            listed = "\n".join([*shown, *more])
-            fail(
-                f"{plural(number, 'counter of the file is', 'counters of the file are')} not 0 in"
-                f" the target; nothing was imported:\n{listed}\nto count on top of what is there,"
-                " give --add",
-                EXIT_NO,
-            )
-
-    def _verify(self) -> None:
-        """Compare all counters with the file."""
-        found: dict[str, int] = {}
-        for expected, each in self._counts("verifying"):
-            if each.count != expected:
-                found[each.counter] = each.count
-            if len(found) > _DIFFERENT_MAX:
-                break
-        if not found:
-            return
-        # A counter may have several lines, which may be in different batches.
-        wanted = dict.fromkeys(found, 0)
-        for counter, count in self.file.counts():
-            if counter in wanted:
-                wanted[counter] += count
-        self.different = [
-            {"counter": counter, "count": count, "expected": wanted[counter]}
-            for counter, count in found.items()
-            if count != wanted[counter]
-        ]
-
-    def _counts(self, what: str) -> Iterator[tuple[int, Count]]:
-        """Yield the counters of the target with their sums in the file, in the largest batches
-        that one request allows; lines of one name in one batch are summed."""
-        lines = self.file.counts()
-        with progress(what, self.file.lines) as bar:
-            while part := list(islice(lines, PAGE_ITEMS_MAX)):
-                batch: dict[str, int] = {}
-                for counter, count in part:
-                    batch[counter] = batch.get(counter, 0) + count
-                for each in self.client.get_many(list(batch), max_staleness="0s"):
-                    yield batch[each.counter], each
-                bar.advance(len(batch))
-
-    def document(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        document = {"id": self.file.id, "lines": self.file.lines, "sum": self.file.sum}
-        if self.what.verify:
-            document |= {"verified": not self.different, "different": self.different}
-        return document
-
-    def text(self) -> str:
-        """Return the summary for people."""
-        lines = plural(
-            self.file.lines, "line is counted, which comes", "lines are counted, which come"
-        )
-        text = f"{lines} to {self.file.sum:,}"
-        if self.what.verify and not self.different:
-            text += "\nall counters equal the file"
-        return text
-
-
 def import_(
     file: Annotated[
         Path,
@@ -273,13 +133,16 @@ def import_(
             "What counter export wrote, or other NDJSON or CSV of counts", allow_leading_hyphen=True
         ),
     ],
-    what: ImportFlags | None = None,
     flags: ServiceFlags = DEFAULT_SERVICE,
+    *,
+    add: Annotated[bool, flag("Count on top of counters that are not 0")] = False,
+    create: Annotated[bool, flag("Create the namespace if it does not exist")] = False,
+    verify: Annotated[bool, flag("Read all counters at the end and compare them")] = False,
+    json: Annotated[bool, flag("Print a summary of the import as JSON")] = False,
 ) -> None:
     """Count the lines of a file, each exactly once; see ``counter import --help``."""
-    what = what or ImportFlags()
     with exit_codes(flags):
-        if what.add and what.verify:
+        if add and verify:
             raise StartupError(
                 "--verify: with --add the earlier counts are unknown; omit one of them"
             )
@@ -289,15 +152,31 @@ def import_(
                 "standard input is read once, and a file twice: whole, before anything is counted."
                 " Give a file"
             )
-        with progress(f"reading {file}", None) as bar:
-            found = examine(file, bar.update, what.id)
+        found = examine(file)
         with open_client(flags) as client:
-            namespace = _target(client, found.header, create=what.create)
+            namespace = _target(client, found.header, create=create)
         refuse_best_effort(namespace, "import")
-        key_ttl_us = parse_iso_duration(namespace["key_ttl"])
+        different: list[dict[str, Any]] = []
         with open_client(_patient(flags)) as client:
-            importer = Importer(client, found.id, key_ttl_us)
-            _run(_Import(found, what, client, importer), flags)
+            importer = Importer(client, found.id, parse_iso_duration(namespace["key_ttl"]))
+            with _explained(importer, found.lines, flags):
+                if not add and not importer.find_begun():
+                    _refuse_others(client, found, importer)
+                with progress("importing", found.lines) as bar:
+                    importer.run(cut(found.counts()), lambda done: bar.update(done, found.lines))
+                if verify:
+                    different = _different(client, found)
+        for each in different[:_SHOWN_MAX]:
+            remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
+        text = plural(found.lines, "line is counted, which comes", "lines are counted, which come")
+        text = f"{text} to {found.sum:,}"
+        document: dict[str, Any] = {"id": found.id, "lines": found.lines, "sum": found.sum}
+        if verify:
+            document |= {"verified": not different, "different": different}
+            differ = plural(len(different), "counter differs", "counters differ")
+            text += f"\n{differ if different else 'all counters equal'} the file"
+        with exiting(EXIT_NO if different else 0):
+            print_answer(text, document, json=json)
 
 
 def _target(client: CounterClient, header: Mapping[str, Any], *, create: bool) -> Mapping[str, Any]:
@@ -319,39 +198,79 @@ def _target(client: CounterClient, header: Mapping[str, Any], *, create: bool) -
     return made
 
 
-def _run(run: _Import, flags: ServiceFlags) -> None:
+def _refuse_others(client: CounterClient, file: CountsFile, importer: Importer) -> None:
+    """Exit with EXIT_NO if a counter of the file is not 0, other than by this import."""
+    for _, each in _compared(client, file, "looking at the target"):
+        if each.count:
+            # Another run may have begun just now.
+            if importer.find_begun():
+                return
+            fail(
+                f"{each.counter!r}, which is in the file, is {each.count} in the target; nothing"
+                " was imported: to count on top of what is there, give --add",
+                EXIT_NO,
+            )
+
+
+def _different(client: CounterClient, file: CountsFile) -> list[dict[str, Any]]:
+    """Return the counters that differ from the file."""
+    found: dict[str, int] = {}
+    for expected, each in _compared(client, file, "verifying"):
+        if each.count != expected:
+            found[each.counter] = each.count
+        if len(found) > _DIFFERENT_MAX:
+            break
+    # A counter may have several lines, which may be in different batches.
+    wanted = dict.fromkeys(found, 0)
+    for counter, count in file.counts() if found else ():
+        if counter in wanted:
+            wanted[counter] += count
+    return [
+        {"counter": counter, "count": count, "expected": wanted[counter]}
+        for counter, count in found.items()
+        if count != wanted[counter]
+    ]
+
+
+def _compared(client: CounterClient, file: CountsFile, what: str) -> Iterator[tuple[int, Count]]:
+    """Yield the counters of the target with their sums in the file, in the largest batches that one
+    request allows; lines of one name in one batch are summed."""
+    lines = file.counts()
+    with progress(what, file.lines) as bar:
+        while part := list(islice(lines, PAGE_ITEMS_MAX)):
+            batch: dict[str, int] = {}
+            for counter, count in part:
+                batch[counter] = batch.get(counter, 0) + count
+            for each in client.get_many(list(batch), max_staleness="0s"):
+                yield batch[each.counter], each
+            bar.advance(len(part))
+
+
+@contextmanager
+def _explained(importer: Importer, lines: int, flags: ServiceFlags) -> Iterator[None]:
+    """Exit with the code of an import that fails, and print how to go on."""
     try:
-        run.run()
+        yield
     except ImportRefusedError as error:
         fail(str(error), EXIT_NO)
     except (StartupError, OSError) as error:
         # The file was changed or removed before it was read a second time.
-        if not run.importer.has_begun:
+        if not importer.has_begun:
             raise
-        fail(f"{error}\n{_resume(run)}, with the file as it was", EXIT_UNKNOWN)
+        why, code = f"{error}: go on with the file as it was", EXIT_UNKNOWN
     except KeyboardInterrupt:
-        fail(f"interrupted: {_resume(run)}", EXIT_INTERRUPTED)
+        why, code = "interrupted", EXIT_INTERRUPTED
     except CounterError as error:
         # Nothing is changed before the first line.
-        begun = run.importer.has_begun or isinstance(error, UnknownOutcomeError)
-        code = EXIT_UNKNOWN if begun else exit_code(error)
-        fail(f"{explain(error, flags)}\n{_resume(run)}", code)
-    for each in run.different[:_SHOWN_MAX]:
-        remark(f"{each['counter']!r} is {each['count']}, and {each['expected']} in the file")
-    if run.different:
-        remark(
-            f"{plural(len(run.different), 'counter differs', 'counters differ')} from the file: did"
-            " a client add to them?"
-        )
-    with exiting(EXIT_NO if run.different else 0):
-        print_answer(run.text(), run.document(), json=run.what.json)
-
-
-def _resume(run: _Import) -> str:
-    lines = plural(run.file.lines, "line is known", "lines are known")
-    return (
-        f"{run.importer.counted:,} of {lines} to be counted; run the same command to resume: it"
-        " counts no line twice"
+        begun = importer.has_begun or isinstance(error, UnknownOutcomeError)
+        why, code = explain(error, flags), EXIT_UNKNOWN if begun else exit_code(error)
+    else:
+        return
+    known = plural(lines, "line is known", "lines are known")
+    fail(
+        f"{why}\n{importer.counted:,} of {known} to be counted; run the same command to resume: it"
+        " counts no line twice",
+        code,
     )
 
 
