@@ -49,6 +49,13 @@ __all__ = [
     "three_nodes",
 ]
 
+#: The modules with the fixtures of the stores that are installed.
+_OF_STORES = [
+    name for each in store_names() if find_spec(name := f"tests.support.{each}") is not None
+]
+# Now, because the conftest of a store's folder imports one before pytest_configure is called.
+pytest.register_assert_rewrite(*_OF_STORES)
+
 _SLOW_MACHINES = (HealthCheck.too_slow,)
 
 settings.register_profile(
@@ -79,10 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts jobs in the background so, and what tests start would ignore it as well.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The fixtures of stores, of those that are installed.
-    for name in store_names():
-        if find_spec(f"tests.support.{name}"):
-            config.pluginmanager.import_plugin(f"tests.support.{name}")
+    for name in _OF_STORES:
+        config.pluginmanager.import_plugin(name)
     config.pluginmanager.register(PeakMemory())
     config.pluginmanager.register(Levels(config))
 

@@ -152,10 +152,6 @@ class ViewCases(StoreCases):
 class NonTransactionalCases(StoreCases):
     """Marks, events, rewrites and voids are writes of their own, whatever came between."""
 
-    async def test_says_so(self, store: Store) -> None:
-        """The service chooses its path by it."""
-        assert store.separate_writes is not None
-
     async def test_a_mark_for_a_missing_slice_is_refused(
         self, store: Store, namespace: Namespace
     ) -> None:
@@ -279,10 +275,6 @@ class NonTransactionalCases(StoreCases):
 
 class TransactionalCases(StoreCases):
     """The write itself leaves the mark, checks the age and asks what was decided."""
-
-    async def test_says_so(self, store: Store) -> None:
-        """The service chooses its path by it."""
-        assert store.separate_writes is None
 
     async def test_an_append_leaves_the_mark(self, store: Store, namespace: Namespace) -> None:
         """One for each window of each counter, whether its events are new or not."""

@@ -140,10 +140,6 @@ class AuditCases(StoreCases):
         await audited.roll()
         return audited
 
-    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
-        """Delete the row of (counter, window), and leave all else as it is."""
-        raise NotImplementedError
-
     async def test_what_was_rolled_up_is_right(self, audited: Audited) -> None:
         """Idle counters, cleared ones and ones that never were; what is not rolled up yet too."""
         await audited.add("a", 5)

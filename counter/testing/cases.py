@@ -1,7 +1,7 @@
 """What the contract suites share: the setting they play in, and short ways to say things.
 
-A suite is a class of cases without a name that pytest collects. An adapter's test file makes one
-class of each suite by saying how its store is made.
+A suite is a class of cases without a name that pytest collects. An adapter's test module says how
+its store is made, and :func:`counter.testing.suites.add_suites` makes a class of each suite.
 """
 
 import hashlib
@@ -272,13 +272,29 @@ def ordered(events: Iterable[Event]) -> list[Event]:
 
 
 class StoreCases:
-    """A fresh store for each case, with the slices of the setting and one namespace."""
+    """A fresh store for each case, with the slices of the setting and one namespace.
 
+    An adapter's test module derives one class from it, which says what its store is and does; the
+    first two attributes have no default.
+    """
+
+    #: Its ``separate_writes`` are None.
+    transactional: bool
+    #: A call of ``events.tails`` is as of one moment: each atomic add is in all tails or in none.
+    one_moment: bool
+    #: It has the capability ``partition_sizes``.
+    partition_sizes = False
+    #: Its ``control`` has ``begin_new_life``, for a restore by tools of its own.
+    new_life = False
     #: The outcome of a new atomic add; UNVERIFIED in a store that cannot be sure.
     new_atomic = Written.NEW
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
-        """The adapter's store, not yet open, with DATASET."""
+        """The adapter's store, not yet open and empty, with DATASET."""
+        raise NotImplementedError
+
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        """Delete the window row of (counter, window), and leave all else as it is."""
         raise NotImplementedError
 
     @pytest.fixture

@@ -6,94 +6,33 @@ from pathlib import Path
 from counter.ports import Cache, Store
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.storage.memory.store import MemoryLeases
-from counter.testing import suites
 from counter.testing.cache_cases import CacheCases, increment, namespace_of
-from counter.testing.cases import DATASET, NOW, add, write
+from counter.testing.cases import DATASET, NOW, StoreCases, add, write
 from counter.testing.clock import FakeClock
-from counter.testing.control_cases import purge
+from counter.testing.control_cases import PurgeCases, purge
+from counter.testing.suites import add_suites
 from counter.types import Checkpoint, Namespace
 
 
-class OnMemory:
+class OnMemory(StoreCases):
     """How the suites get an in-memory store."""
+
+    transactional = False
+    one_moment = True
+    partition_sizes = True
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
         return MemoryStore(clock, [DATASET])
 
-
-class TestEvents(OnMemory, suites.EventCases):
-    """Identities, collapse, conflicts."""
-
-
-class TestFolds(OnMemory, suites.FoldCases):
-    """Sums and tails."""
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        assert isinstance(store, MemoryStore)
+        del store.tables.space(namespace).counts[row[0]].rows[row[1]]
 
 
-class TestScans(OnMemory, suites.ScanCases):
-    """Scans."""
+add_suites(globals(), OnMemory)
 
 
-class TestAtomics(OnMemory, suites.AtomicCases):
-    """Atomic adds."""
-
-
-class TestViews(OnMemory, suites.ViewCases):
-    """Several counters as of one moment."""
-
-
-class TestMarks(OnMemory, suites.MarkCases):
-    """Dirty marks."""
-
-
-class TestWatermarks(OnMemory, suites.WatermarkCases):
-    """Watermarks and the fence."""
-
-
-class TestCounts(OnMemory, suites.CountsCases):
-    """Checkpoints, rows, recounts."""
-
-
-class TestDecisions(OnMemory, suites.DecisionCases):
-    """Late tokens."""
-
-
-class TestReservations(OnMemory, suites.ReservationCases):
-    """Keys without a time."""
-
-
-class TestNamespaces(OnMemory, suites.NamespaceCases):
-    """Namespaces."""
-
-
-class TestSlices(OnMemory, suites.SliceCases):
-    """Slices."""
-
-
-class TestPartitionSizes(OnMemory, suites.PartitionSizeCases):
-    """The sizes of partitions."""
-
-
-class TestService(OnMemory, suites.ServiceCases):
-    """Deletes, and CloudEvents that are delivered again."""
-
-
-class TestListing(OnMemory, suites.ListingCases):
-    """Listing counters."""
-
-
-class TestLeases(OnMemory, suites.LeaseCases):
-    """Leases of sequence numbers."""
-
-
-class TestWorkerLeases(OnMemory, suites.WorkerLeaseCases):
-    """Leases of background work."""
-
-
-class TestKeys(OnMemory, suites.KeyCases):
-    """API keys."""
-
-
-class TestPurge(OnMemory, suites.PurgeCases):
+class TestPurge(OnMemory, PurgeCases):
     """Purging."""
 
     async def test_nothing_of_a_deleted_namespace_stays(
@@ -106,10 +45,6 @@ class TestPurge(OnMemory, suites.PurgeCases):
         await store.control.delete_namespace(namespace)
         await purge(store)
         assert [True for table in tables if namespace.id in table] == []
-
-
-class TestNonTransactional(OnMemory, suites.NonTransactionalCases):
-    """What a store without transactions does."""
 
 
 class TestCache(CacheCases):
@@ -177,15 +112,3 @@ async def test_a_lease_runs_out() -> None:
     assert list(await leases.workers()) == ["a", "b"]
     clock.advance(1)
     assert list(await leases.workers()) == ["b"]
-
-
-class TestAudit(OnMemory, suites.AuditCases):
-    """The audit."""
-
-    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
-        assert isinstance(store, MemoryStore)
-        del store.tables.space(namespace).counts[row[0]].rows[row[1]]
-
-
-class TestSettledAudit(OnMemory, suites.SettledAuditCases):
-    """The audit where events are gone."""

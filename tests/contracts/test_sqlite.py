@@ -10,17 +10,32 @@ import pytest
 
 from counter.ports import Store
 from counter.storage.sqlite import SqliteStore
-from counter.testing import suites
-from counter.testing.cases import DATASET, NOW
+from counter.testing.atomic_cases import TransactionalCases
+from counter.testing.cases import DATASET, NOW, StoreCases
 from counter.testing.clock import FakeClock
+from counter.testing.rollup_cases import MarkCases
+from counter.testing.suites import add_suites
 from counter.types import Namespace
 
 
-class OnSqlite:
+class OnSqlite(StoreCases):
     """How the suites get a SQLite store."""
+
+    transactional = True
+    one_moment = True
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
         return SqliteStore(directory, clock, [DATASET])
+
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        assert isinstance(store, SqliteStore)
+        sql = "DELETE FROM windows WHERE start = ? AND counter IN (SELECT id FROM counters"
+        sql += " WHERE namespace = ? AND name = ?)"
+        key = (row[1], namespace.id, row[0])
+        await store.database.write(lambda connection: connection.execute(sql, key))
+
+
+add_suites(globals(), OnSqlite)
 
 
 @pytest.fixture
@@ -30,89 +45,13 @@ def no_tail() -> Iterator[None]:
         yield
 
 
-class TestEvents(OnSqlite, suites.EventCases):
-    """Identities, collapse, conflicts."""
-
-
-class TestFolds(OnSqlite, suites.FoldCases):
-    """Sums and tails."""
-
-
-class TestScans(OnSqlite, suites.ScanCases):
-    """Scans."""
-
-
-class TestAtomics(OnSqlite, suites.AtomicCases):
-    """Atomic adds."""
-
-
-class TestViews(OnSqlite, suites.ViewCases):
-    """Several counters as of one moment."""
-
-
-class TestMarks(OnSqlite, suites.MarkCases):
-    """Dirty marks."""
-
-
 @pytest.mark.usefixtures("no_tail")
-class TestMarksOfTheLog(OnSqlite, suites.MarkCases):
+class TestMarksOfTheLog(OnSqlite, MarkCases):
     """Dirty marks where the log must be read for them."""
 
 
-class TestWatermarks(OnSqlite, suites.WatermarkCases):
-    """Watermarks and the fence."""
-
-
-class TestCounts(OnSqlite, suites.CountsCases):
-    """Checkpoints, rows, recounts."""
-
-
-class TestDecisions(OnSqlite, suites.DecisionCases):
-    """Late tokens."""
-
-
-class TestReservations(OnSqlite, suites.ReservationCases):
-    """Keys without a time."""
-
-
-class TestNamespaces(OnSqlite, suites.NamespaceCases):
-    """Namespaces."""
-
-
-class TestSlices(OnSqlite, suites.SliceCases):
-    """Slices."""
-
-
-class TestService(OnSqlite, suites.ServiceCases):
-    """Deletes, and CloudEvents that are delivered again."""
-
-
-class TestListing(OnSqlite, suites.ListingCases):
-    """Listing counters."""
-
-
-class TestLeases(OnSqlite, suites.LeaseCases):
-    """Leases of sequence numbers."""
-
-
-class TestWorkerLeases(OnSqlite, suites.WorkerLeaseCases):
-    """Leases of background work."""
-
-
-class TestKeys(OnSqlite, suites.KeyCases):
-    """API keys."""
-
-
-class TestPurge(OnSqlite, suites.PurgeCases):
-    """Purging."""
-
-
-class TestTransactional(OnSqlite, suites.TransactionalCases):
-    """What one transaction does."""
-
-
 @pytest.mark.usefixtures("no_tail")
-class TestTransactionalOverTheLog(OnSqlite, suites.TransactionalCases):
+class TestTransactionalOverTheLog(OnSqlite, TransactionalCases):
     """The same where the log must be read for what is dirty."""
 
 
@@ -132,18 +71,3 @@ async def test_a_database_of_an_earlier_version_is_upgraded(tmp_path: Path) -> N
     after = await store.control.lease_tokens(1, NOW)
     await store.close()
     assert after == before._replace(first=before.first + 7)
-
-
-class TestAudit(OnSqlite, suites.AuditCases):
-    """The audit."""
-
-    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
-        assert isinstance(store, SqliteStore)
-        sql = "DELETE FROM windows WHERE start = ? AND counter IN (SELECT id FROM counters"
-        sql += " WHERE namespace = ? AND name = ?)"
-        key = (row[1], namespace.id, row[0])
-        await store.database.write(lambda connection: connection.execute(sql, key))
-
-
-class TestSettledAudit(OnSqlite, suites.SettledAuditCases):
-    """The audit where events are gone."""

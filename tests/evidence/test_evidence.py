@@ -72,7 +72,7 @@ async def keys_kept(app: App, storage: str, directory: Path) -> int:
     return int(number)
 
 
-# DynamoDB deletes them by its own clock: TestPurge in tests/contracts/test_dynamodb.py.
+# DynamoDB deletes them by its own clock: TestPurge in tests/dynamodb/test_contracts.py.
 @pytest.mark.parametrize("storage", ["sqlite", "memory", "postgresql"], indirect=True)
 async def test_keys_are_kept_for_their_time_and_then_forgotten(
     storage: str, rest: Rest, app: App, fast_dir: Path

@@ -82,8 +82,7 @@ _SIMULATION: Final = "tests/simulation/test_"
 #: Tests that may kill a fault. Not those that read sources, start many servers or take minutes.
 TESTS: Final = (
     "tests/unit", "tests/contracts/test_memory.py", "tests/contracts/test_sqlite.py",
-    "tests/contracts/test_inline.py", "tests/contracts/test_postgresql.py",
-    "tests/contracts/test_remote_caches.py",
+    "tests/contracts/test_inline.py", "tests/contracts/test_remote_caches.py",
     *(f"{_SIMULATION}{name}.py" for name in (
         "contracts", "dynamodb", "dynamodb_rules", "leftovers", "marks", "partitions", "rebirth",
         "replicas", "tails",

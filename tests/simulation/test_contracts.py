@@ -10,10 +10,11 @@ import pytest
 
 from counter.limits import HOUR, MINUTE, SECOND
 from counter.ports import Store
-from counter.testing import suites
-from counter.testing.cases import DATASET, FIRST_SLICE, NOW, add, nonce, write
+from counter.storage.cassandra.rollups import WINDOW as WINDOW_KIND
+from counter.testing.cases import DATASET, FIRST_SLICE, NOW, StoreCases, add, nonce, write
 from counter.testing.clock import FakeClock
-from counter.testing.control_cases import purge
+from counter.testing.control_cases import PurgeCases, purge
+from counter.testing.suites import add_suites
 from counter.types import Decision, Namespace, Outcome, Written
 from tests.simulation.cells import Cell
 from tests.simulation.cluster import Cluster
@@ -33,9 +34,13 @@ class _Opening(SimulatedStore):
         await super().open()
 
 
-class OnSimulation:
+class OnSimulation(StoreCases):
     """How the suites get a store."""
 
+    transactional = False
+    one_moment = False
+    partition_sizes = True
+    new_life = True
     new_atomic = Written.UNVERIFIED
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
@@ -45,76 +50,19 @@ class OnSimulation:
         weather = Weather(Random(1), delay_us=0)
         return _Opening(clock, Cluster(at, clock.now_us, weather))
 
-
-class TestEvents(OnSimulation, suites.EventCases):
-    """Identities, collapse, conflicts."""
-
-
-class TestFolds(OnSimulation, suites.FoldCases):
-    """Sums and tails."""
-
-
-class TestScans(OnSimulation, suites.ScanCases):
-    """Scans."""
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        """On every node."""
+        assert isinstance(store, _Opening)
+        counter, window_us = row
+        for node in store.cluster.nodes:
+            partition = node.tables["counter_default.counts"][namespace.id, counter]
+            del partition.rows[WINDOW_KIND, window_us, 0]
 
 
-class TestAtomics(OnSimulation, suites.AtomicCases):
-    """Atomic adds."""
+add_suites(globals(), OnSimulation)
 
 
-class TestMarks(OnSimulation, suites.MarkCases):
-    """Dirty marks."""
-
-
-class TestWatermarks(OnSimulation, suites.WatermarkCases):
-    """Watermarks and the fence."""
-
-
-class TestCounts(OnSimulation, suites.CountsCases):
-    """Checkpoints, rows, recounts."""
-
-
-class TestDecisions(OnSimulation, suites.DecisionCases):
-    """Late tokens."""
-
-
-class TestReservations(OnSimulation, suites.ReservationCases):
-    """Keys without a time."""
-
-
-class TestNamespaces(OnSimulation, suites.NamespaceCases):
-    """Namespaces."""
-
-
-class TestSlices(OnSimulation, suites.SliceCases):
-    """Slices."""
-
-
-class TestPartitionSizes(OnSimulation, suites.PartitionSizeCases):
-    """The sizes of partitions."""
-
-
-class TestListing(OnSimulation, suites.ListingCases):
-    """Listing counters."""
-
-
-class TestLeases(OnSimulation, suites.LeaseCases):
-    """Leases of sequence numbers."""
-
-
-class TestNewLife(OnSimulation, suites.NewLifeCases):
-    """After a restore."""
-
-
-class TestWorkerLeases(OnSimulation, suites.WorkerLeaseCases):
-    """Leases of background work."""
-
-
-class TestKeys(OnSimulation, suites.KeyCases):
-    """API keys."""
-
-
-class TestPurge(OnSimulation, suites.PurgeCases):
+class TestPurge(OnSimulation, PurgeCases):
     """Purging. Keys and decisions are not looked for: Cassandra deletes them by its own clock."""
 
     async def test_expired_keys_go_and_others_stay(
@@ -152,7 +100,3 @@ def test_a_value_expires_on_every_replica_at_once(gone_us: int) -> None:
     cell = Cell(1, False, "x", until_us=NOW + gone_us)
     assert cell.live(NOW + gone_us - 1)
     assert not cell.live(NOW + gone_us)
-
-
-class TestSettledAudit(OnSimulation, suites.SettledAuditCases):
-    """The audit if events are gone."""

@@ -15,13 +15,11 @@ STORE_FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "postgresql": (
         "counter/storage/postgresql/",
         "tests/postgresql/",
-        "tests/contracts/test_postgresql.py",
         "tests/support/postgresql.py",
     ),
     "cassandra": (
         "counter/storage/cassandra/",
         "tests/cluster/",
-        "tests/contracts/test_cassandra.py",
         "tests/support/cassandra",
         # It simulates the cluster, and plants bugs that only its seeds are known to find.
         *(f"{_SIMULATION}/{name}.py" for name in (
@@ -34,7 +32,6 @@ STORE_FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "dynamodb": (
         "counter/storage/dynamodb/",
         "tests/dynamodb/",
-        "tests/contracts/test_dynamodb.py",
         "tests/support/dynamodb.py",
         f"{_SIMULATION}/bugs_dynamodb.py",
         f"{_SIMULATION}/dynamodb_",

@@ -15,7 +15,6 @@ from counter.ports import Store
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.rollups import WINDOW as WINDOW_KIND
 from counter.storage.cassandra.store import CassandraStore
-from counter.testing import suites
 from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,
@@ -24,6 +23,7 @@ from counter.testing.cases import (
     SLICES_END,
     T0,
     WINDOW,
+    StoreCases,
     add,
     decided,
     nonce,
@@ -31,7 +31,9 @@ from counter.testing.cases import (
     write,
 )
 from counter.testing.clock import FakeClock
-from counter.testing.control_cases import purge
+from counter.testing.control_cases import PurgeCases, purge
+from counter.testing.fold_cases import FoldCases
+from counter.testing.suites import add_suites
 from counter.types import Decision, Fold, Namespace, Outcome, Span, Written
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import forget, have_schema, options_for
@@ -54,8 +56,13 @@ def options(cassandra: Cluster) -> CassandraOptions:
     return options
 
 
-class OnCassandra:
+class OnCassandra(StoreCases):
     """How the suites get a Cassandra store."""
+
+    transactional = False
+    one_moment = False
+    partition_sizes = True
+    new_life = True
 
     new_atomic = Written.UNVERIFIED
 
@@ -66,76 +73,23 @@ class OnCassandra:
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
         return FreshStore(self.options, clock)
 
-
-class TestEvents(OnCassandra, suites.EventCases):
-    """Identities, collapse, conflicts."""
-
-
-class TestFolds(OnCassandra, suites.FoldCases):
-    """Sums and tails."""
-
-
-class TestScans(OnCassandra, suites.ScanCases):
-    """Scans."""
-
-
-class TestAtomics(OnCassandra, suites.AtomicCases):
-    """Atomic adds."""
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        """Hide it under a deletion that is later than its batch, and earlier than the next."""
+        assert isinstance(store, CassandraStore)
+        (head,) = await store.rollups.heads(namespace, [row[0]])
+        assert head is not None
+        keyspace = store.session.state_of(namespace.dataset).keyspace
+        await store.session.connection.simple(
+            f"DELETE FROM {keyspace}.counts USING TIMESTAMP {head.checkpoint.time_us + MILLISECOND}"
+            f" WHERE namespace = {namespace.id} AND counter = '{row[0]}' AND kind = {WINDOW_KIND}"
+            f" AND t = {row[1]} AND u = 0"
+        )
 
 
-class TestMarks(OnCassandra, suites.MarkCases):
-    """Dirty marks."""
+add_suites(globals(), OnCassandra)
 
 
-class TestWatermarks(OnCassandra, suites.WatermarkCases):
-    """Watermarks and the fence."""
-
-
-class TestCounts(OnCassandra, suites.CountsCases):
-    """Checkpoints, rows, recounts."""
-
-
-class TestDecisions(OnCassandra, suites.DecisionCases):
-    """Late tokens."""
-
-
-class TestReservations(OnCassandra, suites.ReservationCases):
-    """Keys without a time."""
-
-
-class TestNamespaces(OnCassandra, suites.NamespaceCases):
-    """Namespaces."""
-
-
-class TestSlices(OnCassandra, suites.SliceCases):
-    """Slices."""
-
-
-class TestPartitionSizes(OnCassandra, suites.PartitionSizeCases):
-    """The sizes of partitions."""
-
-
-class TestService(OnCassandra, suites.ServiceCases):
-    """Deletes, and CloudEvents that are delivered again."""
-
-
-class TestListing(OnCassandra, suites.ListingCases):
-    """Listing counters."""
-
-
-class TestLeases(OnCassandra, suites.LeaseCases):
-    """Leases of sequence numbers."""
-
-
-class TestWorkerLeases(OnCassandra, suites.WorkerLeaseCases):
-    """Leases of background work."""
-
-
-class TestKeys(OnCassandra, suites.KeyCases):
-    """API keys."""
-
-
-class TestPurge(OnCassandra, suites.PurgeCases):
+class TestPurge(OnCassandra, PurgeCases):
     """Purging. Keys and decisions are not looked for: Cassandra deletes them by its own clock."""
 
     async def test_expired_keys_go_and_others_stay(
@@ -179,24 +133,8 @@ class TestPurge(OnCassandra, suites.PurgeCases):
         return int(left_s)
 
 
-class TestNonTransactional(OnCassandra, suites.NonTransactionalCases):
-    """What a store without transactions does."""
-
-
-class TestAudit(OnCassandra, suites.AuditCases):
-    """The audit."""
-
-    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
-        """Hide it under a deletion that is later than its batch, and earlier than the next."""
-        assert isinstance(store, CassandraStore)
-        (head,) = await store.rollups.heads(namespace, [row[0]])
-        assert head is not None
-        keyspace = store.session.state_of(namespace.dataset).keyspace
-        await store.session.connection.simple(
-            f"DELETE FROM {keyspace}.counts USING TIMESTAMP {head.checkpoint.time_us + MILLISECOND}"
-            f" WHERE namespace = {namespace.id} AND counter = '{row[0]}' AND kind = {WINDOW_KIND}"
-            f" AND t = {row[1]} AND u = 0"
-        )
+class TestFolds(OnCassandra, FoldCases):
+    """Sums and tails, those of crowded partitions too."""
 
     @pytest.mark.parametrize("rows", [2, 5])
     async def test_windows_of_crowded_partitions_are_counted_by_halves(
@@ -218,7 +156,3 @@ class TestAudit(OnCassandra, suites.AuditCases):
         found = await store.events.window_folds(namespace, ["c", "d"], Span(T0, T0 + SLICE))
         sums = await store.events.sums(namespace, [("c", at) for at in windows])
         assert list(found) == [dict(zip(windows, sums, strict=True)), {NOW: Fold(False, 1)}]
-
-
-class TestNewLife(OnCassandra, suites.NewLifeCases):
-    """After a restore."""

@@ -1,0 +1,61 @@
+"""How the contract suites differ over DynamoDB, on the local engine and in the simulation."""
+
+from counter.limits import HOUR, MINUTE, SECOND
+from counter.ports import Store
+from counter.storage.dynamodb.decisions import decision_key, reservation_key
+from counter.storage.dynamodb.driver import Key
+from counter.storage.dynamodb.layout import COUNTS, EXPIRES, partition, row_place
+from counter.storage.dynamodb.store import DynamodbStore
+from counter.testing.cases import DATASET, FIRST_SLICE, NOW, StoreCases, add, decided, nonce, write
+from counter.testing.control_cases import PurgeCases, purge
+from counter.types import Decision, Namespace, Outcome
+
+
+class DynamodbCases(StoreCases):
+    """A store over DynamoDB."""
+
+    transactional = False
+    one_moment = False
+    new_life = True
+
+    async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
+        assert isinstance(store, DynamodbStore)
+        counter, window_us = row
+        key = partition(namespace, COUNTS, counter), row_place(window_us)
+        await store.driver.write_many(store.session.data(namespace.dataset), deletes=[key])
+
+
+class DynamodbPurgeCases(PurgeCases):
+    """Purging. Keys and decisions are not looked for: DynamoDB deletes them by its own clock."""
+
+    async def test_expired_keys_go_and_others_stay(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Each may go an hour after its expiry, not before; a replaced one as the new one."""
+        for n in range(5):
+            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
+        await store.decisions.reserve(
+            namespace, nonce(0), NOW + 1, NOW + 1 + 9 * HOUR, replaces_us=NOW
+        )
+        await purge(store, NOW + 3 * HOUR)
+        for n, hours in enumerate((9, 1, 2, 3, 4)):
+            expires_s = await self.expires_s(store, namespace, reservation_key(namespace, nonce(n)))
+            assert expires_s * SECOND // HOUR * HOUR == NOW // HOUR * HOUR + (hours + 1) * HOUR
+
+    async def test_a_decision_lives_as_long_as_its_event(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """It is made while the event is kept, and outlives the slice that the event is in."""
+        event, decision = add(at=FIRST_SLICE + 5 * MINUTE), Decision(Outcome.APPLIED, b"")
+        await write(store, namespace, event)
+        await store.decisions.decide(namespace, [event], decision)
+        await purge(store, NOW)
+        assert await decided(store, namespace, [event]) == decision
+        expires_s = await self.expires_s(store, namespace, decision_key(namespace, [event]))
+        assert expires_s * SECOND == NOW + 2 * DATASET.retention_us + DATASET.slice_us
+
+    async def expires_s(self, store: Store, namespace: Namespace, key: Key) -> int:
+        """When DynamoDB may delete the item of *key*, by the attribute that it looks at."""
+        assert isinstance(store, DynamodbStore)
+        item = await store.driver.get(store.session.data(namespace.dataset), key)
+        return int(item[EXPIRES])
