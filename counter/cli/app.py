@@ -46,9 +46,7 @@ _CODES: Final[Mapping[str, str]] = {
         f" counts it at most once, is printed; {_INTERRUPTED}, likewise."
     ),
     "planned": "0, with warnings too; 2 if a value cannot be read or is past its bound.",
-    "contexts": (
-        "0; 1 if there is no such context; 2 if the file of the contexts cannot be read or written."
-    ),
+    "contexts": "0; 2 if there is no such context, or their file cannot be read or written.",
     "keyed": (
         "0; 1 if there is no such key, or it is not possible for this key; 2 if a value cannot be"
         f" read or is past its bound, or the keys cannot be reached; {_INTERRUPTED}."
@@ -98,7 +96,6 @@ _ARGUMENTS: Final[Mapping[str, str]] = {
     "get": "NAME...",
     "list": "[PREFIX]",
     "token new": "[COUNT]",
-    "context show": "[NAME]",
     "token resolve": "TOKEN [NAME [DELTA]]",
 }
 #: The commands of each group, by ``module:function`` in ``counter.cli.commands``: what each does,
@@ -381,8 +378,9 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         contexts cannot be read or written.
         """,
         "context:list_": """
-        Show all contexts.
+        Show all contexts, and of their API keys only the ids.
           counter context list
+          counter context list --json
         {contexts}
         """,
         "context:use": """
@@ -390,11 +388,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 
         It is used if neither --context, --url, COUNTER_CONTEXT nor COUNTER_URL names a service.
           counter context use prod
-        {contexts}
-        """,
-        "context:show": """
-        Show a context, and of its API key only the id.
-          counter context show prod
         {contexts}
         """,
         "context:remove": """

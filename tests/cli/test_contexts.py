@@ -116,7 +116,6 @@ def test_a_context_of_the_environment_is_used(
     monkeypatch.setenv("COUNTER_CONTEXT", "prod")
     known.said("get", "c")
     assert prod.requests == [("shop", KEY)]
-    assert known.said("context", "show").startswith("name       prod\n")
 
 
 @pytest.mark.parametrize("is_flag", [True, False], ids=["--url", "COUNTER_URL"])
@@ -203,11 +202,10 @@ def test_the_key_of_a_context_is_given_for_its_url_alone(known: Shell, prod: Ask
 
 def test_a_key_is_never_printed(known: Shell) -> None:
     known.said("context", "use", "prod")
-    for words in (["list"], ["show"], ["show", "prod"]):
-        for json_flag in ([], ["--json"]):
-            code, out = known.run("context", *words, *json_flag)
-            assert (code, f"set, id {'a' * 12}" in out) == (0, True)
-            assert "b" * 32 not in out + known.err
+    for json_flag in ([], ["--json"]):
+        code, out = known.run("context", "list", *json_flag)
+        assert (code, f"set, id {'a' * 12}" in out) == (0, True)
+        assert "b" * 32 not in out + known.err
     (shown,) = known.documents("context", "list")
     assert (shown["name"], shown["current"], shown["namespace"]) == ("prod", True, "shop")
 
@@ -244,7 +242,7 @@ def test_contexts_are_added_replaced_and_removed(known: Shell) -> None:
     assert known.run("context", "add", "prod", "--url", "http://127.0.0.1:9")[0] == 1
     assert "--replace replaces it" in known.err
     known.said("context", "add", "prod", "--url", "http://127.0.0.1:9", "--replace")
-    (shown,) = known.documents("context", "show", "prod")
+    (shown,) = known.documents("context", "list")
     assert (shown["url"], shown["api_key"], shown["namespace"]) == (
         "http://127.0.0.1:9",
         None,
@@ -252,11 +250,10 @@ def test_contexts_are_added_replaced_and_removed(known: Shell) -> None:
     )
     known.said("context", "use", "prod")
     known.said("context", "remove", "prod")
-    assert "no context is the current one any more" in known.err
     assert known.said("context", "list") == ""
     assert "counter context add makes one" in known.err
-    for words in (["show"], ["show", "prod"], ["use", "prod"], ["remove", "prod"]):
-        assert known.run("context", *words) == (1, "")
+    for words in (["use", "prod"], ["remove", "prod"]):
+        assert known.run("context", *words) == (2, "")
 
 
 def test_an_invalid_context_is_not_stored(shell: Shell, home: Path) -> None:

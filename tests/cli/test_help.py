@@ -21,7 +21,7 @@ NO_JSON = {"serve", "rollup", "completion", "namespace delete"}
 NO_JSON |= {"context add", "context use", "context remove"}
 #: They run until they are terminated, or end at once.
 NO_INTERRUPT = {"serve", "rollup", "completion", "config check", "token derive"}
-NO_INTERRUPT |= {f"context {each}" for each in ("add", "list", "use", "show", "remove")}
+NO_INTERRUPT |= {f"context {each}" for each in ("add", "list", "use", "remove")}
 
 
 def commands(of: App, *path: str) -> Iterator[tuple[str, App]]:

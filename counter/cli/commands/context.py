@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from counter.cli.client import EXIT_NO, ServiceFlags, exit_codes, fail, key_in, open_client
-from counter.cli.contexts import (
-    CONTEXT_VARIABLE,
-    NAME,
-    Context,
-    Contexts,
-    load_contexts,
-    save_contexts,
-)
-from counter.cli.terminal import (
-    JsonLines,
-    flag,
-    json_line,
-    listing,
-    print_answer,
-    print_out,
-    remark,
-    table,
-)
+from counter.cli.contexts import NAME, Context, Contexts, load_contexts, save_contexts
+from counter.cli.terminal import JsonLines, flag, json_line, print_out, remark, table
 from counter.errors import StartupError
 from counter.security.keys import id_in
 
 _Which = Annotated[str, flag("The context")]
-_CELLS: Final[Mapping[object, str]] = {True: "*", False: "", None: "-"}
 
 
 @Parameter(name="*", group="Service")
@@ -97,72 +78,45 @@ def list_(*, json: JsonLines = False) -> None:
     """Show all contexts, never a key."""
     with exit_codes():
         contexts = load_contexts()
-        if not contexts.by_name and not json:
-            remark("there are no contexts: counter context add makes one")
-            return
         shown = [_shown(contexts, name) for name in sorted(contexts.by_name)]
         if json:
             for each in shown:
                 print_out(json_line(each))
-            return
-        columns = ("current", "name", "url", "namespace", "api_key")
-        rows = [[_CELLS.get(each[name], each[name]) for name in columns] for each in shown]
-        print_out(table([name.upper().replace("_", " ") for name in columns], rows))
+        elif not shown:
+            remark("there are no contexts: counter context add makes one")
+        else:
+            rows = [
+                ("*" if current else "", name, url, *(each or "-" for each in others))
+                for name, current, url, *others, _, _, _ in map(dict.values, shown)
+            ]
+            print_out(table(("CURRENT", "NAME", "URL", "NAMESPACE", "API KEY"), rows))
 
 
 def use(name: _Which, /) -> None:
     """Make a context the current one."""
     with exit_codes():
-        contexts = _contexts_with(name)
+        contexts = load_contexts()
+        url = contexts.named(name).url
         save_contexts(replace(contexts, current=name))
-        remark(f"context {name!r} is the current one: {contexts.named(name).url}")
-        for variable in ("COUNTER_URL", CONTEXT_VARIABLE):
-            if os.environ.get(variable):
-                remark(f"{variable} of the environment comes before it: unset it")
-
-
-def show(
-    name: Annotated[str | None, flag("The context [the current one]")] = None,
-    /,
-    *,
-    json: JsonLines = False,
-) -> None:
-    """Show a context, without its key."""
-    with exit_codes():
-        chosen = name or os.environ.get(CONTEXT_VARIABLE) or load_contexts().current
-        if chosen is None:
-            fail("no context is the current one: counter context use makes one so", EXIT_NO)
-        shown = _shown(_contexts_with(chosen), chosen)
-        print_answer(listing(shown), shown, json=json)
+        remark(f"context {name!r} is the current one: {url}")
 
 
 def remove(name: _Which, /) -> None:
     """Remove a context, with its key."""
     with exit_codes():
-        contexts = _contexts_with(name)
-        others = {key: each for key, each in contexts.by_name.items() if key != name}
-        current = None if contexts.current == name else contexts.current
-        save_contexts(Contexts(others, current))
-        remark(f"context {name!r} is removed")
-        if current is None and contexts.current:
-            remark("no context is the current one any more")
-
-
-def _contexts_with(name: str) -> Contexts:
-    """Return all contexts. Exits with EXIT_NO if there is none of the name."""
-    contexts = load_contexts()
-    try:
+        contexts = load_contexts()
         contexts.named(name)
-    except StartupError as error:
-        fail(str(error), EXIT_NO)
-    return contexts
+        others = {key: each for key, each in contexts.by_name.items() if key != name}
+        save_contexts(Contexts(others, None if contexts.current == name else contexts.current))
+        remark(f"context {name!r} is removed")
 
 
 def _shown(contexts: Contexts, name: str) -> dict[str, Any]:
     """Return a context for people; of its key only the id, which is public."""
     context = contexts.by_name[name]
-    shown = {"name": name, "current": name == contexts.current, **asdict(context)}
-    if context.api_key is not None:
-        known = id_in(context.api_key)
-        shown["api_key"] = f"set, id {known}" if known else "set"
-    return shown
+    key = context.api_key and f"set, id {id_in(context.api_key) or 'unknown'}"
+    return {
+        "name": name,
+        "current": name == contexts.current,
+        **asdict(replace(context, api_key=key)),
+    }
