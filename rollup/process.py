@@ -16,8 +16,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -43,7 +43,7 @@ from rollup.worker import RollupWorker
 
 _HEAD_BYTES_MAX: Final = 8 * 1024
 _CONNECTIONS_MAX: Final = 64
-_PATIENCE_S: Final = 5.0
+_PATIENCE_S: Final = 10.0
 _JSON: Final = "application/json"
 _PROBLEM: Final = "application/problem+json"
 
@@ -92,24 +92,19 @@ async def listening(health: Health, host: str, port: int, hosts: HostRule) -> As
             ClockMetrics(health.guard),
         )
     )
+    connections = asyncio.Semaphore(_CONNECTIONS_MAX)
 
-    async def alive() -> _Answer:
-        return 200, _JSON, b'{"status":"alive"}'
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read a request head, answer, close. Errors only affect the client."""
+        with closing(writer), suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
+            if not connections.locked():
+                async with connections, asyncio.timeout(_PATIENCE_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(_on_wire(head, await _answer(head, health, exposition, hosts)))
+                    await writer.drain()
 
-    async def ready() -> _Answer:
-        incidents = await health.incidents()
-        if not incidents:
-            return 200, _JSON, b'{"status":"ready"}'
-        found = [each.as_fields() for each in incidents]
-        return _problem(503, "unavailable", incidents[0].detail, troubles=found)
-
-    async def metrics() -> _Answer:
-        return 200, CONTENT_TYPE_LATEST, exposition.text()
-
-    pages = {"/healthz": alive, "/readyz": ready, "/metrics": metrics}
-    health_server = HealthServer(pages, hosts)
     try:
-        server = await asyncio.start_server(health_server.serve, host, port, limit=_HEAD_BYTES_MAX)
+        server = await asyncio.start_server(serve, host, port, limit=_HEAD_BYTES_MAX)
     except (OSError, UnicodeError) as error:
         raise StartupError(
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error};"
@@ -121,59 +116,39 @@ async def listening(health: Health, host: str, port: int, hosts: HostRule) -> As
         server.close()
 
 
-class HealthServer:
-    """Answers one request per connection."""
-
-    def __init__(
-        self, pages: Mapping[str, Callable[[], Awaitable[_Answer]]], hosts: HostRule
-    ) -> None:
-        self._pages = pages
-        self._hosts = hosts
-        self._open = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read a request head, answer, close. Errors only affect the client."""
-        self._open += 1
-        try:
-            with suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-                if self._open <= _CONNECTIONS_MAX:
-                    async with asyncio.timeout(2 * _PATIENCE_S):
-                        head = await reader.readuntil(b"\r\n\r\n")
-                        writer.write(_on_wire(head, await self._answer(head)))
-                        await writer.drain()
-        finally:
-            self._open -= 1
-            writer.close()
-
-    async def _answer(self, head: bytes) -> _Answer:
-        for line in head.split(b"\r\n")[1:]:
-            name, _, host = line.partition(b":")
-            if name.strip().lower() == b"host" and not self._hosts.answers(host):
-                shown = host.strip()[:80].decode("latin-1")
-                return _problem(
-                    OriginRefusedError.status,
-                    OriginRefusedError.code,
-                    f"Host is {shown!r}: a worker answers only localhost, IP addresses and the"
-                    " names in hosts; set hosts, or give --insecure",
-                )
-        method, _, rest = head.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
-        page = self._pages.get(path)
-        if page is None:
-            return _problem(404, "not_found", f"there is nothing at {path[:200]!r}")
-        if method not in (b"GET", b"HEAD"):
-            return _problem(405, "method_not_allowed", "use GET")
-        return await page()
+async def _answer(head: bytes, health: Health, exposition: Exposition, hosts: HostRule) -> _Answer:
+    request, *headers = head.split(b"\r\n")
+    for line in headers:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"host" and not hosts.answers(value):
+            return _problem(
+                OriginRefusedError.status,
+                OriginRefusedError.code,
+                f"Host is {value.strip()[:80].decode('latin-1')!r}: a worker answers only"
+                " localhost, IP addresses and the names in hosts; set hosts, or give --insecure",
+            )
+    method, _, rest = request.decode("latin-1").partition(" ")
+    path = rest.partition(" ")[0].partition("?")[0]
+    match path if method in ("GET", "HEAD") else "":
+        case "/healthz":
+            return 200, _JSON, b'{"status":"alive"}'
+        case "/metrics":
+            return 200, CONTENT_TYPE_LATEST, exposition.text()
+        case "/readyz":
+            if not (incidents := await health.incidents()):
+                return 200, _JSON, b'{"status":"ready"}'
+            found = [each.as_fields() for each in incidents]
+            return _problem(503, "unavailable", incidents[0].detail, troubles=found)
+    return _problem(404, "not_found", f"there is nothing to {method[:20]} at {path[:200]!r}")
 
 
 def _on_wire(head: bytes, answer: _Answer) -> bytes:
     status, content_type, body = answer
     lines = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
-        f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
-        + ("allow: GET\r\n" if status == HTTPStatus.METHOD_NOT_ALLOWED else "")
+        f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
-    return f"{lines}\r\n".encode() + (b"" if head.startswith(b"HEAD ") else body)
+    return lines.encode() + (b"" if head.startswith(b"HEAD ") else body)
 
 
 def _problem(status: int, code: str, detail: str, **more: Any) -> _Answer:

@@ -153,13 +153,11 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         read, or the service cannot be reached or does not know now; {interrupted}.
         """,
         "watch:top": """
-        Show the busiest counters, or the highest.
+        Show the counters with the most adds in the last seconds.
 
-        By adds, the service reports the last seconds; if it could not read all counters that
-        changed, a note says so. By count, every counter is read.
+        If the service could not read all counters that changed, a note says so.
           counter top
-          counter top --live --limit 20
-          counter top --by count
+          counter top --limit 20 --span 1m
         {reads}
         """,
         "history:history": """

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.segment import Segment
-
-from counter.cli.terminal import printable
 
 
 class Bar:
@@ -33,24 +30,11 @@ class Bar:
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Bar]:
     """Show a progress bar on standard error; nothing is shown if that is not a terminal."""
-    console = Screen(stderr=True)
+    console = Console(stderr=True)
     if not console.is_terminal:
         yield Bar(None, what, total)
         return
-    # A file name may look like markup.
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as shown:
         yield Bar(shown, what, total)
-
-
-class Screen(Console):
-    """A console on which only rich itself controls the terminal: control characters of texts are
-    escaped."""
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        """Render as :meth:`Console.render` does."""
-        for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text, lines=True), style, control)

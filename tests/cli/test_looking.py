@@ -116,16 +116,6 @@ def test_the_busiest_and_the_highest_come_first(shell: Shell) -> None:
     (found,) = shell.documents("top", *where, "--limit", "1")
     assert [(each["counter"], each["count"]) for each in found["counters"]] == [("busy", 3)]
     assert found["complete"] is True
-    assert names("--by", "count") == ["COUNTER", "high", "busy"]
-    (cut,) = shell.documents("top", *where, "--by", "count", "--read", "1")
-    assert cut == {"complete": False, "read": 1, "counters": [{"counter": "busy", "count": 3}]}
-    assert "only the first 1 counter by name were read" in shell.err
-
-
-def test_a_look_that_goes_on_ends_with_ctrl_c(shell: Shell) -> None:
-    with patch("counter.cli.commands.watch.time.sleep", side_effect=[None, KeyboardInterrupt()]):
-        code, out = shell.run("top", "--live", "--json")
-    assert (code, len(out.splitlines())) == (130, 2)
 
 
 def test_a_history_is_a_table_csv_and_json(shell: Shell, soon_rolled_up: str, name: str) -> None:

@@ -1,6 +1,5 @@
 """Nothing that comes from a service or a file controls the terminal of a person."""
 
-import io
 import json
 import unicodedata
 from collections.abc import Callable
@@ -9,11 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.live import Live
-from rich.text import Text
 
-from counter.cli.progress import Screen
-from counter.cli.terminal import print_out, printable, remark
+from counter.cli.terminal import print_out, printable, remark, table
 from tests.cli.shell import Shell
 from tests.client.stranger import http, stranger
 
@@ -123,13 +119,5 @@ def test_a_remark_has_only_the_given_line_breaks(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "counter: one\\u2028two\\u000bthree\ncounter: four\n"
 
 
-def test_text_drawn_by_rich_is_escaped() -> None:
-    file = io.StringIO()
-    console = Screen(file=file, force_terminal=True, width=200)
-    console.print(Text(HOSTILE), HOSTILE)
-    with Live(console=console, auto_refresh=False) as live:
-        live.update(Text(f"{HOSTILE}\nsecond", no_wrap=True), refresh=True)
-    for escape in ("\x1b[2J", "\x1b]0;", "\x9b", "\x07", "\u202e", "\ud800"):
-        assert escape not in file.getvalue()
-    # Rich's own, which move the line.
-    assert "\x1b[" in file.getvalue()
+def test_a_column_is_as_wide_as_its_widest_cell_on_a_terminal() -> None:
+    assert table(("A", "N"), [("計", 1), ("b", -20)]) == "A     N\n計    1\nb   -20"

@@ -98,7 +98,7 @@ async def test_metrics_report_progress_and_lag(watched: Watched) -> None:
     ("sent", "status"),
     [
         (b"GET /nothing HTTP/1.1\r\n\r\n", b"404"),
-        (b"POST /readyz HTTP/1.1\r\n\r\n", b"405"),
+        (b"POST /readyz HTTP/1.1\r\n\r\n", b"404"),
         (b"GET /healthz?x=1 HTTP/1.0\r\n\r\n", b"200"),
         (b"nonsense\r\n\r\n", b"404"),
         (b"\xff\xfe \xff\r\n\r\n", b"404"),
