@@ -31,13 +31,12 @@ from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
 from api.telemetry.metrics import Metrics, RequestMetrics
 from api.telemetry.request_log import RequestLog
-from counter.config.event_rules import check_rules
 from counter.config.namespace_rules import check_settings, fitted
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.core.service import CounterService
 from counter.durations import format_duration
-from counter.errors import InvalidBodyError, PreconditionFailedError
+from counter.errors import PreconditionFailedError
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.audit_log import AdminLog
@@ -139,7 +138,6 @@ class Application:
         await self.guard.measure()
         await self.keys.refresh()
         await self.service.namespaces.refresh()
-        self._warn_of_event_rules()
         await self._create_default_namespace()
         datasets = await self.store.control.datasets()
         # If the clock is wrong, the worker creates them once it is right.
@@ -180,14 +178,6 @@ class Application:
                 await namespaces.create("default", settings)
             except PreconditionFailedError:
                 await namespaces.refresh()
-
-    def _warn_of_event_rules(self) -> None:
-        """Name the rules that an older version accepted, and that would be refused now."""
-        for each in self.service.namespaces.all():
-            try:
-                check_rules(each.settings.event_rules)
-            except InvalidBodyError as error:
-                _log.warning("namespace %r: %s", each.name, error.detail)
 
     def _warn_of_ignored_settings(self, datasets: Sequence[Dataset]) -> None:
         asked = self.settings.dataset()

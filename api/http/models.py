@@ -277,23 +277,6 @@ class CloudEventBody(BaseModel):
     data_base64: str | None = None
 
 
-class ClientsBody(Body):
-    """What the namespace's clients do. It is compared with the settings, and not kept."""
-
-    retry: DurationText | None = Field(
-        default=None, description="How long after its token was made an add may still be sent."
-    )
-    clock: DurationText | None = Field(
-        default=None, description="How far a client's clock may be off."
-    )
-    max_staleness: DurationText | None = Field(
-        default=None, description="How old a count they take by default."
-    )
-    hottest_per_s: int | None = Field(
-        default=None, ge=0, le=10**9, description="How often the busiest counter is added to."
-    )
-
-
 class NamespaceBody(Body):
     """A namespace's settings. What an update leaves out stays as it is."""
 
@@ -347,7 +330,6 @@ class NamespaceBody(Body):
         max_length=limits.EVENT_RULES_MAX,
         description="What CloudEvents add; all rules that match an event apply.",
     )
-    clients: ClientsBody | None = None
 
 
 class KeyLimits(Body):

@@ -7,14 +7,13 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Annotated, Any, Final
 
 from fastapi import Query
 from pydantic.json_schema import SkipJsonSchema
 
 from api.http.call import Call
-from api.http.models import ClientsBody, NamespaceBody, NoQuery, TokensBody
+from api.http.models import NamespaceBody, NoQuery, TokensBody
 from api.http.response_models import (
     IssuedToken,
     NamespaceAnswer,
@@ -25,7 +24,6 @@ from api.http.response_models import (
 from api.http.responses import Response
 from api.http.routing import ETAG, NAMESPACE, CallOf, InNamespace, created, matched, route
 from counter.config.namespace_rules import (
-    Clients,
     check_change,
     check_name,
     check_settings,
@@ -114,14 +112,14 @@ class NamespaceRoutes:
                     check_name(call.namespace)
                     check_settings(settings, dataset)
                     created = await namespaces.create(call.namespace, settings)
-            return _response(created, 201, self._warnings(created, body.clients))
+            return _response(created, 201, self._warnings(created))
         _check_conditions(call, current)
         settings = replace(current.settings, **changes)
         if settings != current.settings:
             async with self._acts("namespace.change", call, current.settings, settings):
                 check_change(current, settings)
                 current = await namespaces.update(current, settings)
-        return _response(current, warnings=self._warnings(current, body.clients))
+        return _response(current, warnings=self._warnings(current))
 
     def _check_quota(self, call: Call, shards: int) -> None:
         """Raise QuotaExceededError if the caller, or all namespaces together, have too much."""
@@ -161,15 +159,10 @@ class NamespaceRoutes:
             act.changed(before, after)
             yield
 
-    def _warnings(self, namespace: Namespace, clients: ClientsBody | None) -> tuple[str, ...]:
-        """Where its settings contradict each other, or what its clients do; logged too."""
+    def _warnings(self, namespace: Namespace) -> tuple[str, ...]:
+        """Return the contradictions within its settings; they are logged, too."""
         found = (
-            *creation_warnings(
-                namespace.settings,
-                namespace.dataset,
-                _clients(clients),
-                lease_time_us=self.settings.lease_time,
-            ),
+            *creation_warnings(namespace.settings, namespace.dataset),
             *self.settings.kind.advice(namespace.settings),
         )
         for each in found:
@@ -233,26 +226,13 @@ def _etag_header(namespace: Namespace) -> tuple[bytes, bytes]:
 
 def _changes(body: NamespaceBody) -> dict[str, Any]:
     """The settings that a body names, by their names inside."""
-    given = body.model_dump(exclude_unset=True, exclude={"clients"})
+    given = body.model_dump(exclude_unset=True)
     for name, value in given.items():
         if value is None:
             raise InvalidBodyError(f"{name} is null; leave it out instead", field=name)
     if "event_rules" in given:
         given["event_rules"] = tuple(EventRule(**each) for each in given["event_rules"])
     return {f"{name}_us" if name in _DURATIONS else name: value for name, value in given.items()}
-
-
-def _clients(body: ClientsBody | None) -> Clients | None:
-    """Return a body's description of a namespace's clients."""
-    if body is None:
-        return None
-    hottest = body.hottest_per_s
-    return Clients(
-        retry_us=body.retry,
-        clock_us=body.clock,
-        max_staleness_us=body.max_staleness,
-        hottest_per_s=None if hottest is None else Fraction(hottest),
-    )
 
 
 def _check_conditions(call: Call, current: Namespace | None) -> None:

@@ -1,4 +1,4 @@
-"""Check a namespace's settings, and find contradictions among them or with its clients.
+"""Check a namespace's settings, and find contradictions among them.
 
 Pure functions, used when a namespace is created or changed, and by ``counter config check``.
 """
@@ -6,9 +6,7 @@ Pure functions, used when a namespace is created or changed, and by ``counter co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from math import ceil
+from dataclasses import replace
 from typing import Final
 
 from counter import limits
@@ -21,35 +19,12 @@ from counter.errors import (
     InvalidParameterError,
     NamespaceConflictError,
 )
-from counter.limits import PARTITION_BYTES_MAX
 from counter.names import is_namespace_name
-from counter.quantities import format_bytes, format_number
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
-from counter.windows import closing_lag, deciding_time
+from counter.windows import deciding_time
 
-EVENT_BUCKETS_MAX: Final = 256
-#: The longest duration of a rollup pass plus the cache; docs/rollup.md.
-PASS_US: Final = 2 * limits.SECOND
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clients:
-    """What is known of a namespace's clients; None for what is unknown.
-
-    ``retry_us`` is how long after its token was made a client may still send it, ``clock_us`` how
-    far its clock may be off, ``max_staleness_us`` its default bound on the age of a count, and
-    ``hottest_per_s`` the rate of adds to the busiest counter.
-    """
-
-    retry_us: int | None = None
-    clock_us: int | None = None
-    max_staleness_us: int | None = None
-    hottest_per_s: Fraction | None = None
-    event_bytes: int = 64
-
-
-#: The default for unknown clients: the SDK retries one call for this long.
-SDK_CLIENTS: Final = Clients(retry_us=30 * limits.SECOND)
+#: How long the SDK retries one call by default.
+SDK_RETRY_US: Final = 30 * limits.SECOND
 #: If more than this many calls are wasted for each useful one, a warning is given.
 _TIMES_MAX: Final = 10
 
@@ -80,9 +55,6 @@ def check_change(namespace: Namespace, settings: NamespaceSettings) -> None:
                 f" {namespace.name!r}; it cannot become {new}",
                 field=field.removesuffix("_us"),
             )
-    if settings.event_rules == namespace.settings.event_rules:
-        # Rules that an older version accepted do not keep other settings from being changed.
-        settings = replace(settings, event_rules=())
     check_settings(settings, namespace.dataset)
 
 
@@ -141,141 +113,28 @@ def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
         )
 
 
-def lag_of(settings: NamespaceSettings, dataset: Dataset) -> int:
-    """Return the largest normal age of a rolled-up count in microseconds: docs/rollup.md."""
-    closing_us = settings.accept_limit_us + closing_lag(dataset)
-    return settings.rollup_window_us + closing_us + PASS_US
-
-
-def retry_most(settings: NamespaceSettings, dataset: Dataset) -> int:
-    """Return how late a retry still learns the outcome of its token, in microseconds."""
-    margin_us = deciding_time(dataset, settings.rollup_window_us, settings.accept_limit_us)
-    return dataset.retention_us - margin_us
-
-
-def creation_warnings(
-    settings: NamespaceSettings,
-    dataset: Dataset,
-    clients: Clients | None = None,
-    *,
-    lease_time_us: int = limits.LEASE_TIME_US,
-) -> tuple[str, ...]:
+def creation_warnings(settings: NamespaceSettings, dataset: Dataset) -> Iterator[str]:
     """Return the contradictions, each with its values, its bound and a fix; refused ones come
     first.
 
-    Unknown *clients* are assumed to behave as the SDK does. The kind of the store may have more
-    advice.
+    The kind of the store may have more advice.
     """
-    is_sdk = clients is None and settings.counter_type is not CounterType.BEST_EFFORT
-    known = clients or (SDK_CLIENTS if is_sdk else Clients())
-    return (
-        *_refused(settings, dataset),
-        *_retry_problems(settings, dataset, known),
-        *_clock_problems(settings, known),
-        *_staleness_problems(settings, dataset, known, lease_time_us),
-        *_partition_problems(dataset, known),
-        *_own_problems(settings),
-    )
-
-
-def _refused(settings: NamespaceSettings, dataset: Dataset) -> Iterator[str]:
     try:
         check_settings(settings, dataset)
     except CounterError as error:
         yield f"the namespace would be refused: {error.detail}"
-
-
-def _retry_problems(
-    settings: NamespaceSettings, dataset: Dataset, clients: Clients
-) -> Iterator[str]:
-    retry_us = clients.retry_us
-    if not retry_us:
-        return
-    given = f"clients retry for {spell_duration(retry_us)}"
-    if settings.counter_type is CounterType.BEST_EFFORT:
-        yield f"{given} and counter_type is BEST_EFFORT: each retry counts again; use EVENTUAL"
-        return
-    most_us = retry_most(settings, dataset)
-    if retry_us > most_us:
-        yield (
-            f"{given} and the outcome of a token is known for {spell_duration(max(0, most_us))}"
-            f" (retention {spell_duration(dataset.retention_us)}, less the time of a recount):"
-            " a later retry gets no answer; keep events longer or retry for less"
-        )
-    if retry_us > settings.key_ttl_us:
-        yield (
-            f"{given} and key_ttl is {spell_duration(settings.key_ttl_us)}: an Idempotency-Key"
-            " that is no UUIDv7 and comes back later counts again; raise key_ttl, or use tokens"
-        )
-
-
-def _clock_problems(settings: NamespaceSettings, clients: Clients) -> Iterator[str]:
-    clock_us = clients.clock_us
-    if clock_us is None or settings.counter_type is CounterType.BEST_EFFORT:
-        return
-    for bound, fault in (("accept_limit", "slow"), ("future_limit", "fast")):
-        bound_us = getattr(settings, f"{bound}_us")
-        if clock_us >= bound_us:
-            yield (
-                f"clients' clocks may be {spell_duration(clock_us)} {fault} and {bound} is"
-                f" {spell_duration(bound_us)}: their own tokens are refused; raise it, or have"
-                " them use POST /v1/tokens"
-            )
-
-
-def _staleness_problems(
-    settings: NamespaceSettings, dataset: Dataset, clients: Clients, lease_time_us: int
-) -> Iterator[str]:
-    wanted_us = clients.max_staleness_us
-    # A staleness of 0 s is an accurate read, which sums the latest events in any case.
-    if not wanted_us or settings.counter_type is not CounterType.EVENTUAL:
-        return
-    given = f"counts should be at most {spell_duration(wanted_us)} old and"
-    lag_us = lag_of(settings, dataset)
-    parts = "rollup_window + accept_limit + write_timeout + 2 * clock_skew_max + a pass"
-    # Subtract the clock skew, because it is unknown which clock is right.
-    usable_us = wanted_us - dataset.clock_skew_max_us
-    if lag_us > usable_us:
-        yield (
-            f"{given} the rollup is up to {spell_duration(lag_us)} behind ({parts}): gets sum the"
-            " latest events at every read; shorten rollup_window, or allow"
-            f" {spell_duration(lag_us + dataset.clock_skew_max_us)}"
-        )
-    elif lag_us + lease_time_us > usable_us:
-        yield (
-            f"{given} after the loss of a worker the rollup is up to"
-            f" {spell_duration(lag_us + lease_time_us)} behind (lease_time more): gets sum the"
-            " latest events for as long; shorten lease_time"
-        )
-
-
-def _partition_problems(dataset: Dataset, clients: Clients) -> Iterator[str]:
-    if clients.hottest_per_s is None:
-        return
-    in_bucket = clients.hottest_per_s * dataset.time_bucket_us / limits.SECOND
-    size = in_bucket * clients.event_bytes / dataset.event_buckets
-    if size > PARTITION_BYTES_MAX:
-        parts = ceil(size / PARTITION_BYTES_MAX)
-        fits_us = dataset.time_bucket_us // parts // limits.SECOND * limits.SECOND
-        ways = []
-        if fits_us:
-            ways.append(f"a time_bucket of at most {spell_duration(fits_us)}")
-        if parts * dataset.event_buckets <= EVENT_BUCKETS_MAX:
-            ways.append(f"{parts * dataset.event_buckets} event_buckets")
-        yield (
-            f"the busiest counter's {format_number(clients.hottest_per_s)}/s make partitions of"
-            f" {format_bytes(size)} (time_bucket {spell_duration(dataset.time_bucket_us)},"
-            f" event_buckets {dataset.event_buckets}), {parts} times the 4 MiB that are good: use"
-            f" {', or '.join(ways) or 'several counters in its place'}"
-        )
-
-
-def _own_problems(settings: NamespaceSettings) -> Iterator[str]:
-    """Return the contradictions within the settings alone."""
     if settings.counter_type is CounterType.BEST_EFFORT:
         return
     accept_us, window_us = settings.accept_limit_us, settings.rollup_window_us
     accept, window = spell_duration(accept_us), spell_duration(window_us)
+    known_us = dataset.retention_us - deciding_time(dataset, window_us, accept_us)
+    if known_us < SDK_RETRY_US:
+        yield (
+            f"the outcome of a token is known for {spell_duration(max(0, known_us))} (retention"
+            f" {spell_duration(dataset.retention_us)}, less the time of a recount), and clients"
+            f" retry for {spell_duration(SDK_RETRY_US)}: a later retry gets no answer; keep events"
+            " longer or retry for less"
+        )
     if accept_us > settings.key_ttl_us:
         yield (
             f"accept_limit is {accept} and key_ttl is {spell_duration(settings.key_ttl_us)}: a"

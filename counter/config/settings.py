@@ -429,7 +429,7 @@ class Settings(BaseSettings):
         from counter.config.namespace_rules import creation_warnings
 
         namespace = self.default_namespace()
-        yield from creation_warnings(namespace, self.dataset(), lease_time_us=self.lease_time)
+        yield from creation_warnings(namespace, self.dataset())
         yield from self.kind.advice(namespace)
         if self.cache == "memory" and not self.kind.serves_alone:
             yield (

@@ -79,22 +79,6 @@ async def test_doubtful_settings_are_reported_and_logged(
     assert "warnings" not in mended.json()
 
 
-async def test_the_behaviour_of_clients_is_compared_and_not_stored(other: Rest) -> None:
-    clients = {"retry": "8d", "clock": "6s", "max_staleness": "10s", "hottest_per_s": 1_000}
-    answer = await other.create("EVENTUAL", clients=clients)
-    warnings = answer.json()["warnings"]
-    retention, key, slow, fast, behind, busiest = warnings
-    assert "clients retry for 8d and the outcome of a token is known for" in retention
-    assert "clients retry for 8d and key_ttl is 1d" in key
-    assert "6s slow" in slow
-    assert "6s fast" in fast
-    assert "counts should be at most 10s old" in behind
-    assert "the busiest counter's 1,000/s" in busiest
-    again = await other.http.put(other.path(), json={"clients": clients})
-    assert (again.json()["warnings"], again.headers["etag"]) == (warnings, '"v1"')
-    assert "warnings" not in (await other.http.put(other.path(), json={})).json()
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("counter_type", "ACCURATE"), ("rollup_window", "30s"), ("shards", 2), ("dataset", "x")],
