@@ -7,7 +7,7 @@ when the settings name it, and imports its driver only to open the store.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from counter import limits
 from counter.clock import SystemClock
-from counter.errors import StartupError
+from counter.config.findings import Finding, ok, wrong
+from counter.errors import CounterError, StartupError
 
 if TYPE_CHECKING:
-    from counter.config.findings import Finding
     from counter.core.clock_guard import ClockGuard
     from counter.ports import Clock, KeyStore, Store
     from counter.types import NamespaceSettings
@@ -70,8 +70,11 @@ class Backup:
 
 
 class StoreKind(Protocol[_S_contra]):
-    """What the program needs to know about one kind of store. A kind may inherit from it, and then
-    changes what differs."""
+    """What the program needs to know about one kind of store.
+
+    A kind inherits from it, has ``name``, ``settings`` and ``open``, and changes what differs: the
+    other defaults are those of a store that one process opens, without schema or backup.
+    """
 
     name: str
     #: A subclass of :class:`counter.config.settings.Settings`. The first setting that it adds says
@@ -96,18 +99,30 @@ class StoreKind(Protocol[_S_contra]):
         """
         ...
 
-    def opened_keys(
+    @asynccontextmanager
+    async def opened(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Store]:
+        """Open the store for one command. Raises StartupError and UnavailableError."""
+        store = self.open(settings, clock)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    @asynccontextmanager
+    async def opened_keys(
         self, settings: _S_contra, clock: Clock
-    ) -> AbstractAsyncContextManager[tuple[KeyStore, ClockGuard | None]]:
+    ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
         """Open the API keys, which a running service may be using.
 
         Also yields a guard of *clock*, not yet measured, if the store has its own clock. Raises
         StartupError and UnavailableError."""
-        ...
+        async with self.opened(settings, clock) as store:
+            yield store.keys, None
 
     async def apply_schema(self, settings: _S_contra) -> Sequence[str]:
         """Create or update the schema; return what was done."""
-        ...
+        return [f"store is {self.name}, which has no schema to apply"]
 
     def back_up(
         self,
@@ -121,7 +136,7 @@ class StoreKind(Protocol[_S_contra]):
         """Copy the data to the new directory *target* while another process may use them.
 
         Raises StartupError, with what backs the store up instead if this cannot."""
-        ...
+        raise StartupError(f"store is {self.name}, which `counter backup` cannot copy")
 
     def restore(
         self,
@@ -133,18 +148,26 @@ class StoreKind(Protocol[_S_contra]):
         without_keys: bool,
     ) -> Backup:
         """Restore the backup *source*. Raises StartupError likewise."""
-        ...
+        raise StartupError(f"store is {self.name}, which `counter restore` cannot write")
 
     async def begin_new_life(
         self, settings: _S_contra, act: AbstractAsyncContextManager[Any]
     ) -> str:
         """Make sure that a restored store issues nothing that was issued before, as *act*; return
         what is to be done before it is served. Raises StartupError and UnavailableError."""
-        ...
+        raise StartupError(f"store is {self.name}, which has nothing to do after a restore")
 
-    def check(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Finding]:
+    async def check(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Finding]:
         """Check the store and its clock for ``counter doctor``, without changing anything."""
-        ...
+        try:
+            async with self.opened(settings, clock) as store:
+                await store.ping()
+        except (CounterError, StartupError) as error:
+            yield wrong(
+                "store", str(error), "do what it says, or see the documentation of the store"
+            )
+        else:
+            yield ok("store", f"{self.name} can be opened and written")
 
 
 @cache

@@ -17,7 +17,7 @@ from counter.quantities import plural
 from counter.storage.shared.startup_retry import StartupRetry
 
 if TYPE_CHECKING:
-    from counter.ports import Clock, KeyStore
+    from counter.ports import Clock, KeyStore, Store
 
 _S_contra = TypeVar("_S_contra", bound=Settings, contravariant=True)
 
@@ -50,15 +50,20 @@ class ServerKind(StoreKind[_S_contra]):
             ) from error
 
     @asynccontextmanager
-    async def opened_keys(
-        self, settings: _S_contra, clock: Clock
-    ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
+    async def opened(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Store]:
         store = self.open(settings, clock)
         await StartupRetry(settings.start_timeout).run(store.open)
         try:
-            yield store.keys, guard_of(store, clock)
+            yield store
         finally:
             await store.close()
+
+    @asynccontextmanager
+    async def opened_keys(
+        self, settings: _S_contra, clock: Clock
+    ) -> AsyncIterator[tuple[KeyStore, ClockGuard | None]]:
+        async with self.opened(settings, clock) as store:
+            yield store.keys, guard_of(store, clock)
 
     def back_up(self, settings: _S_contra, *_: Any, **__: Any) -> NoReturn:
         raise StartupError(
@@ -72,16 +77,12 @@ class ServerKind(StoreKind[_S_contra]):
         self, settings: _S_contra, act: AbstractAsyncContextManager[Any]
     ) -> str:
         clock = self.clock()
-        store: Any = self.open(settings, clock)
-        await StartupRetry(settings.start_timeout).run(store.open)
-        try:
-            async with act:
-                guard = ClockGuard(store.control, clock)
-                await guard.measure()
-                # No token gets an earlier time than this one any more.
-                await store.control.begin_new_life(checked_now_us(clock, guard))
-        finally:
-            await store.close()
+        async with self.opened(settings, clock) as store, act:
+            control: Any = store.control
+            guard = ClockGuard(control, clock)
+            await guard.measure()
+            # No token gets an earlier time than this one any more.
+            await control.begin_new_life(checked_now_us(clock, guard))
         return "start a worker, and run counter audit --all --repair"
 
     async def check(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Finding]:

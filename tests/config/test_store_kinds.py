@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from unittest.mock import AsyncMock, patch
@@ -19,7 +20,8 @@ from counter.config import store_kinds
 from counter.config.report import effective, load
 from counter.config.settings import DatasetSettings, Settings, settings_model
 from counter.config.store_kinds import GROUP, StoreKind, store_kind, store_names
-from counter.errors import StartupError
+from counter.errors import StartupError, StoreUnavailableError
+from counter.ports import Clock, Store
 from counter.storage.memory import MemoryStore
 from counter.storage.memory.control import MemoryControl
 from counter.storage.server_kind import ServerKind
@@ -96,9 +98,12 @@ class StrangersSettings(Settings):
 
 
 class StrangersKind(StoreKind[StrangersSettings]):
-    """A kind that another package brings."""
+    """A kind that another package brings: all that it must have."""
 
     name, settings = "strangers", StrangersSettings
+
+    def open(self, settings: StrangersSettings, clock: Clock, *, to_audit: bool = False) -> Store:
+        return MemoryStore(clock)
 
 
 @pytest.fixture
@@ -129,6 +134,42 @@ def test_the_settings_of_another_package_are_checked() -> None:
     assert str(refused.value) == "depth is 10, and nine is the most"
     with pytest.raises(StartupError, match=r"datasets.other.deep.*is it depth\?"):
         load({"store": "strangers", "datasets": {"other": {"deep": 2}}})
+
+
+async def test_a_kind_answers_commands_without_saying_how() -> None:
+    kind, clock, place = StrangersKind(), SystemClock(), Path("copy")
+    settings = StrangersSettings()
+    assert await kind.apply_schema(settings) == ["store is strangers, which has no schema to apply"]
+    async with kind.opened_keys(settings, clock) as (keys, guard):
+        assert (list(await keys.api_keys()), guard) == ([], None)
+    with pytest.raises(StartupError, match="strangers, which `counter backup` cannot copy"):
+        kind.back_up(settings, place, now_us=0, bytes_per_s=1, progress=print)
+    with pytest.raises(StartupError, match="strangers, which `counter restore` cannot write"):
+        kind.restore(settings, place, now_us=0, progress=print, without_keys=False)
+    with pytest.raises(StartupError, match="strangers, which has nothing to do after a restore"):
+        await kind.begin_new_life(settings, nullcontext())
+
+
+@pytest.mark.parametrize(
+    ("of", "error", "state"),
+    [
+        ("open", StartupError("it is locked"), "wrong"),
+        ("ping", StoreUnavailableError("it is full"), "wrong"),
+        ("close", None, "ok"),
+    ],
+)
+async def test_a_store_of_any_kind_is_checked(of: str, error: Exception | None, state: str) -> None:
+    """By opening it: it is closed again."""
+    store = MemoryStore(SystemClock())
+    with (
+        patch.object(store, of, AsyncMock(side_effect=error)) as call,
+        patch.object(StrangersKind, "open", lambda *_: store),
+    ):
+        kind = StrangersKind()
+        (found,) = [each async for each in kind.check(StrangersSettings(), SystemClock())]
+    assert (found.part, found.state) == ("store", state)
+    assert error is None or found.detail == str(error)
+    call.assert_awaited_once()
 
 
 def test_settings_are_handed_to_a_process_that_is_started() -> None:

@@ -8,7 +8,7 @@ from tests.support.server import ROOT
 
 DOCS = ROOT / "docs"
 _SAVED = re.compile(
-    r"[Ss]ave (?:this|it) as `(\w+\.py)`(?:(?!```).)*?```python\n(.*?)^```$",
+    r"[Ss]ave (?:this|it) as `(\w+\.(?:py|toml))`(?:(?!```).)*?```(?:python|toml)\n(.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -18,12 +18,17 @@ def page(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
+def programs_of(text: str) -> dict[str, str]:
+    """The programs and files that a page says to save, by the names that it says."""
+    return dict(_SAVED.findall(text))
+
+
 def save_programs(text: str, folder: Path) -> list[str]:
-    """Write each program that a page says to save, as it says; their names."""
-    found = _SAVED.findall(text)
-    for name, program in found:
+    """Write each of them; their names."""
+    found = programs_of(text)
+    for name, program in found.items():
         (folder / name).write_text(program, encoding="utf-8")
-    return [name for name, _ in found]
+    return [*found]
 
 
 def python_of(text: str, without: Sequence[str] = ()) -> str:
