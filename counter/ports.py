@@ -37,6 +37,7 @@ from counter.types import (
     NamespaceSettings,
     PartitionSize,
     Pending,
+    Reservation,
     Slice,
     Span,
     TokenBlock,
@@ -411,19 +412,9 @@ class DecisionStore(Protocol):
         with the fingerprint OTHER_PAYLOAD if it was used for another payload."""
         ...
 
-    async def reserve(
-        self,
-        namespace: Namespace,
-        nonce: bytes,
-        now_us: int,
-        expires_us: int,
-        *,
-        kept_us: int = 0,
-        replaces_us: int | None = None,
-    ) -> int:
-        """Return the generation time reserved for *nonce*. It is *now_us* if there was none, if it
-        had expired (*now_us* is *kept_us* or more past its *expires_us*), or if it was
-        *replaces_us*."""
+    async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
+        """Return the generation time reserved for *nonce*: that of *wanted*, if there was none, or
+        one that *wanted* replaces."""
         ...
 
 

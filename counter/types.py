@@ -236,6 +236,26 @@ class Decision(NamedTuple):
     fingerprint: bytes
 
 
+class Reservation(NamedTuple):
+    """A generation time for an arbitrary key: it takes the place of one that has expired."""
+
+    time_us: int
+    expires_us: int
+    #: How long after its end one that is stored is kept.
+    kept_us: int = 0
+    #: One that is stored with this time is replaced, expired or not.
+    replaces_us: int | None = None
+
+    @property
+    def expired_us(self) -> int:
+        """Return the latest end of what has expired."""
+        return self.time_us - self.kept_us
+
+    def replaces(self, time_us: int, expires_us: int) -> bool:
+        """Return whether it takes the place of a stored one."""
+        return expires_us <= self.expired_us or time_us == self.replaces_us
+
+
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """A set of event tables that many namespaces share, and the bounds that writers agree on."""

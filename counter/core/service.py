@@ -48,6 +48,7 @@ from counter.types import (
     Outcome,
     PayloadCheck,
     Pending,
+    Reservation,
     Span,
     Token,
     Written,
@@ -398,9 +399,8 @@ class CounterService:
         time_us: int | None = None
         for _ in range(_RESERVE_ATTEMPTS_MAX):
             now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
-            time_us = await self._store.decisions.reserve(
-                namespace, nonce, now_us, now_us + ttl_us, kept_us=kept_us, replaces_us=time_us
-            )
+            wanted = Reservation(now_us, now_us + ttl_us, kept_us, replaces_us=time_us)
+            time_us = await self._store.decisions.reserve(namespace, nonce, wanted)
             try:
                 return await submit(Token(nonce, time_us))
             except TokenTooOldError as error:

@@ -29,7 +29,16 @@ from counter.testing.cases import (
     write,
 )
 from counter.testing.clock import FakeClock
-from counter.types import Decision, Event, Mark, Namespace, Outcome, PayloadCheck, Pending
+from counter.types import (
+    Decision,
+    Event,
+    Mark,
+    Namespace,
+    Outcome,
+    PayloadCheck,
+    Pending,
+    Reservation,
+)
 from counter.windows import accept_limit_at, closing_limit_at, settling_time
 
 
@@ -340,7 +349,7 @@ class PurgeCases(StoreCases):
             await write(store, each, *events)
             await store.recounts.write_marks(each, [Mark(NOW, "c0", T0)])
             await store.recounts.write_pending(each, [("c0", Pending(T0, NOW))])
-            await store.decisions.reserve(each, nonce(1), NOW, NOW + SECOND)
+            await store.decisions.reserve(each, nonce(1), Reservation(NOW, NOW + SECOND))
             await store.decisions.decide(each, [add("late")], Decision(Outcome.VOID, b""))
         await store.control.delete_namespace(doomed)
         clock.advance(settling_time(DATASET))
@@ -351,7 +360,10 @@ class PurgeCases(StoreCases):
         (head,) = await store.rollups.heads(namespace, ["c0"])
         assert head is not None
         assert head.pending == (Pending(T0, NOW),)
-        assert await store.decisions.reserve(namespace, nonce(1), NOW + 1, NOW + SECOND) == NOW
+        assert (
+            await store.decisions.reserve(namespace, nonce(1), Reservation(NOW + 1, NOW + SECOND))
+            == NOW
+        )
         assert await decided(store, namespace, [add("late")]) == Decision(Outcome.VOID, b"")
         assert list(await store.control.namespaces()) == [namespace]
 
@@ -360,10 +372,12 @@ class PurgeCases(StoreCases):
     ) -> None:
         """However many: no call does it all, and the calls come to an end."""
         for n in range(30):
-            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n)
+            await store.decisions.reserve(namespace, nonce(n), Reservation(NOW, NOW + n))
         await purge(store, NOW + 15)
         for n in range(30):
-            time_us = await store.decisions.reserve(namespace, nonce(n), NOW + 1, NOW + n)
+            time_us = await store.decisions.reserve(
+                namespace, nonce(n), Reservation(NOW + 1, NOW + n)
+            )
             assert (time_us == NOW) == (n > 15)
 
     async def test_a_decision_about_the_first_instant_that_is_kept_stays(

@@ -12,7 +12,7 @@ from counter.testing.cases import (
     nonce,
     write,
 )
-from counter.types import Decision, Event, Namespace, Outcome
+from counter.types import Decision, Event, Namespace, Outcome, Reservation
 
 VOID = Decision(Outcome.VOID, b"\x00first\xff")
 APPLIED = Decision(Outcome.APPLIED, b"second")
@@ -68,16 +68,27 @@ class ReservationCases(StoreCases):
 
     async def test_the_first_time_is_everyones(self, store: Store, namespace: Namespace) -> None:
         """A retry or hedge reads it back."""
-        assert await store.decisions.reserve(namespace, nonce(1), NOW, LATER) == NOW
-        assert await store.decisions.reserve(namespace, nonce(1), NOW + 5, LATER + 5) == NOW
-        assert await store.decisions.reserve(namespace, nonce(1), LATER - 1, LATER + 5) == NOW
+        assert await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, LATER)) == NOW
+        assert (
+            await store.decisions.reserve(namespace, nonce(1), Reservation(NOW + 5, LATER + 5))
+            == NOW
+        )
+        assert (
+            await store.decisions.reserve(namespace, nonce(1), Reservation(LATER - 1, LATER + 5))
+            == NOW
+        )
 
     async def test_an_expired_time_is_replaced(self, store: Store, namespace: Namespace) -> None:
         """From its expiry on, with an expiry of its own."""
-        await store.decisions.reserve(namespace, nonce(1), NOW, LATER)
-        assert await store.decisions.reserve(namespace, nonce(1), LATER, LATER + SECOND) == LATER
+        await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, LATER))
         assert (
-            await store.decisions.reserve(namespace, nonce(1), LATER + SECOND - 1, 2 * LATER)
+            await store.decisions.reserve(namespace, nonce(1), Reservation(LATER, LATER + SECOND))
+            == LATER
+        )
+        assert (
+            await store.decisions.reserve(
+                namespace, nonce(1), Reservation(LATER + SECOND - 1, 2 * LATER)
+            )
             == LATER
         )
 
@@ -85,62 +96,83 @@ class ReservationCases(StoreCases):
         self, store: Store, namespace: Namespace
     ) -> None:
         """By a clock that was set ahead it expired early."""
-        await store.decisions.reserve(namespace, nonce(1), NOW, LATER)
+        await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, LATER))
         for now_us in (LATER, LATER + SECOND - 1):
             assert (
                 await store.decisions.reserve(
-                    namespace, nonce(1), now_us, 2 * LATER, kept_us=SECOND
+                    namespace, nonce(1), Reservation(now_us, 2 * LATER, kept_us=SECOND)
                 )
                 == NOW
             )
         now_us = LATER + SECOND
         assert (
-            await store.decisions.reserve(namespace, nonce(1), now_us, 2 * LATER, kept_us=SECOND)
+            await store.decisions.reserve(
+                namespace, nonce(1), Reservation(now_us, 2 * LATER, kept_us=SECOND)
+            )
             == now_us
         )
 
     async def test_keys_are_their_own(self, store: Store, namespace: Namespace) -> None:
         """Another nonce or namespace knows nothing of it."""
-        await store.decisions.reserve(namespace, nonce(1), NOW, LATER)
-        assert await store.decisions.reserve(namespace, nonce(2), NOW + 1, LATER) == NOW + 1
+        await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, LATER))
+        assert (
+            await store.decisions.reserve(namespace, nonce(2), Reservation(NOW + 1, LATER))
+            == NOW + 1
+        )
         other = await make_namespace(store, "other")
-        assert await store.decisions.reserve(other, nonce(1), NOW + 2, LATER) == NOW + 2
+        assert (
+            await store.decisions.reserve(other, nonce(1), Reservation(NOW + 2, LATER)) == NOW + 2
+        )
 
     async def test_one_replacement_wins(self, store: Store, namespace: Namespace) -> None:
         """It compares with the time that was seen; the loser learns the winner's."""
-        await store.decisions.reserve(namespace, nonce(1), NOW, LATER)
+        await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, LATER))
         assert (
             await store.decisions.reserve(
-                namespace, nonce(1), NOW + 10, LATER + 10, replaces_us=NOW
+                namespace, nonce(1), Reservation(NOW + 10, LATER + 10, replaces_us=NOW)
             )
             == NOW + 10
         )
         assert (
             await store.decisions.reserve(
-                namespace, nonce(1), NOW + 20, LATER + 20, replaces_us=NOW
+                namespace, nonce(1), Reservation(NOW + 20, LATER + 20, replaces_us=NOW)
             )
             == NOW + 10
         )
-        assert await store.decisions.reserve(namespace, nonce(1), NOW + 30, LATER + 30) == NOW + 10
+        assert (
+            await store.decisions.reserve(namespace, nonce(1), Reservation(NOW + 30, LATER + 30))
+            == NOW + 10
+        )
 
     async def test_a_replacement_lives_its_whole_life(
         self, store: Store, namespace: Namespace
     ) -> None:
         """Its expiry is its own, not that of the time before it."""
-        await store.decisions.reserve(namespace, nonce(1), NOW, LATER)
+        await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, LATER))
         await store.decisions.reserve(
-            namespace, nonce(1), NOW + 10, LATER + SECOND, replaces_us=NOW
+            namespace, nonce(1), Reservation(NOW + 10, LATER + SECOND, replaces_us=NOW)
         )
-        assert await store.decisions.reserve(namespace, nonce(1), LATER + 1, 2 * LATER) == NOW + 10
+        assert (
+            await store.decisions.reserve(namespace, nonce(1), Reservation(LATER + 1, 2 * LATER))
+            == NOW + 10
+        )
         at_expiry = LATER + SECOND
-        assert await store.decisions.reserve(namespace, nonce(1), at_expiry, 2 * LATER) == at_expiry
+        assert (
+            await store.decisions.reserve(namespace, nonce(1), Reservation(at_expiry, 2 * LATER))
+            == at_expiry
+        )
 
     async def test_a_replacement_of_nothing_reserves(
         self, store: Store, namespace: Namespace
     ) -> None:
         """The time that was seen may have been purged meanwhile."""
         assert (
-            await store.decisions.reserve(namespace, nonce(1), NOW + 10, LATER, replaces_us=NOW)
+            await store.decisions.reserve(
+                namespace, nonce(1), Reservation(NOW + 10, LATER, replaces_us=NOW)
+            )
             == NOW + 10
         )
-        assert await store.decisions.reserve(namespace, nonce(1), NOW + 20, LATER) == NOW + 10
+        assert (
+            await store.decisions.reserve(namespace, nonce(1), Reservation(NOW + 20, LATER))
+            == NOW + 10
+        )

@@ -34,7 +34,7 @@ from counter.testing.clock import FakeClock
 from counter.testing.control_cases import PurgeCases, purge
 from counter.testing.fold_cases import FoldCases
 from counter.testing.suites import add_suites
-from counter.types import Decision, Fold, Namespace, Outcome, Span, Written
+from counter.types import Decision, Fold, Namespace, Outcome, Reservation, Span, Written
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import forget, have_schema, options_for
 
@@ -97,9 +97,9 @@ class TestPurge(OnCassandra, PurgeCases):
     ) -> None:
         """Each goes within two hours of its expiry, not before; a replaced one as the new one."""
         for n in range(5):
-            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
+            await store.decisions.reserve(namespace, nonce(n), Reservation(NOW, NOW + n * HOUR))
         await store.decisions.reserve(
-            namespace, nonce(0), NOW + 1, NOW + 1 + 9 * HOUR, replaces_us=NOW
+            namespace, nonce(0), Reservation(NOW + 1, NOW + 1 + 9 * HOUR, replaces_us=NOW)
         )
         await purge(store, NOW + 3 * HOUR)
         for n, hours in enumerate((9, 1, 2, 3, 4)):

@@ -14,7 +14,7 @@ from counter.storage.cassandra.options import Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.memory.cache import MemoryCache
 from counter.testing.cases import SETTINGS
-from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck
+from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck, Reservation
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import DATASET, at, have_schema, opened, options_for, slice_of_now
 from tests.support.relay import Relay
@@ -29,12 +29,12 @@ def now_us() -> int:
 
 
 async def reserve(store: CassandraStore, namespace: Namespace) -> object:
-    return await store.decisions.reserve(namespace, NONCE, now_us(), now_us() + SECOND)
+    return await store.decisions.reserve(namespace, NONCE, Reservation(now_us(), now_us() + SECOND))
 
 
 async def reserve_again(store: CassandraStore, namespace: Namespace) -> object:
     return await store.decisions.reserve(
-        namespace, NONCE, now_us(), now_us() + SECOND, replaces_us=0
+        namespace, NONCE, Reservation(now_us(), now_us() + SECOND, replaces_us=0)
     )
 
 

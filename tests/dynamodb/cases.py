@@ -8,7 +8,7 @@ from counter.storage.dynamodb.layout import COUNTS, EXPIRES, partition, row_plac
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.testing.cases import DATASET, FIRST_SLICE, NOW, StoreCases, add, decided, nonce, write
 from counter.testing.control_cases import PurgeCases, purge
-from counter.types import Decision, Namespace, Outcome
+from counter.types import Decision, Namespace, Outcome, Reservation
 
 
 class DynamodbCases(StoreCases):
@@ -33,9 +33,9 @@ class DynamodbPurgeCases(PurgeCases):
     ) -> None:
         """Each may go an hour after its expiry, not before; a replaced one as the new one."""
         for n in range(5):
-            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
+            await store.decisions.reserve(namespace, nonce(n), Reservation(NOW, NOW + n * HOUR))
         await store.decisions.reserve(
-            namespace, nonce(0), NOW + 1, NOW + 1 + 9 * HOUR, replaces_us=NOW
+            namespace, nonce(0), Reservation(NOW + 1, NOW + 1 + 9 * HOUR, replaces_us=NOW)
         )
         await purge(store, NOW + 3 * HOUR)
         for n, hours in enumerate((9, 1, 2, 3, 4)):

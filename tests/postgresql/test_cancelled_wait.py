@@ -30,6 +30,7 @@ from counter.types import (
     Namespace,
     Outcome,
     Pending,
+    Reservation,
     Scope,
     Slice,
     WindowRow,
@@ -83,10 +84,14 @@ def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
         "find": lambda: events.find(namespace, [one]),
         "decide that it is void": lambda: decisions.decide(namespace, late, void),
         "decided": lambda: decisions._decided(namespace, [add("settled", now_us)]),
-        "reserve": lambda: decisions.reserve(namespace, nonce(1), now_us, now_us + HOUR),
-        "reserve again": lambda: decisions.reserve(namespace, nonce(1), now_us, now_us + HOUR),
+        "reserve": lambda: decisions.reserve(
+            namespace, nonce(1), Reservation(now_us, now_us + HOUR)
+        ),
+        "reserve again": lambda: decisions.reserve(
+            namespace, nonce(1), Reservation(now_us, now_us + HOUR)
+        ),
         "reserve another time": lambda: decisions.reserve(
-            namespace, nonce(1), now_us, now_us, replaces_us=now_us
+            namespace, nonce(1), Reservation(now_us, now_us, replaces_us=now_us)
         ),
         "lease_tokens": lambda: control.lease_tokens(1, now_us),
         "create_namespace": lambda: control.create_namespace("new", SETTINGS, now_us),

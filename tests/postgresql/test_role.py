@@ -32,6 +32,7 @@ from counter.types import (
     Mark,
     Outcome,
     Pending,
+    Reservation,
     Span,
     WindowRow,
 )
@@ -68,7 +69,7 @@ async def use_all(store: PostgresqlStore) -> None:
     await store.recounts.write_marks(namespace, [Mark(T0, "c", T0)])
     await store.recounts.write_pending(namespace, [("c", Pending(T0, T0))])
     await store.decisions.decide(namespace, [add("d")], Decision(Outcome.VOID, b""))
-    await store.decisions.reserve(namespace, nonce(1), NOW, NOW + SECOND)
+    await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, NOW + SECOND))
     update = CounterUpdate("c", (WindowRow(NOW, False, 1),), Checkpoint(NOW + WINDOW - 1, 1))
     await store.rollups.apply(namespace, [update], through_us=NOW + WINDOW - 1)
     await store.rollups.advance(namespace, [0], NOW + WINDOW - 1)

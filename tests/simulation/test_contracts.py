@@ -15,7 +15,7 @@ from counter.testing.cases import DATASET, FIRST_SLICE, NOW, StoreCases, add, no
 from counter.testing.clock import FakeClock
 from counter.testing.control_cases import PurgeCases, purge
 from counter.testing.suites import add_suites
-from counter.types import Decision, Namespace, Outcome, Written
+from counter.types import Decision, Namespace, Outcome, Reservation, Written
 from tests.simulation.cells import Cell
 from tests.simulation.cluster import Cluster
 from tests.simulation.store import SimulatedStore, have_schema, options_for
@@ -69,7 +69,7 @@ class TestPurge(OnSimulation, PurgeCases):
         self, store: Store, namespace: Namespace
     ) -> None:
         for n in range(3):
-            await store.decisions.reserve(namespace, nonce(n), NOW, NOW + n * HOUR)
+            await store.decisions.reserve(namespace, nonce(n), Reservation(NOW, NOW + n * HOUR))
         await purge(store, NOW + HOUR)
         assert all(0 <= left - n * HOUR <= 2 * HOUR for n, left in enumerate(_left(store, "keys")))
 

@@ -43,6 +43,7 @@ from counter.types import (
     Namespace,
     Outcome,
     Pending,
+    Reservation,
     Scope,
     Span,
     WindowRow,
@@ -287,8 +288,10 @@ async def test_a_write_gives_up_after_the_write_timeout(lab: Lab) -> None:
         await store.separate_writes.mark(namespace, [Mark(NOW, "c")])
         await store.separate_writes.unlist(namespace, "c", NOW)
         await store.decisions.decide(namespace, [add()], Decision(Outcome.VOID, b""))
-        await store.decisions.reserve(namespace, b"n", NOW, NOW + MINUTE)
-        await store.decisions.reserve(namespace, b"n", NOW + 1, NOW + MINUTE, replaces_us=NOW)
+        await store.decisions.reserve(namespace, b"n", Reservation(NOW, NOW + MINUTE))
+        await store.decisions.reserve(
+            namespace, b"n", Reservation(NOW + 1, NOW + MINUTE, replaces_us=NOW)
+        )
     assert given_up_us == [namespace.dataset.write_timeout_us] * 8
 
 

@@ -23,7 +23,7 @@ from counter.testing.cases import (
 )
 from counter.testing.control_cases import purge
 from counter.testing.rollup_cases import apply, row, update
-from counter.types import Dataset, Mark, Span
+from counter.types import Dataset, Mark, Reservation, Span
 from tests.simulation.processes import Processes
 
 
@@ -49,13 +49,13 @@ async def test_a_key_is_reserved_again_over_one_that_was_left_half_done(
         patch.object(cluster._random, "random", lambda: 0.9),
         pytest.raises(CrashError),
     ):
-        await dead.decisions.reserve(namespace, nonce(1), NOW, NOW + HOUR)
+        await dead.decisions.reserve(namespace, nonce(1), Reservation(NOW, NOW + HOUR))
     cluster.weather.unreported = 0.0
     [(key, proposal)] = cluster._proposed.items()
     cluster._proposed[key] = proposal._replace(is_chosen=True)
     later_us = NOW + WINDOW
     reserved_us = await store.decisions.reserve(
-        namespace, nonce(1), later_us, later_us + HOUR, replaces_us=NOW
+        namespace, nonce(1), Reservation(later_us, later_us + HOUR, replaces_us=NOW)
     )
     assert reserved_us == later_us
 

@@ -40,6 +40,7 @@ from counter.types import (
     PartitionSize,
     PayloadCheck,
     Pending,
+    Reservation,
     Written,
 )
 from counter.windows import window_of
@@ -156,7 +157,9 @@ WRITES: dict[str, Do] = {
     "advance": lambda store, ns: store.rollups.advance(ns, [0], NOW),
     "drop_marks": lambda store, ns: store.rollups.drop_marks(ns, 0, NOW),
     "decide": lambda store, ns: store.decisions.decide(ns, [EVENT], Decision(Outcome.VOID, b"")),
-    "reserve": lambda store, ns: store.decisions.reserve(ns, nonce(1), NOW, NOW + HOUR),
+    "reserve": lambda store, ns: store.decisions.reserve(
+        ns, nonce(1), Reservation(NOW, NOW + HOUR)
+    ),
 }
 
 
@@ -350,15 +353,18 @@ async def test_a_key_that_is_remembered_for_less_than_before_can_be_reserved_aga
     """The write of its first reservation lives longer than that of the second."""
     store = await processes.another()
     namespace = await plain_namespace(store)
-    await store.decisions.reserve(namespace, nonce(1), NOW, NOW + 24 * HOUR)
+    await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, NOW + 24 * HOUR))
     processes.clock.advance(MINUTE)
     again_us = NOW + MINUTE
     assert (
         await store.decisions.reserve(
-            namespace, nonce(1), again_us, again_us + HOUR, replaces_us=NOW
+            namespace, nonce(1), Reservation(again_us, again_us + HOUR, replaces_us=NOW)
         )
         == again_us
     )
     processes.clock.advance(3 * HOUR)
     now_us = again_us + 3 * HOUR
-    assert await store.decisions.reserve(namespace, nonce(1), now_us, now_us + HOUR) == now_us
+    assert (
+        await store.decisions.reserve(namespace, nonce(1), Reservation(now_us, now_us + HOUR))
+        == now_us
+    )

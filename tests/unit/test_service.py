@@ -13,7 +13,7 @@ from counter.core.results import Add, Added, Keyed
 from counter.errors import OverloadedError, RateLimitedError, TokenInFutureError, TokenTooOldError
 from counter.limits import HOUR, MINUTE, TIME_MAX_US
 from counter.tokens import nonce_of_key
-from counter.types import Checkpoint, CounterUpdate, Outcome, Span, WindowRow
+from counter.types import Checkpoint, CounterUpdate, Outcome, Reservation, Span, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import DATASET, WINDOW, World, begun
 
@@ -110,7 +110,7 @@ async def test_an_add_under_a_key_that_gets_a_new_time_has_one_outcome() -> None
     """The token with the key's expired time is void, which is not the outcome of the add."""
     world, namespace = await begun(shards=1)
     now_us, nonce = world.clock.now_us(), nonce_of_key(namespace.id, "add", "c", "key")
-    await world.store.decisions.reserve(namespace, nonce, now_us, now_us + HOUR)
+    await world.store.decisions.reserve(namespace, nonce, Reservation(now_us, now_us + HOUR))
     world.clock.advance(MINUTE)
     await world.api.add(namespace, "c", 1, "key")
     assert world.api.tally["voided"] == 0
@@ -122,7 +122,7 @@ async def test_a_time_that_another_request_reserved_is_not_replaced_after_a_cloc
     world = World()
     namespace = await world.begin(shards=1)
     now_us, nonce = world.clock.now_us(), nonce_of_key(namespace.id, "add", "c", "key")
-    await world.store.decisions.reserve(namespace, nonce, now_us, now_us + HOUR)
+    await world.store.decisions.reserve(namespace, nonce, Reservation(now_us, now_us + HOUR))
     world.clock.advance(MINUTE)
     resolve = world.api.resolver.resolve
 

@@ -13,7 +13,7 @@ from counter.errors import UnavailableError
 from counter.limits import DAY, HOUR, SECOND
 from counter.storage.cassandra.driver import within
 from counter.storage.cassandra.session import CassandraSession
-from counter.types import Decision, Event, Namespace, Outcome
+from counter.types import Decision, Event, Namespace, Outcome, Reservation
 
 _TOKEN_IS: Final = "namespace = ? AND counter = ? AND event_time = ? AND event_id = ?"  # noqa: S105
 _DECIDE: Final = (
@@ -81,37 +81,29 @@ class CassandraDecisions:
             (rows,) = await self._session.connection.settled((select.bind(token),))
         return _decision_of(rows[0]) if rows else None
 
-    async def reserve(
-        self,
-        namespace: Namespace,
-        nonce: bytes,
-        now_us: int,
-        expires_us: int,
-        *,
-        kept_us: int = 0,
-        replaces_us: int | None = None,
-    ) -> int:
+    async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         seen: bytes | None = None
         async with within(namespace.dataset.write_timeout_us):
             for _ in range(_ATTEMPTS_MAX):
-                applied, stored = await self._set_key(namespace, nonce, seen, now_us, expires_us)
+                applied, stored = await self._set_key(namespace, nonce, seen, wanted)
                 if applied:
-                    return now_us
+                    return wanted.time_us
                 seen = None
                 if stored is not None and stored[0] is not None:
                     time_us, until_us, seen = stored
-                    if until_us > now_us - kept_us and time_us != replaces_us:
+                    if not wanted.replaces(time_us, until_us):
                         return int(time_us)
         raise _vanished("a reservation")
 
     async def _set_key(
-        self, namespace: Namespace, nonce: bytes, seen: bytes | None, now_us: int, expires_us: int
+        self, namespace: Namespace, nonce: bytes, seen: bytes | None, wanted: Reservation
     ) -> tuple[bool, Sequence[Any] | None]:
         """Replace what the compare-and-set *seen* wrote, or insert if that is None. Return whether
         it was done, and the row if not."""
         update, op = await self._session.to_compare(namespace.dataset, _RESERVE), uuid.uuid4().bytes
         key = (namespace.id, nonce)
-        values = (_ttl_s(now_us, expires_us), now_us, expires_us, op, *key, seen)
+        ttl_s = _ttl_s(wanted.time_us, wanted.expires_us)
+        values = (ttl_s, wanted.time_us, wanted.expires_us, op, *key, seen)
         return await self._session.connection.compare_and_set(
             update.bind(values), lambda: self._as_compared(namespace, _RESERVED, key), op
         )

@@ -10,7 +10,7 @@ from counter.storage.dynamodb.driver import NEW, Item, Key, Refused, delete, put
 from counter.storage.dynamodb.layout import ALONE, DECISION, EXPIRES, RESERVED, number, partition
 from counter.storage.dynamodb.session import DynamodbSession
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
-from counter.types import ApiKey, Decision, Event, Namespace, Outcome
+from counter.types import ApiKey, Decision, Event, Namespace, Outcome, Reservation
 
 #: An item says itself when it expires. DynamoDB deletes it this much later, or some days after.
 _EXPIRES_AFTER_US: Final = HOUR
@@ -40,25 +40,16 @@ class DynamodbDecisions:
         item = await self._driver.get(table, decision_key(namespace, events))
         return _decision_from(item) if item else None
 
-    async def reserve(
-        self,
-        namespace: Namespace,
-        nonce: bytes,
-        now_us: int,
-        expires_us: int,
-        *,
-        kept_us: int = 0,
-        replaces_us: int | None = None,
-    ) -> int:
+    async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         pk, sk = reservation_key(namespace, nonce)
-        until_s = (expires_us + _EXPIRES_AFTER_US) // SECOND
-        item = {"pk": pk, "sk": sk, "t": now_us, "e": expires_us, EXPIRES: until_s}
-        condition, values = f"{NEW} OR e <= :e", {"e": now_us - kept_us}
-        if replaces_us is not None:
-            condition, values = f"{condition} OR t = :t", {**values, "t": replaces_us}
+        until_s = (wanted.expires_us + _EXPIRES_AFTER_US) // SECOND
+        item = {"pk": pk, "sk": sk, "t": wanted.time_us, "e": wanted.expires_us, EXPIRES: until_s}
+        condition, values = f"{NEW} OR e <= :e", {"e": wanted.expired_us}
+        if wanted.replaces_us is not None:
+            condition, values = f"{condition} OR t = :t", {**values, "t": wanted.replaces_us}
         write = put(self._session.data(namespace.dataset), item, condition, **values)
         answer = await self._driver.write(write, namespace.dataset.write_timeout_us)
-        return int(answer.item["t"]) if isinstance(answer, Refused) else now_us
+        return int(answer.item["t"]) if isinstance(answer, Refused) else wanted.time_us
 
 
 def decision_key(namespace: Namespace, events: Sequence[Event]) -> Key:

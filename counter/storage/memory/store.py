@@ -15,7 +15,7 @@ from counter.storage.memory.events import MemoryEvents
 from counter.storage.memory.rollups import MemoryRecounts, MemoryRollups
 from counter.storage.memory.separate_writes import MemorySeparateWrites
 from counter.storage.memory.tables import Tables, token_of
-from counter.types import ApiKey, Dataset, Decision, Event, Namespace, PartitionSize
+from counter.types import ApiKey, Dataset, Decision, Event, Namespace, PartitionSize, Reservation
 
 DEFAULT_DATASET: Final = Dataset(
     id=1,
@@ -40,22 +40,11 @@ class MemoryDecisions:
     ) -> Decision:
         return self._tables.space(namespace).decisions.setdefault(token_of(events), decision)
 
-    async def reserve(
-        self,
-        namespace: Namespace,
-        nonce: bytes,
-        now_us: int,
-        expires_us: int,
-        *,
-        kept_us: int = 0,
-        replaces_us: int | None = None,
-    ) -> int:
+    async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         keys = self._tables.space(namespace).keys
-        time_us, until_us = keys.get(nonce, (now_us, now_us - kept_us))
-        if until_us <= now_us - kept_us or time_us == replaces_us:
-            keys[nonce] = (now_us, expires_us)
-            return now_us
-        return time_us
+        if nonce not in keys or wanted.replaces(*keys[nonce]):
+            keys[nonce] = (wanted.time_us, wanted.expires_us)
+        return keys[nonce][0]
 
 
 class MemoryPartitionSizes:

@@ -9,7 +9,7 @@ from counter.errors import InvariantError
 from counter.storage.postgresql.database import PostgresqlDatabase, within
 from counter.storage.postgresql.events import token_of
 from counter.storage.postgresql.fence import wait_for_appends
-from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome
+from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome, Reservation
 
 _WHERE: Final = "namespace = $1 AND event_time = $2 AND event_id = $3 AND scope = $4"
 
@@ -87,25 +87,17 @@ class PostgresqlDecisions:
         )
         return None if row is None else Decision(Outcome(row[0]), row[1])
 
-    async def reserve(
-        self,
-        namespace: Namespace,
-        nonce: bytes,
-        now_us: int,
-        expires_us: int,
-        *,
-        kept_us: int = 0,
-        replaces_us: int | None = None,
-    ) -> int:
+    async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         async with within(namespace.dataset.write_timeout_us):
             time_us: int = await self._database.value(
                 "INSERT INTO {s}.reservations AS r VALUES ($1, $2, $3, $4)"
                 " ON CONFLICT (namespace, nonce) DO UPDATE SET"
-                " time = CASE WHEN r.expires > $3 - $5::bigint"
+                " time = CASE WHEN r.expires > $5::bigint"
                 " AND r.time IS DISTINCT FROM $6::bigint THEN r.time ELSE $3 END,"
-                " expires = CASE WHEN r.expires > $3 - $5::bigint"
+                " expires = CASE WHEN r.expires > $5::bigint"
                 " AND r.time IS DISTINCT FROM $6::bigint THEN r.expires ELSE $4 END"
                 " RETURNING time",
-                *(namespace.id, nonce, now_us, expires_us, kept_us, replaces_us),
+                *(namespace.id, nonce, wanted.time_us, wanted.expires_us),
+                *(wanted.expired_us, wanted.replaces_us),
             )
         return time_us

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from counter.storage.sqlite.database import SqliteDatabase
 from counter.storage.sqlite.events import find_events, has_atomic
-from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome
+from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome, Reservation
 
 
 class SqliteDecisions:
@@ -50,30 +50,24 @@ class SqliteDecisions:
 
         return await self._db.write(change)
 
-    async def reserve(
-        self,
-        namespace: Namespace,
-        nonce: bytes,
-        now_us: int,
-        expires_us: int,
-        *,
-        kept_us: int = 0,
-        replaces_us: int | None = None,
-    ) -> int:
+    async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         def query(connection: sqlite3.Connection) -> int | None:
             row = connection.execute(
                 "SELECT time FROM reservations WHERE namespace = ? AND nonce = ? AND expires > ?"
                 " AND time IS NOT ?",
-                (namespace.id, nonce, now_us - kept_us, replaces_us),
+                (namespace.id, nonce, wanted.expired_us, wanted.replaces_us),
             ).fetchone()
             return None if row is None else int(row[0])
 
         def change(connection: sqlite3.Connection) -> int:
             (time_us,) = connection.execute(
                 "INSERT INTO reservations VALUES (?, ?, ?, ?) ON CONFLICT (namespace, nonce)"
-                " DO UPDATE SET time = iif(expires > ?3 - ?5 AND time IS NOT ?6, time, ?3),"
-                " expires = iif(expires > ?3 - ?5 AND time IS NOT ?6, expires, ?4) RETURNING time",
-                (namespace.id, nonce, now_us, expires_us, kept_us, replaces_us),
+                " DO UPDATE SET time = iif(expires > ?5 AND time IS NOT ?6, time, ?3),"
+                " expires = iif(expires > ?5 AND time IS NOT ?6, expires, ?4) RETURNING time",
+                (
+                    *(namespace.id, nonce, wanted.time_us, wanted.expires_us),
+                    *(wanted.expired_us, wanted.replaces_us),
+                ),
             ).fetchone()
             return int(time_us)
 
