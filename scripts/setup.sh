@@ -70,6 +70,8 @@ install() {
         "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
             --no-build-isolation --editable "$root" --editable "$root/clients/python" ||
         fail "The installation into $venv failed; the reason is above. Run it again to continue."
+    # Where PYTHONDONTWRITEBYTECODE is set, each start would compile every module.
+    (cd -- "$root" && "$python" -m compileall -q counter rollup api clients/python/counter_client)
     mark_installed "$1"
     # Each lock holds all of the shorter ones, at the same versions.
     case $1 in
