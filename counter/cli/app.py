@@ -32,26 +32,12 @@ from counter.cli.terminal import (
     printing,
 )
 
-_INTERRUPTED: Final = "130 if it was interrupted"
-#: Exit codes that several commands have.
-_CODES: Final[Mapping[str, str]] = {
-    "interrupted": _INTERRUPTED,
-    "reads": (
-        "0; 1 if it is not found, or not allowed; 2 if a value cannot be read, or the service"
-        f" cannot be reached or does not know now; {_INTERRUPTED}."
-    ),
-    "adds": (
-        "0 if it is counted; 1 if it is not and never will be under this token; 2 if a value cannot"
-        " be read, or nothing could be sent; 4 if it is unknown: a command that finds out, and"
-        f" counts it at most once, is printed; {_INTERRUPTED}, likewise."
-    ),
-    "planned": "0, with warnings too; 2 if a value cannot be read or is past its bound.",
-    "contexts": "0; 2 if there is no such context, or their file cannot be read or written.",
-    "keyed": (
-        "0; 1 if there is no such key, or it is not possible for this key; 2 if a value cannot be"
-        f" read or is past its bound, or the keys cannot be reached; {_INTERRUPTED}."
-    ),
-}
+#: What the exit codes of all commands mean; docs/cli.md has those of each.
+_CODES: Final = (
+    "Exit codes: 0 if it is done; 1 if it is refused, not found, or found wrong; 2 if nothing is"
+    " done; 3 if it was wrong, and is repaired; 4 if it is unknown, or done in part; 130 if it was"
+    " interrupted."
+)
 _GROUPS: Final[Mapping[str, str]] = {
     "namespace": "Create, show, change and delete namespaces.",
     "token": "Make tokens, and find out what became of one.",
@@ -72,22 +58,6 @@ _PANELS: Final[Sequence[tuple[Group, Sequence[str]]]] = (
     ),
     (Group("Check", sort_key=5), ("doctor", "config", "audit", "recount", "plan")),
 )
-#: Names of commands in other programs: the error names the command.
-_SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
-    "add": ("incr", "inc"),
-    "clear": ("reset",),
-    "delete": ("del", "rm"),
-    "list": ("ls",),
-    "context list": ("ls",),
-    "context remove": ("delete", "rm"),
-    "key list": ("ls",),
-    "key revoke": ("delete", "remove", "rm"),
-    "namespace change": ("set", "update"),
-    "namespace create": ("add", "new"),
-    "namespace delete": ("remove", "rm"),
-    "namespace list": ("ls",),
-    "token new": ("create", "make"),
-}
 #: Flags of ``namespace create`` that ``namespace change`` does not have.
 _FIXED: Final = ("--counter-type", "--dataset", "--rollup-window", "--shards")
 #: The positional arguments of commands that need not have all of them.
@@ -99,7 +69,7 @@ _ARGUMENTS: Final[Mapping[str, str]] = {
     "token resolve": "TOKEN [NAME [DELTA]]",
 }
 #: The commands of each group, by ``module:function`` in ``counter.cli.commands``: what each does,
-#: indented examples, and its exit codes.
+#: and indented examples.
 _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "": {
         "counters:add": """
@@ -110,7 +80,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter add stock -3 --get
           counter add orders --key order-123
           counter add --stream < visits.txt
-        {adds}
         """,
         "counters:get": """
         Print counts; for a single counter only the number.
@@ -119,12 +88,10 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter get views
           counter get views likes --max-staleness 5s
           counter get views --json
-        {reads}
         """,
         "counters:clear": """
         Set a counter to 0, once: all earlier adds are erased.
           counter clear views
-        {adds}
         """,
         "counters:delete": """
         Delete a counter, once: its count and its name.
@@ -133,7 +100,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         asks, unless --yes is given.
           counter delete views
           counter delete views --yes
-        {adds}
         """,
         "counters:list_": """
         Print counters with their counts, by name or the largest first.
@@ -142,15 +108,12 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter list
           counter list eu/ --by count --limit 20
           counter list --limit 0 --json
-        {reads}
         """,
         "watch:watch": """
         Print a line for each change of a count: time, count, change.
           counter watch views
           counter watch views --for 1m --json
           counter watch views --count 1
-        0 if --for or --count ended it; 1 if it is not found, or not allowed; 2 if a value cannot be
-        read, or the service cannot be reached or does not know now; {interrupted}.
         """,
         "watch:top": """
         Show the counters with the most adds in the last seconds.
@@ -158,23 +121,20 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         If the service could not read all counters that changed, a note says so.
           counter top
           counter top --limit 20 --span 1m
-        {reads}
         """,
         "history:history": """
         Print how a count changed over time.
 
-        A line has the end of a step of time, the count then, and its change; empty steps are one
-        line. Without --from it shows the last hour, as far as the rollup has come.
+        A line has the end of a step of time, the count then, and its change; steps without a change
+        are left out. Without --from it shows the last hour, as far as the rollup has come.
           counter history views
           counter history views --from 24h --step 1h
-          counter history views --from 2026-01-01 --to 2026-02-01 --csv
-        {reads}
+          counter history views --from 2026-01-01 --to 2026-02-01 --json
         """,
         "history:events": """
         Print a counter's adds and clears, latest first.
           counter events views
           counter events views --from 1h --limit 0 --json
-        {reads}
         """,
         "transfer:export": """
         Write the exact counts of a namespace to a file.
@@ -183,8 +143,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         client adds meanwhile, all counts are of the same moment.
           counter export counts.ndjson --namespace videos
           counter export - --prefix eu/ | gzip > counts.ndjson.gz
-        0 if the file is whole; 1 if the service rejects it; 2 if it fails; {interrupted}. Without 0
-        there is no file.
         """,
         "transfer:import_": """
         Count the lines of a file, each exactly once.
@@ -194,20 +152,14 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter import counts.ndjson --namespace videos --verify
           counter import counts.ndjson -n videos --create
           counter import redis.csv --add
-        0 if all lines are counted; 1 if it is refused, or --verify finds a difference; 2 if it
-        cannot be done, and nothing is counted; 4 if it failed half-way, and {interrupted}: the same
-        command goes on where it was.
         """,
         "recount:recount": """
         Recount a counter from its events.
 
-        It reports whether that changed the count. Counts normally need no recount. counter audit
-        checks all of them.
+        The rollup does so when the current window is closed. Counts normally need no recount:
+        counter audit finds those that do.
           counter recount views
           counter recount views --json
-        0 if the count was right; 1 if it was not, and now is, or if the service refuses; 2 if it
-        cannot be done; 4 if the recount is not done yet; {interrupted}: what was asked for is done
-        all the same.
         """,
         "doctor:doctor": """
         Report what is wrong with a deployment, and the fixes.
@@ -219,15 +171,12 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter doctor --data ./data
           counter doctor --config cluster.toml --json
           counter doctor --url http://127.0.0.1:8080
-        0 if all is right, with warnings too; 1 if something is wrong; 2 if it cannot run;
-        {interrupted}.
         """,
         "completion:completion": """
         Print a shell completion script.
           counter completion bash > ~/.local/share/bash-completion/completions/counter
           counter completion zsh > ~/.zfunc/_counter
           counter completion fish > ~/.config/fish/completions/counter.fish
-        0; 2 if it knows no such shell.
         """,
         "serve:serve": """
         Serve the REST API.
@@ -238,14 +187,12 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter serve
           counter serve --port 9000 --data /srv/counter
           counter serve --config cluster.toml --cache memcached://c1
-        0 after SIGTERM or SIGINT, 2 if it cannot start.
         """,
         "serve:rollup": """
         Roll up events in a store that processes share.
 
         Any number of these workers share the work; counter serve with SQLite rolls up by itself.
           counter rollup --config cluster.toml --cache memcached://c1
-        0 after SIGTERM or SIGINT, 1 if it could not end in order, 2 if it cannot start.
         """,
         "audit:audit": """
         Compare the stored totals with the event log.
@@ -254,22 +201,16 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         process.
           counter audit --all --data ./data
           counter audit --namespace videos --counter views --repair
-        0 if all is right; 1 if something is wrong, or cannot be judged now; 3 if all damage is
-        repaired; 2 if it cannot run; {interrupted}.
         """,
         "backup:backup": """
         Copy the data directory, which may be in use.
 
         The copy is of one moment.
           counter backup /backups/monday --data ./data
-        0 if the copy is whole, checked and on disk; 2, and nothing is left, if not; {interrupted},
-        and nothing is left.
         """,
         "backup:restore": """
         Restore a backup into a new data directory.
           counter restore /backups/monday --data ./data
-        0 if it is there, whole; 2 if the backup is not, or the directory not empty; {interrupted}.
-        If it is interrupted, the directory cannot be served: empty it.
         """,
     },
     "namespace": {
@@ -279,24 +220,19 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         Values that are left out follow the service's settings.
           counter namespace create orders
           counter namespace create videos --counter-type eventual --accept-limit 1m
-        0; 1 if there is one of the name already, or it may not be seen; 2 if a value cannot be
-        read, or the service cannot be reached or does not know now; {interrupted}.
         """,
         "namespace:change": """
         Change settings of a namespace; others stay as they are.
           counter namespace change videos --cache-ttl 5s
           counter namespace change orders --event-rules rules.toml
-        {reads}
         """,
         "namespace:list_": """
         Show all namespaces.
           counter namespace list
-        {reads}
         """,
         "namespace:show": """
         Show a namespace's settings.
           counter namespace show videos
-        {reads}
         """,
         "namespace:delete": """
         Delete a namespace with all that it has, permanently.
@@ -305,9 +241,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         given.
           counter namespace delete videos
           counter namespace delete videos --yes
-        0; 1 if there is no such namespace, or its name was not repeated, or it may not be seen; 2
-        if a value cannot be read, or the service cannot be reached or does not know now;
-        {interrupted}.
         """,
     },
     "token": {
@@ -317,19 +250,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         They are made here, with this machine's time, unless --served is given.
           counter token new
           counter token new 10 --served
-        {reads}
-        """,
-        "token:show": """
-        Show a token's age, and whether it is still accepted.
-          counter token show 5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-01-31T08:15:30Z
-        {reads}
-        """,
-        "token:derive": """
-        Print the token for a step of a larger operation.
-
-        It is the same on every machine.
-          counter token derive key:order-123 stock
-        0; 2 if a value cannot be read.
         """,
         "token:resolve": """
         Find the outcome of a token that was sent to a counter.
@@ -338,7 +258,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         once more: a token in time is counted, and a late one is decided permanently.
           counter token resolve 5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-01-31T08:15:30Z views
           counter token resolve key:order-123 orders 1
-        {adds}
         """,
     },
     "key": {
@@ -346,22 +265,18 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         Create a key, and print it; it cannot be shown again.
           counter key create --namespace videos --scope write --label web
           counter key create --namespace '*' --scope admin --expires 90d
-        {keyed}
         """,
         "key:list_": """
         Show all stored keys.
           counter key list --json
-        {keyed}
         """,
         "key:rotate": """
         Create a key to replace another one.
           counter key rotate pbay5xaap5pt --grace 1d
-        {keyed}
         """,
         "key:revoke": """
         Revoke a key permanently.
           counter key revoke pbay5xaap5pt
-        {keyed}
         """,
     },
     "context": {
@@ -372,52 +287,43 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         you may read.
           counter context add prod --url https://counts.example --api-key-file prod.key
           counter context add local --url http://127.0.0.1:8080 --namespace videos
-        0; 1 if there is one of the name already; 2 if a value cannot be read, or the file of the
-        contexts cannot be read or written.
         """,
         "context:list_": """
         Show all contexts, and of their API keys only the ids.
           counter context list
           counter context list --json
-        {contexts}
         """,
         "context:use": """
         Make a context the current one: commands ask its service.
 
         It is used if neither --context, --url, COUNTER_CONTEXT nor COUNTER_URL names a service.
           counter context use prod
-        {contexts}
         """,
         "context:remove": """
         Remove a context, with its API key.
           counter context remove prod
-        {contexts}
         """,
     },
     "plan": {
         "plan:dedup": """
         Plan the store that recognizes repeated tokens.
           counter plan dedup --rate 80/s --caller 10s --retry 90s --clock 5s
-        {planned}
         """,
         "plan:storage": """
         Plan how one counter's events are partitioned.
           counter plan storage --events-per-day 43e6 --retention 7d
-        {planned}
         """,
     },
     "schema": {
         "serve:apply": """
         Create or update the schema; safe to run repeatedly.
           counter schema apply --config cluster.toml
-        0 if all is there, 2 if it cannot be done; {interrupted}.
         """,
         "backup:restored": """
         Prepare a restored database, or restored keyspaces.
 
         After that no id or token is issued twice.
           counter schema restored --config cluster.toml
-        0 if it is done, 2 if it cannot be; {interrupted}.
         """,
     },
     "config": {
@@ -425,7 +331,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         Print the effective settings, with the source of each.
           counter config check --config counter.toml
           counter config check --json
-        0 if they are right, 2 with every error if not.
         """,
     },
 }
@@ -433,13 +338,9 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 
 def _help_of(text: str) -> str:
     """Compose the help of a command from its text in ``_COMMANDS``."""
-    lines = cleandoc(text).splitlines()
-    indented = [number for number, line in enumerate(lines) if line.startswith("  ")]
-    first, end = indented[0], indented[-1] + 1
-    paragraphs = "\n".join(lines[:first]).split("\n\n")
-    what = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
-    examples, codes = "\n".join(lines[first:end]), " ".join(lines[end:])
-    return f"{what}\n\nFor example:\n{examples}\n\nExit codes: {codes.format_map(_CODES)}"
+    what, _, examples = cleandoc(text).partition("\n  ")
+    what = "\n\n".join(each.replace("\n", " ") for each in what.split("\n\n"))
+    return f"{what}\n\nFor example:\n  {examples}\n\n{_CODES}"
 
 
 def _error_of(error: CycloptsError) -> Text:
@@ -515,7 +416,6 @@ for _group, _commands in _COMMANDS.items():
         _name = _path.partition(":")[2].rstrip("_")
         _words = f"{_group} {_name}".strip()
         _more = _usage_of(_words) | ({} if _group else _place_of(_name))
-        _more["synonym"] = _SYNONYMS.get(_words, ())
         _of.command(f"counter.cli.commands.{_path}", name=_name, help=_help_of(_text), **_more)
 
 

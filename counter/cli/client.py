@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypeGuard
+from typing import Annotated, Final, NoReturn
 
 from cyclopts import Parameter
 
@@ -29,7 +29,7 @@ from counter.cli.terminal import (
     printing,
     remark,
 )
-from counter.durations import parse_iso_duration
+from counter.durations import parse_duration
 from counter.errors import StartupError
 from counter.limits import SECOND
 from counter.tokens import token_of_uuid7
@@ -82,36 +82,6 @@ _HINTS: Final[Mapping[str, str]] = {
 FINISHING: Final = (
     "This finds out; it counts once, however often it is sent, but in a BEST_EFFORT namespace:"
 )
-#: Phrases of the service about requests, in terms of the command line.
-SERVICE_PHRASES: Final[Mapping[str, str]] = {
-    "; create it with PUT /v1/namespaces/{name}": "",
-    ": send Authorization: Bearer <key>; counter key create makes one": "; counter key create"
-    " makes one",
-    "the Authorization header holds no key that is valid now": "the API key is not valid now",
-    "; send Authorization: Bearer <key>": "",
-    "read the count by GET": "read it with counter get",
-    "POST /v1/tokens": "counter token new --served",
-    "idempotency_token.token is": "the token has the nonce",
-    "idempotency_token.generation_time is": "the token's time is",
-    "generation_time is": "the token's time is",
-    "an Idempotency-Key that": "a key that",
-    "the body has at least": "the request has at least",
-    "If-Match: there is no": "there is no",
-    " is not after from ": " is not after --from ",
-}
-#: Arguments of commands, by the fields of requests; other fields are flags of the same name.
-_ARGUMENTS: Final[Mapping[str, str]] = {
-    "counter": "NAME",
-    "delta": "DELTA",
-    "prefix": "PREFIX",
-    "Idempotency-Key": "--key",
-}
-#: Settings of namespaces and of reads that are flags of the same name, wherever a message has them.
-FLAG_FIELDS: Final = (
-    *("accept_limit", "future_limit", "payload_check", "key_ttl", "cache_ttl", "requests_per_s"),
-    *("adds_per_s", "event_rules", "counter_type", "rollup_window", "max_staleness"),
-)
-_FLAG_FIELD: Final = re.compile(rf"(namespace's )?(?<![-'\w.])({'|'.join(FLAG_FIELDS)})\b(?!\.\w)")
 
 
 @Parameter(name="*", group="Service")
@@ -174,7 +144,7 @@ DEFAULT_SERVICE: Final = ServiceFlags()
 
 def duration_us(name: str, text: str) -> int:
     """Return the microseconds of the flag *name*. Raises StartupError."""
-    return parsed(name, text, parse_iso_duration)
+    return parsed(name, text, parse_duration)
 
 
 def options_of(flags: PlaceFlags, attempts: Attempts | None = None) -> Options:
@@ -334,14 +304,14 @@ def exit_code(error: CounterError) -> int:
 
 
 def explain(error: CounterError, flags: ServiceFlags | None = None) -> str:
-    """Return the text of *error* of a command with *flags*, and the fix, in terms of the command
-    line."""
+    """Return the text of *error* of a command with *flags*, a line for each fault, and the fix on
+    the command line."""
     listed = error.fields.get("errors")
-    wrong = [each for each in listed if "field" in each] if _is_list(listed) else [error.fields]
+    faults = listed if isinstance(listed, list) else []
     # The detail has the first of several errors.
-    texts = [error.detail, *(f"{each['field']}: {_why(each)}" for each in wrong[1:])]
-    fields_of = [str(each.get("field", "")) for each in wrong] or [""]
-    detail = "\n".join(map(_of_field, texts, fields_of))
+    texts = [error.detail, *map(_fault, faults[1:])]
+    # So that no text can look like lines of the command's own.
+    detail = "\n".join(map(printable, texts))
     hint = _HINTS.get(str(error.fields.get("code", error.code)))
     if hint is None and isinstance(error, UnreachableError):
         hint = (
@@ -357,46 +327,17 @@ def explain(error: CounterError, flags: ServiceFlags | None = None) -> str:
     return f"{detail}\n{hint}{used}"
 
 
-def _is_list(errors: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    return isinstance(errors, list) and all(isinstance(each, Mapping) for each in errors)
-
-
-def _why(error: Mapping[str, Any]) -> str:
-    value = error.get("value")
-    return str(error.get("message")) + ("" if value is None else f" (it is {value})")
-
-
-def _of_field(detail: str, field: str) -> str:
-    """Return *detail* in words of the command line; if it begins with *field*, with its flag."""
-    if detail.startswith(field) and re.fullmatch(r"[a-z_]+|Idempotency-Key", field):
-        flag_name = _ARGUMENTS.get(field, _flag_name(field))
-        return flag_name + in_words(detail.removeprefix(field))
-    return in_words(detail)
-
-
-def in_words(detail: str) -> str:
-    """Return a detail of the service with its advice as commands and flags, not as requests. It
-    is one line, so that it cannot look like lines of the command's own."""
-    detail = printable(detail)
-    for phrase, words in SERVICE_PHRASES.items():
-        detail = detail.replace(phrase, words)
-    return _FLAG_FIELD.sub(_flag_of, detail)
-
-
-def _flag_of(found: re.Match[str]) -> str:
-    of_namespace, field = found.groups()
-    # That it is set is said, and not to set it.
-    return f"{of_namespace}{field.replace('_', ' ')}" if of_namespace else _flag_name(field)
-
-
-def _flag_name(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
+def _fault(error: object) -> str:
+    if not isinstance(error, Mapping):
+        return str(error)
+    text = f"{error.get('field')}: {error.get('message')}"
+    return text if error.get("value") is None else f"{text} (it is {error['value']})"
 
 
 def why_unknown(error: UnknownOutcomeError) -> str:
     """Return the cause of the last attempt's failure."""
     cause = error.__cause__
-    return in_words((cause if isinstance(cause, CounterError) else error).detail)
+    return printable((cause if isinstance(cause, CounterError) else error).detail)
 
 
 def report_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) -> None:

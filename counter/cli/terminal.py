@@ -17,7 +17,7 @@ from typing import IO, Annotated, Any, BinaryIO, Final, NoReturn, TypeVar, cast
 from cyclopts import Parameter
 
 from counter.clock import to_rfc3339, to_us
-from counter.durations import parse_iso_duration
+from counter.durations import parse_duration
 from counter.errors import CounterError, StartupError
 
 _Value = TypeVar("_Value")
@@ -284,7 +284,7 @@ def moment_of(name: str, text: str | None, now: datetime) -> datetime | None:
     if text is None:
         return None
     try:
-        return now - timedelta(microseconds=parse_iso_duration(text))
+        return now - timedelta(microseconds=parse_duration(text))
     except (ValueError, OverflowError):
         pass
     try:

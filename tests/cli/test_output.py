@@ -79,7 +79,6 @@ def test_an_add_is_counted_once_in_every_encoding(
         ["history", "{name}"],
         ["events", "{name}"],
         ["top"],
-        ["token", "derive", "key:1", "{name}"],
     ],
     ids=" ".join,
 )

@@ -13,7 +13,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from counter.cli.client import in_words
 from counter_client import Token, Unfinished, UnreachableError
 from counter_client.retrying import Send
 from counter_client.transport import SyncTransport
@@ -31,7 +30,7 @@ COMMANDS = [
     ["history"],
     ["events"],
     *(["namespace", each] for each in ("create", "change", "list", "show", "delete")),
-    *(["token", each] for each in ("new", "show", "derive", "resolve")),
+    *(["token", each] for each in ("new", "resolve")),
 ]
 #: The same at every collection: it is part of tests' names.
 TOKEN = "8fa0ccf7-4c84-42bc-b1e0-ff71bde8f6a3@2026-11-21T04:55:02.911482Z"
@@ -88,21 +87,17 @@ def test_the_same_token_or_key_counts_once(shell: Shell, name: str) -> None:
         ["add", "c", "--token", "t"],
         ["add", "c", "--key", "k", "--token", TOKEN],
         ["add", ""],
-        ["history", "c", "--csv", "--json"],
         ["history", "c", "--from", "yesterday"],
         ["history", "c", "--step", "1us"],
         ["events", "c", "--limit", "-1"],
         ["watch", "c", "--count", "0"],
         ["watch", "c", "--for", "long"],
         ["top", "--limit", "0"],
-        ["top", "--by", "name"],
         ["top", "--span", "1ms"],
-        ["top", "--by", "count", "--live"],
         ["namespace", "create", "made", "--counter-type", "X"],
         ["namespace", "change", "default"],
         ["namespace", "delete", "default"],
         ["token", "new", "0"],
-        ["token", "show", "key:order"],
         ["token", "resolve", TOKEN],
         ["token", "resolve", "{}"],
         ["token", "resolve", TOKEN, "c", "x"],
@@ -262,18 +257,6 @@ def test_tokens_are_made_here_or_by_the_service(shell: Shell) -> None:
     assert served["text"] == f"{served['token']}@{served['generation_time']}"
 
 
-def test_a_token_is_reported(shell: Shell) -> None:
-    token = shell.said("token", "new", "--served")
-    text = shell.said("token", "show", token, "--accept-limit", "1h")
-    assert "in time: younger than 1h" in text
-    (shown,) = shell.documents("token", "show", f"{uuid4()}@2026-01-01T00:00:00Z")
-    assert (shown["in_time"], shown["accept_limit"]) == (False, "2m")
-    assert "late: older than 2m" in shell.said("token", "show", shown["text"])
-    steps = {shell.said("token", "derive", token, label) for label in ("a", "a", "b")}
-    assert len(steps) == 2
-    assert shell.said("token", "derive", "key:order", "stock").startswith("key:derived:")
-
-
 def test_a_namespace_from_its_making_to_its_end(shell: Shell) -> None:
     made = f"made-{uuid4().hex}"
     text = shell.said("namespace", "create", made, "--counter-type", "EVENTUAL", "--shards", "2")
@@ -284,7 +267,7 @@ def test_a_namespace_from_its_making_to_its_end(shell: Shell) -> None:
     )
     (changed,) = shell.documents("namespace", "change", made, "--cache-ttl", "3s")
     assert (changed["cache_ttl"], changed["shards"]) == ("3s", 2)
-    assert f"counter: warning: {in_words(changed.pop('warnings')[0])}" in shell.err
+    assert f"counter: warning: {changed.pop('warnings')[0]}" in shell.err
     assert shell.documents("namespace", "show", made) == [changed]
     assert changed in shell.documents("namespace", "list")
     assert made in shell.said("namespace", "list")
@@ -305,15 +288,14 @@ def test_a_namespace_is_accurate_unless_it_is_said_in_any_case(shell: Shell) -> 
         (made,) = shell.documents("namespace", "create", f"made-{uuid4().hex}", *given)
         assert made["counter_type"] == kind
     assert shell.run("namespace", "create", "made", "--counter-type", "exact")[0] == 2
-    assert shell.err.startswith("counter: --counter-type: ")
+    assert shell.err.startswith("counter: counter_type: ")
 
 
-def test_advice_is_a_command_and_no_request(shell: Shell) -> None:
-    """Regression: it said PUT /v1/namespaces/{name}."""
+def test_advice_is_a_command_too(shell: Shell) -> None:
     assert shell.run("get", "c", "--namespace", "nowhere")[0] == 1
-    assert "/v1/" not in shell.err
+    assert "counter namespace create makes one" in shell.err
     assert shell.run("history", "c", "--step", "1us")[0] == 2
-    assert shell.err.startswith("counter: --step is 1us; ")
+    assert shell.err.startswith("counter: step is 1us; ")
 
 
 def test_event_rules_are_read_from_a_file(shell: Shell, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import yaml
 from counter import __version__
 from counter.config.settings import Settings, settings_model
 from counter.config.store_kinds import store_names
-from counter.durations import parse_iso_duration
+from counter.durations import parse_duration
 from counter.limits import DRAIN_TIMEOUT_US, SECOND
 from counter.telemetry.incidents import PING_S
 from tests.support.needs import miss
@@ -206,7 +206,7 @@ def test_a_pod_is_probed_and_has_time_to_end(name: str) -> None:
     }
     # A shorter check would not learn the fault.
     assert container["readinessProbe"]["timeoutSeconds"] > PING_S + 1
-    delay = parse_iso_duration(environment_of(pod).get("COUNTER_SHUTDOWN_DELAY", "0s"))
+    delay = parse_duration(environment_of(pod).get("COUNTER_SHUTDOWN_DELAY", "0s"))
     if name == "counter-api":
         probe = container["readinessProbe"]
         assert delay >= 2 * probe["periodSeconds"] * probe["failureThreshold"] * SECOND

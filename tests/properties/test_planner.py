@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counter import limits
-from counter.durations import parse_duration, parse_iso_duration, spell_duration
+from counter.durations import parse_duration, spell_duration
 from counter.ops import planner
 from counter.ops.planner import DedupNeed, DedupPlan, StorageNeed, StoragePlan
 from counter.quantities import (
@@ -128,34 +128,15 @@ def test_a_storage_plan_is_the_same_after_json(need: StorageNeed) -> None:
 @example(0)
 def test_a_duration_is_spelled_and_read_back(duration_us: int) -> None:
     assert parse_duration(spell_duration(duration_us)) == duration_us
-    assert parse_iso_duration(spell_duration(duration_us)) == duration_us
-
-
-@given(*[st.integers(0, 10**6)] * 5, st.integers(0, 999_999))
-@example(0, 7, 0, 0, 0, 0)
-def test_a_duration_of_iso_8601_is_the_sum_of_its_parts(
-    weeks: int, days: int, hours: int, minutes: int, seconds: int, us: int
-) -> None:
-    text = f"P{weeks}W{days}DT{hours}H{minutes}M{seconds}.{us:06}S"
-    whole = ((weeks * 7 + days) * 24 + hours) * 3_600 + minutes * 60 + seconds
-    assert parse_iso_duration(text) == whole * limits.SECOND + us
-
-
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [("P7D", "7d"), ("PT24H", "1d"), ("PT0.5S", "500ms"), ("PT0,25S", "250ms"), ("P1W", "7d")],
-)
-def test_both_ways_to_write_a_duration_are_read(text: str, written: str) -> None:
-    assert parse_iso_duration(text) == parse_iso_duration(written) == parse_duration(written)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["P", "PT", "P1Y", "P1M", "P1DT", "PT1", "P1H", "PT1D", "p1d", "P-1D", "P1D ", "", "P٣D"],
+    ["", "P7D", "PT1H", "1y", "1M", "d", "1", "1D", "-1d", "1d ", "1.5d", "٣d"],
 )
 def test_a_duration_without_a_fixed_length_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
-        parse_iso_duration(text)
+        parse_duration(text)
 
 
 @given(st.text(max_size=12) | st.text("0123456789.,eE+/shmdkMGiB% ", max_size=12))

@@ -20,7 +20,7 @@ from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
 from counter.core.resolve import Resolver
-from counter.durations import format_duration, parse_iso_duration
+from counter.durations import format_duration, parse_duration
 from counter.errors import DamagedError, NamespaceUnknownError, StartupError, UnavailableError
 from counter.ops.audit import (
     Auditor,
@@ -182,7 +182,7 @@ def audit(what: AuditFlags | None = None, flags: StoreFlags | None = None) -> No
             raise StartupError(f"--sample is {what.sample}; it must be at least 1")
         try:
             rate = float(parse_rate(what.rate))
-            last_us = None if what.last is None else parse_iso_duration(what.last)
+            last_us = None if what.last is None else parse_duration(what.last)
         except ValueError as error:
             raise StartupError(str(error)) from error
         settings = ready(flags).settings

@@ -24,7 +24,7 @@ from counter.cli.terminal import (
 )
 from counter.clock import SystemClock, to_rfc3339
 from counter.config.settings import Settings
-from counter.durations import parse_iso_duration
+from counter.durations import parse_duration
 from counter.errors import NotFoundError, PreconditionFailedError, StartupError
 from counter.limits import DAY, HOUR, MINUTE, SECOND
 from counter.quantities import format_number, parse_rate
@@ -151,7 +151,7 @@ def rotate(
         name = _named(key)
         if name == key:
             _refuse_secret(name)
-        grace_us = parsed("grace", grace, parse_iso_duration)
+        grace_us = parsed("grace", grace, parse_duration)
         settings = ready(store).settings
 
         async def work(admin: KeyAdmin, log: AdminLog) -> tuple[Issued, ApiKey]:
@@ -255,7 +255,7 @@ def _rights(new: NewKey) -> Rights:
             return None
 
     scope = read("scope", new.scope, _scope)
-    lifetime_us = read("expires", new.expires, parse_iso_duration)
+    lifetime_us = read("expires", new.expires, parse_duration)
     rates = {
         f"{name}_per_s": read(name, getattr(new, name), lambda text: float(parse_rate(text)))
         for name in LIMITS

@@ -18,7 +18,6 @@ from counter.cli.client import (
     ServiceFlags,
     exit_codes,
     fail,
-    in_words,
     open_client,
 )
 from counter.cli.terminal import (
@@ -29,6 +28,7 @@ from counter.cli.terminal import (
     print_answer,
     print_error,
     print_out,
+    printable,
     remark,
     table,
 )
@@ -206,4 +206,4 @@ def _show(settings: dict[str, Any], *, json: bool) -> None:
     else:
         print_out(listing({k: v for k, v in settings.items() if k != "warnings"}))
     for each in warnings:
-        remark(f"warning: {in_words(each)}")
+        remark(f"warning: {printable(each)}")

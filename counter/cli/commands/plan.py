@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, get_type_hints
 from cyclopts import Parameter
 
 from counter.cli.terminal import Json, exit_on_error, flag, json_line, print_out
-from counter.durations import format_duration, parse_iso_duration
+from counter.durations import format_duration, parse_duration
 from counter.errors import StartupError
 from counter.ops import planner
 from counter.quantities import (
@@ -25,9 +25,9 @@ from counter.quantities import (
 
 #: By the word for a flag's value in the help: how it is parsed, and the unit that ends its name.
 _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
-    "DURATION": (parse_iso_duration, "_us"),
+    "DURATION": (parse_duration, "_us"),
     "DURATION|unlimited": (
-        lambda text: None if text == "unlimited" else parse_iso_duration(text),
+        lambda text: None if text == "unlimited" else parse_duration(text),
         "_us",
     ),
     "RATE": (parse_rate, "_per_s"),
@@ -41,7 +41,7 @@ _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DedupFlags:
-    """Durations are written like 10s or PT10S, rates like 80/s, shares like 20%."""
+    """Durations are written like 10s, rates like 80/s, shares like 20%."""
 
     rate: Annotated[str, flag("The rate of tokens: 80/s", "RATE")]
     caller: Annotated[str, flag("How long a caller may wait before it sends", "DURATION")] = "0s"
@@ -66,10 +66,10 @@ class DedupFlags:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StorageFlags:
-    """Durations are written like 7d or P7D."""
+    """Durations are written like 7d."""
 
     retention: Annotated[str, flag("How long events are kept", "DURATION|unlimited")] = "7d"
-    read_interval: Annotated[str, flag("The span of time that a read covers", "DURATION")] = "PT24H"
+    read_interval: Annotated[str, flag("The span of time that a read covers", "DURATION")] = "1d"
     events_per_day: Annotated[str, flag("Events of the one counter", "EVENTS")]
     event_size: Annotated[str, flag("The size of an event on disk", "SIZE")] = "64B"
     accept_limit: Annotated[

@@ -1,4 +1,4 @@
-"""Run ``counter token ...``: make, show, derive and resolve tokens."""
+"""Run ``counter token ...``: make and resolve tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from counter.cli.client import (
     ServiceFlags,
     credential_of,
     delta_of,
-    duration_us,
     exit_codes,
     fail,
-    in_words,
     open_client,
 )
 from counter.cli.terminal import (
@@ -26,13 +24,12 @@ from counter.cli.terminal import (
     json_line,
     print_error,
     print_out,
+    printable,
     remark,
     signed,
 )
-from counter.clock import to_us
-from counter.durations import format_duration, parse_duration
 from counter.errors import StartupError
-from counter.limits import BATCH_ITEMS_MAX, SECOND
+from counter.limits import BATCH_ITEMS_MAX
 from counter.tokens import format_nonce
 from counter_client import CounterClient, Event, Key, Token, Unfinished
 
@@ -61,62 +58,6 @@ def new(
             made = [Token.new() for _ in range(count)]
         for each in made:
             print_out(json_line(_document(each)) if json else str(each))
-
-
-def show(
-    token: _Text,
-    /,
-    service: ServiceFlags = DEFAULT_SERVICE,
-    *,
-    accept_limit: Annotated[
-        str | None, flag("How old it may be [asks the service for the namespace's]", "DURATION")
-    ] = None,
-    json: JsonLines = False,
-) -> None:
-    """Show a token's time and age, and whether it is still accepted."""
-    with exit_codes(service):
-        found = _token(token)
-        if accept_limit is None:
-            with open_client(service) as client:
-                settings = client.namespace()
-                now_us = client.tokens()[0].generation_time_us
-            limit_us = parse_duration(settings["accept_limit"])
-        else:
-            limit_us = duration_us("accept-limit", accept_limit)
-            now_us = to_us(datetime.now(UTC))
-        age_us = now_us - found.generation_time_us
-        is_in_time = age_us <= limit_us
-        if json:
-            body = {**_document(found), "age_seconds": age_us / SECOND, "in_time": is_in_time}
-            print_out(json_line({**body, "accept_limit": format_duration(limit_us)}))
-            return
-        nonce, _, made = str(found).partition("@")
-        age = _age(age_us)
-        ends = (
-            f"in time: younger than {format_duration(limit_us)}, an add with it is counted"
-            if is_in_time
-            else f"late: older than {format_duration(limit_us)}; the service reports its outcome"
-            " and counts nothing new"
-        )
-        print_out(f"nonce  {nonce}\ntime   {made}\nage    {age}\n{ends}")
-
-
-def derive(
-    token: Annotated[str, flag("The token, or key:<key>, of the whole work")],
-    label: Annotated[str, flag("The step's name: 1 to 256 characters")],
-    /,
-    *,
-    json: JsonLines = False,
-) -> None:
-    """Print the token of a step."""
-    with exit_codes():
-        parent = Token.parse(token)
-        made = parent.derive(label)
-        if json:
-            body = _document(made) if isinstance(made, Token) else {"text": str(made)}
-            print_out(json_line({**body, "label": label}))
-        else:
-            print_out(str(made))
 
 
 def resolve(
@@ -215,7 +156,7 @@ def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> Non
     """Send the same request once more; return the service's answer."""
     resolved = client.resolve(unfinished)
     if not resolved.applied:
-        remark(f"not counted, and it never will be: {in_words(resolved.detail)}")
+        remark(f"not counted, and it never will be: {printable(resolved.detail)}")
     with exiting(0 if resolved.applied else EXIT_NO):
         if json:
             print_out(json_line({"applied": resolved.applied}))
@@ -223,23 +164,6 @@ def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> Non
             print_out("counted: once, however often it was sent")
 
 
-def _token(text: str) -> Token:
-    """Parse a token. Raises StartupError if it is a key, which contains no time."""
-    found = credential_of(text)
-    if isinstance(found, Key):
-        raise StartupError("a key contains no time: the service reserved one for it")
-    return found
-
-
 def _document(token: Token) -> dict[str, Any]:
     nonce, _, made = str(token).partition("@")
     return {"token": nonce, "generation_time": made, "text": str(token)}
-
-
-def _age(age_us: int) -> str:
-    """Format an age for people."""
-    if age_us < 0:
-        return f"{_age(-age_us)} ahead of the service"
-    if age_us < 60 * SECOND:
-        return f"{age_us / SECOND:.3g} s"
-    return str(timedelta(seconds=age_us // SECOND))

@@ -33,7 +33,7 @@ from counter.cli.terminal import (
     printing,
     remark,
 )
-from counter.durations import parse_iso_duration
+from counter.durations import parse_duration
 from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
 from counter.ops.export_file import ExportWriter
@@ -158,7 +158,7 @@ def import_(
         refuse_best_effort(namespace, "import")
         different: list[dict[str, Any]] = []
         with open_client(_patient(flags)) as client:
-            importer = Importer(client, found.id, parse_iso_duration(namespace["key_ttl"]))
+            importer = Importer(client, found.id, parse_duration(namespace["key_ttl"]))
             with _explained(importer, found.lines, flags):
                 if not add and not importer.find_begun():
                     _refuse_others(client, found, importer)

@@ -13,7 +13,6 @@ from counter.cli.client import (
     ServiceFlags,
     duration_us,
     exit_codes,
-    in_words,
     key_of,
     open_client,
     options_of,
@@ -26,6 +25,7 @@ from counter.cli.terminal import (
     instant,
     json_line,
     print_out,
+    printable,
     remark,
     second,
     signed,
@@ -117,7 +117,7 @@ async def _counts(service: ServiceFlags, name: str) -> AsyncGenerator[Count]:
 def _remarked(error: CounterError, known: str) -> str:
     """Report once why the count is unknown; return the current trouble."""
     if error.detail != known:
-        remark(f"{in_words(error.detail)}; still trying")
+        remark(f"{printable(error.detail)}; still trying")
     return error.detail
 
 
