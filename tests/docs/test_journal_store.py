@@ -211,6 +211,15 @@ async def test_the_package_serves_and_loses_nothing(path: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("installed")
+def test_its_tests_run_in_its_own_folder(tmp_path: Path) -> None:
+    """With its own settings of pytest, which none of the suites complains of."""
+    words = ("-p", "no:schemathesis", "-p", "no:cacheprovider", "-k", "restart or TestSlices")
+    done = run_python("-m", "pytest", "-q", *words, cwd=tmp_path / "source")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "warning" not in done.stdout
+
+
+@pytest.mark.usefixtures("installed")
 def test_its_commands_answer(path: Path) -> None:
     """Those that its kind says nothing of, too."""
     code, lines = counter(path, "doctor")
