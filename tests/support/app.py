@@ -24,6 +24,9 @@ from tests.support.parts import part_of
 from tests.support.rest import Rest
 from tests.support.times import SECOND, START_US
 
+# Each request over httpx's ASGITransport tries to import it, and searches the whole path in vain.
+sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
+
 #: The default dataset and namespace: the defaults of the program, and ones that soon see an end.
 WIDE: dict[str, Any] = {}
 #: Over an engine that takes a millisecond for an event, one after the other.
