@@ -304,9 +304,10 @@ class CounterMachine(RuleBasedStateMachine):
 
     @rule(minutes=st.sampled_from([1, 4, 6, 12]))
     def sleep(self, minutes: int) -> None:
-        """Long enough for slices to end and to be dropped; their keeper looks in now and then."""
-        for _ in range(minutes // 2 + 1):
-            self.app.clock.advance(minutes * MINUTE // (minutes // 2 + 1))
+        """Long enough for slices to end and to be dropped; their keeper looks in in each slice."""
+        passes = minutes // 4 + 1
+        for _ in range(passes):
+            self.app.clock.advance(minutes * MINUTE // passes)
             self.run(self.app.roll_up())
 
     @rule()

@@ -58,7 +58,10 @@ class OverPostgresql(CounterMachine):
 
     async def _ask(self, each: Send) -> Any:
         at = next(self.turns)
-        await at.application.service.namespaces.refresh()
+        directory, latest = (each.application.service.namespaces for each in (at, self.app))
+        # As a process does every second, of which the test's clock passes many.
+        if not directory.is_fresh or directory.get("p") != latest.get("p"):
+            await directory.refresh()
         self.at = at
         try:
             return await super()._ask(each)
