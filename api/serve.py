@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from api.app import Application, create_app
-from api.http.cors import Cors
+from api.http.cors import with_cors
 from api.server.protocol import HttpProtocol
 from api.server.server import Server
 from api.server.sockets import check_exposure, connections_max, listen, say_where
@@ -121,7 +121,7 @@ def make_server(application: Application, settings: Settings) -> Server:
     shared.most = connections_max(settings)
     shared.peers.most = settings.connections_per_address
     shared.request_timeout_us = settings.request_timeout
-    app = Cors(pipeline, settings.cors_origins) if settings.cors_origins else pipeline
+    app = with_cors(pipeline, settings.cors_origins) if settings.cors_origins else pipeline
     protocol: Callable[[], HttpProtocol] = partial(HttpProtocol, app, pipeline.ids, shared)
     if settings.fast_lane:
         # Imported late: the service also runs without that folder.

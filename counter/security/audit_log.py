@@ -23,6 +23,7 @@ from counter.clock import to_rfc3339
 from counter.durations import format_duration
 from counter.errors import CounterError, RefusedError, StartupError
 from counter.ports import Clock
+from counter.regular_file import sync_directory
 from counter.telemetry.logs import AUDIT
 from counter.types import NamespaceSettings
 
@@ -157,11 +158,7 @@ def _append(path: Path, line: bytes) -> None:
     finally:
         os.close(file)
     if is_new:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(path.parent)
 
 
 def _written(settings: NamespaceSettings | None) -> Mapping[str, Any]:

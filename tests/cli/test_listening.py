@@ -20,7 +20,7 @@ def refusal(host: str, port: int) -> str:
 def test_a_taken_port_is_the_ports_fault() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} is taken: choose another one with --port" in refusal("127.0.0.1", port)
+        assert "in use; choose another port with --port" in refusal("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "127.0.0.1.5", "a" * 80, "::zz"])
@@ -34,7 +34,8 @@ def test_a_bad_address_is_not_the_ports_fault(host: str) -> None:
 def test_an_address_of_another_machine_is_named() -> None:
     """203.0.113.0/24 is reserved for documentation."""
     message = refusal("203.0.113.7", 0)
-    assert "this machine does not have the address 203.0.113.7" in message
+    assert "203.0.113.7:0" in message
+    assert "with --host" in message
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

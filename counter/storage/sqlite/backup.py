@@ -20,7 +20,7 @@ from counter.clock import to_rfc3339
 from counter.config.store_kinds import BackedUpFile, Backup, Progress
 from counter.errors import StartupError
 from counter.limits import WAL_BYTES_MAX
-from counter.regular_file import open_regular
+from counter.regular_file import open_regular, sync_directory
 from counter.storage.sqlite.copying import (
     DATABASE,
     FILES,
@@ -31,7 +31,7 @@ from counter.storage.sqlite.copying import (
 )
 from counter.storage.sqlite.keys import KEYS_FILE
 from counter.storage.sqlite.page_sums import check_pages
-from counter.storage.sqlite.schema import UNFINISHED, DirectoryLock, sync_directory
+from counter.storage.sqlite.schema import UNFINISHED, DirectoryLock
 
 MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1

@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO
 
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import INT64_MAX, INT64_MIN, WAL_BYTES_KEPT
+from counter.regular_file import sync_directory
 from counter.types import Fold
 
 SCHEMA_VERSION: Final = 4
@@ -258,15 +259,6 @@ class DirectoryLock:
         """Release the directory for another process."""
         self._file.close()
         os.close(self._directory)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in the directory *path* durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def unusable(directory: Path, error: OSError) -> StartupError:
