@@ -29,11 +29,14 @@ def soon_rolled_up(service: Service) -> str:
 
 
 @pytest.fixture
-def shell(
-    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Shell:
-    monkeypatch.setenv("COUNTER_URL", service.url)
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(capsys)
+
+
+@pytest.fixture
+def at_service(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands ask the service unless they say otherwise."""
+    monkeypatch.setenv("COUNTER_URL", service.url)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from tests.support.in_thread import Service
 from tests.support.server import ROOT
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("at_service")
+
 
 def stream(shell: Shell, lines: str, *words: str) -> tuple[int, str]:
     """The exit code, and the output."""

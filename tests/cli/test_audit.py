@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from counter.clock import SystemClock
-from tests.cli.shell import exit_code
+from tests.cli.shell import Shell
 from tests.support.filled import DATASET, fill, opened
 
 
@@ -39,34 +38,30 @@ def damage(data: Path, sql: str) -> None:
         assert connection.execute(sql).rowcount == 1
 
 
-def audited(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+def audited(shell: Shell, *words: str) -> tuple[int, Any]:
     """The exit code, and the one namespace of the JSON."""
-    code = exit_code("audit", *words, "--json")
-    (found,) = json.loads(capsys.readouterr().out)["namespaces"]
+    code, out = shell.run("audit", "--data=data", *words, "--json")
+    (found,) = json.loads(out)["namespaces"]
     return code, found
 
 
-def test_all_is_right(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("audit", f"--data={data}") == 0
-    text, remarks = capsys.readouterr()
-    assert text == "videos: 3 counters audited, 0 wrong\n"
-    assert remarks == ""
+def test_all_is_right(data: Path, shell: Shell) -> None:
+    assert shell.said("audit", "--data=data") == "videos: 3 counters audited, 0 wrong"
+    assert shell.err == ""
 
 
-def test_a_wrong_count_is_reported_with_both_numbers(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_count_is_reported_with_both_numbers(data: Path, shell: Shell) -> None:
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
-    assert exit_code("audit", f"--data={data}") == 1
-    text = capsys.readouterr().out
+    code, text = shell.run("audit", "--data=data")
+    assert code == 1
     assert "videos: 3 counters audited, 1 wrong" in text
     assert "'a/1': the count as of " in text
     assert " is 8, its events make 3\n" in text
 
 
-def test_json_has_the_mismatches(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_mismatches(data: Path, shell: Shell) -> None:
     damage(data, "UPDATE windows SET total = 31 WHERE total = 30")
-    code, found = audited([f"--data={data}"], capsys)
+    code, found = audited(shell)
     assert code == 1
     (mismatch,) = found["mismatches"]
     assert (mismatch["counter"], mismatch["repairable"]) == ("a/2", True)
@@ -76,12 +71,11 @@ def test_json_has_the_mismatches(data: Path, capsys: pytest.CaptureFixture[str])
     assert finding["expected"] == {"cleared": False, "total": 30}
 
 
-def test_a_repair_counts_again_and_says_so(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repair_counts_again_and_says_so(data: Path, shell: Shell) -> None:
     """Rows that are wrong or lost, and checkpoints; afterwards all is right."""
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
     damage(data, "DELETE FROM windows WHERE total = -7")
-    flags = [f"--data={data}", "--audit-log=acts.jsonl", "--repair", "--all"]
-    code, found = audited(flags, capsys)
+    code, found = audited(shell, "--audit-log=acts.jsonl", "--repair", "--all")
     assert (code, found["mismatches"], sorted(found["repaired"])) == (3, [], ["a/1", "b"])
     act = json.loads(Path("acts.jsonl").read_text(encoding="utf-8"))
     assert (act["act"], act["end"], sorted(act["counters"])) == (
@@ -89,13 +83,11 @@ def test_a_repair_counts_again_and_says_so(data: Path, capsys: pytest.CaptureFix
         "done",
         ["a/1", "b"],
     )
-    code, found = audited([f"--data={data}"], capsys)
+    code, found = audited(shell)
     assert (code, found["mismatches"]) == (0, [])
 
 
-def test_only_the_selected_counters_are_audited(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_selected_counters_are_audited(data: Path, shell: Shell) -> None:
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'b'")
     for words, code, counters in (
         (["--prefix=a/"], 0, 2),
@@ -104,7 +96,7 @@ def test_only_the_selected_counters_are_audited(
         (["--sample=2", "--prefix=a/", "--rate=0/s"], 0, 2),
         (["--all", "--last=24h"], 1, 3),
     ):
-        ended, found = audited([f"--data={data}", *words], capsys)
+        ended, found = audited(shell, *words)
         assert (ended, found["counters"]) == (code, counters), words
 
 
@@ -120,35 +112,28 @@ def test_only_the_selected_counters_are_audited(
     ],
 )
 def test_impossible_requests_are_refused(
-    words: list[str], hint: str, data: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], hint: str, data: Path, shell: Shell
 ) -> None:
-    assert exit_code("audit", f"--data={data}", *words) == 2
-    assert hint in capsys.readouterr().err
+    assert hint in shell.fails(2, "audit", "--data=data", *words)
 
 
-def test_a_directory_without_counters_stays_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code("audit", f"--data={tmp_path / 'typo'}") == 2
-    assert "holds no counters" in capsys.readouterr().err
+def test_a_directory_without_counters_stays_as_it_is(tmp_path: Path, shell: Shell) -> None:
+    assert "holds no counters" in shell.fails(2, "audit", f"--data={tmp_path / 'typo'}")
     assert not (tmp_path / "typo").exists()
 
 
-def test_during_service_an_audit_is_refused_with_advice(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def beside() -> int:
+def test_during_service_an_audit_is_refused_with_advice(data: Path, shell: Shell) -> None:
+    async def beside() -> str:
         async with opened(data):
-            return await asyncio.to_thread(exit_code, "audit", f"--data={data}")
+            return await asyncio.to_thread(shell.fails, 2, "audit", "--data=data")
 
-    assert asyncio.run(beside()) == 2
-    text = capsys.readouterr().err
+    text = asyncio.run(beside())
     assert "is held by process" in text
     assert "counter backup" in text
 
 
 def test_a_directory_that_was_not_served_for_longer_than_retention_can_be_repaired(
-    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    data: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first repair moves the watermark to a time without slices."""
 
@@ -157,24 +142,22 @@ def test_a_directory_that_was_not_served_for_longer_than_retention_can_be_repair
             return super().wall_us() + 5 * DATASET.retention_us
 
     monkeypatch.setattr("counter.storage.sqlite.SqliteKind.clock", lambda _kind: Later())
-    flags = [f"--data={data}", "--repair", "--trust-settled", "--all"]
+    flags = ["--repair", "--trust-settled", "--all"]
     for name in ("a/1", "b"):
         damage(data, f"UPDATE counters SET checkpoint = 8 WHERE name = '{name}'")
-        code, found = audited(flags, capsys)
+        code, found = audited(shell, *flags)
         assert (code, found["mismatches"], found["repaired"]) == (3, [], [name])
-    assert audited(flags, capsys)[0] == 0
+    assert audited(shell, *flags)[0] == 0
 
 
-def test_a_database_with_a_flipped_bit_is_not_audited(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_database_with_a_flipped_bit_is_not_audited(data: Path, shell: Shell) -> None:
     """An event with a flipped bit is another event: the counts would agree with it."""
-    assert exit_code("audit", "--all", f"--data={data}") == 0
+    shell.said("audit", "--all", "--data=data")
     database, at = data / "counter.db", 5 * 4_096 - 10
     whole = database.read_bytes()
     database.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    capsys.readouterr()
-    assert exit_code("audit", "--all", f"--data={data}") == 2
-    assert "counter.db is damaged: what is in page 5 is not what was" in capsys.readouterr().err
+    assert "counter.db is damaged: what is in page 5 is not what was" in shell.fails(
+        2, "audit", "--all", "--data=data"
+    )
     database.write_bytes(whole)
-    assert exit_code("audit", "--all", f"--data={data}") == 0
+    shell.said("audit", "--all", "--data=data")

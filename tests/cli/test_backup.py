@@ -23,11 +23,6 @@ from tests.support.filled import COUNTERS, SETTINGS, fill, opened
 from tests.support.waiting import eventually
 
 
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
-
-
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with counters and a key, and a backup of it."""

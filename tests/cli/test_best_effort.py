@@ -9,6 +9,8 @@ from counter.cli.client import ServiceFlags, report_unfinished
 from counter_client import Token, Unfinished
 from tests.cli.shell import Shell
 
+pytestmark = pytest.mark.usefixtures("at_service")
+
 NAMESPACE = "best-effort"
 HERE = ("--namespace", NAMESPACE)
 

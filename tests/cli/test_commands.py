@@ -23,11 +23,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
-
-
 def names(flags: type) -> set[str]:
     return {each.name for each in fields(flags)}
 
@@ -40,15 +35,6 @@ def test_dataset_settings_are_flags_of_every_command() -> None:
     """Every process must use the same settings of a dataset."""
     assert set(dataset_model().model_fields) <= names(StoreFlags)
     assert names(StoreFlags) < names(RollupFlags) < names(ServeFlags)
-
-
-@pytest.mark.parametrize(
-    "command", [["serve"], ["rollup"], ["schema", "apply"], ["config", "check"]]
-)
-def test_help_names_exit_codes(command: list[str], shell: Shell) -> None:
-    help_text = shell.said(*command, "--help")
-    assert "Exit codes: 0" in help_text
-    assert "--keyspace" in help_text
 
 
 def test_the_effective_settings_are_toml_with_their_origins(

@@ -4,10 +4,7 @@ import json
 import os
 import shlex
 import stat
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,73 +13,47 @@ import pytest
 from counter.cli.client import ServiceFlags, key_of
 from counter.errors import StartupError
 from tests.cli.shell import Shell
+from tests.client.stranger import Stranger, http, stranger
 
 KEY = f"ck_{'a' * 12}_{'b' * 32}"
 AS_OF = "2026-01-01T00:00:00Z"
+JSON = "Content-Type: application/json"
 OTHER_KEY = f"ck_{'c' * 12}_{'d' * 32}"
 #: A test of a file's mode needs a folder that only the owner can write.
 FILE = "counter/contexts.json"
 
 
-class Asked:
-    """A service that records the namespace and the key of each request."""
+REFUSED = {"status": 401, "code": "key_invalid", "detail": "no", "type": "t", "retry": "never"}
 
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, str | None]] = []
-        self.status = 200
-        asked = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                key = self.headers["Authorization"]
-                found = None if key is None else key.removeprefix("Bearer ")
-                asked.requests.append((self.path.split("/")[3], found))
-                body = asked.answer()
-                self.send_response(asked.status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def answer(self) -> bytes:
-        if self.status != 200:
-            problem = {"status": self.status, "code": "key_invalid", "detail": "no", "type": "t"}
-            return json.dumps({**problem, "applied": None, "retry": "never"}).encode()
-        count = {"namespace": self.requests[-1][0], "counter": "c", "count": 1}
-        return json.dumps({**count, "as_of": AS_OF, "accuracy": "accurate"}).encode()
-
-    @contextmanager
-    def running(self) -> Iterator["Asked"]:
-        thread = threading.Thread(target=self.server.serve_forever)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.server.shutdown()
-            thread.join()
-            self.server.server_close()
+def answer(namespace: str) -> bytes:
+    count = {"namespace": namespace, "counter": "c", "count": 1, "as_of": AS_OF}
+    return http("200 OK", json.dumps({**count, "accuracy": "accurate"}).encode(), JSON)
 
 
 @pytest.fixture
-def prod() -> Iterator[Asked]:
-    with Asked().running() as each:
+def prod() -> Iterator[Stranger]:
+    with stranger(answer("shop")) as each:
         yield each
 
 
 @pytest.fixture
-def other() -> Iterator[Asked]:
-    with Asked().running() as each:
+def other() -> Iterator[Stranger]:
+    with stranger(answer("default")) as each:
         yield each
 
 
-@pytest.fixture
+def asked(service: Stranger) -> list[tuple[str, str | None]]:
+    """The namespace and the key of each request."""
+    namespaces = [each.split(b"/")[3].decode() for each in service.asked]
+    keys = [key and key.removeprefix("bearer ") for key in service.header("authorization")]
+    return list(zip(namespaces, keys, strict=True))
+
+
+@pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The config folder of a user without any context, and nothing in the environment."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("URL", "NAMESPACE", "API_KEY", "CONTEXT"):
         monkeypatch.delenv(f"COUNTER_{name}", raising=False)
@@ -90,110 +61,73 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def shell(home: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
-
-
-@pytest.fixture
-def known(shell: Shell, home: Path, prod: Asked) -> Shell:
-    """With a context ``prod`` that has a namespace and a key."""
+def known(shell: Shell, home: Path, prod: Stranger) -> Shell:
+    """With a context ``prod`` that has a namespace and a key, and one that has neither."""
     (home / "prod.key").write_text(f"{KEY}\n", encoding="utf-8")
+    (home / "other.key").write_text(OTHER_KEY, encoding="utf-8")
     where = ("--url", prod.url, "--namespace", "shop", "--api-key-file", str(home / "prod.key"))
     shell.said("context", "add", "prod", *where)
+    shell.said("context", "add", "open", "--url", prod.url)
     return shell
 
 
-def test_a_context_names_the_service_its_namespace_and_its_key(known: Shell, prod: Asked) -> None:
-    assert known.said("get", "c", "--context", "prod") == "1"
-    known.said("context", "use", "prod")
-    assert known.said("get", "c") == "1"
-    assert prod.requests == [("shop", KEY)] * 2
+#: The environment, the flags of a read while ``prod`` is the current context, and the namespace and
+#: the key that are sent to its service, or to another one (OTHER).
+CHOICES: list[tuple[dict[str, str], list[str], tuple[str, str, str | None]]] = [
+    ({}, [], ("PROD", "shop", KEY)),
+    ({}, ["--context", "open"], ("PROD", "default", None)),
+    ({"CONTEXT": "open"}, [], ("PROD", "default", None)),
+    # With a URL nothing of the context: its key would go to another service.
+    ({}, ["--url", "OTHER"], ("OTHER", "default", None)),
+    ({"URL": "OTHER"}, [], ("OTHER", "default", None)),
+    ({"CONTEXT": "prod"}, ["--url", "OTHER"], ("OTHER", "default", None)),
+    # The key and the namespace of the environment may be those of its URL.
+    (
+        {"URL": "OTHER", "NAMESPACE": "videos", "API_KEY": OTHER_KEY},
+        ["--context", "prod"],
+        ("PROD", "shop", KEY),
+    ),
+    ({"NAMESPACE": "videos"}, [], ("PROD", "videos", KEY)),
+    ({"NAMESPACE": "videos"}, ["-n", "music", "--context", "prod"], ("PROD", "music", KEY)),
+    ({}, ["-n", "music", "--api-key-file", "other.key"], ("PROD", "music", OTHER_KEY)),
+    ({"API_KEY": OTHER_KEY}, ["--context", "open"], ("PROD", "default", OTHER_KEY)),
+    # An empty name asks for no context.
+    ({"CONTEXT": "prod"}, ["--context", "", "--url", "OTHER"], ("OTHER", "default", None)),
+]
 
 
-def test_a_context_of_the_environment_is_used(
-    known: Shell, prod: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COUNTER_CONTEXT", "prod")
-    known.said("get", "c")
-    assert prod.requests == [("shop", KEY)]
-
-
-@pytest.mark.parametrize("is_flag", [True, False], ids=["--url", "COUNTER_URL"])
-def test_with_a_url_nothing_of_the_current_context_is_used(
-    known: Shell, prod: Asked, other: Asked, monkeypatch: pytest.MonkeyPatch, is_flag: bool
-) -> None:
-    """Its key would go to another service, and its namespace is of another one."""
-    known.said("context", "use", "prod")
-    if is_flag:
-        known.said("get", "c", "--url", other.url)
-    else:
-        monkeypatch.setenv("COUNTER_URL", other.url)
-        known.said("get", "c")
-    assert (prod.requests, other.requests) == ([], [("default", None)])
-
-
-def test_a_url_beside_a_context_of_the_environment_is_used_alone(
-    known: Shell, prod: Asked, other: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COUNTER_CONTEXT", "prod")
-    known.said("get", "c", "--url", other.url)
-    assert (prod.requests, other.requests) == ([], [("default", None)])
-
-
-def test_a_context_that_is_given_comes_before_the_whole_environment(
-    known: Shell, prod: Asked, other: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The key and the namespace of the environment may be those of its URL."""
-    monkeypatch.setenv("COUNTER_URL", other.url)
-    monkeypatch.setenv("COUNTER_NAMESPACE", "videos")
-    monkeypatch.setenv("COUNTER_API_KEY", OTHER_KEY)
-    known.said("get", "c", "--context", "prod")
-    assert (prod.requests, other.requests) == ([("shop", KEY)], [])
-
-
-def test_flags_come_before_the_context_and_so_does_a_namespace_of_the_environment(
-    known: Shell, home: Path, prod: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (home / "other.key").write_text(OTHER_KEY, encoding="utf-8")
-    monkeypatch.setenv("COUNTER_NAMESPACE", "videos")
-    known.said("context", "use", "prod")
-    known.said("get", "c")
-    known.said("get", "c", "-n", "music", "--api-key-file", str(home / "other.key"))
-    known.said("get", "c", "-n", "music", "--context", "prod")
-    assert prod.requests == [("videos", KEY), ("music", OTHER_KEY), ("music", KEY)]
-
-
-def test_a_context_without_a_key_takes_that_of_the_environment(
-    shell: Shell, prod: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shell.said("context", "add", "open", "--url", prod.url)
-    monkeypatch.setenv("COUNTER_API_KEY", OTHER_KEY)
-    shell.said("get", "c", "--context", "open")
-    assert prod.requests == [("default", OTHER_KEY)]
-
-
-def test_no_context_is_asked_for_by_an_empty_name(
-    known: Shell, prod: Asked, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("environment", "flags", "expected"), CHOICES)
+def test_flags_come_before_the_environment_and_that_before_the_current_context(
+    known: Shell,
+    prod: Stranger,
+    other: Stranger,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    flags: list[str],
+    expected: tuple[str, str, str | None],
 ) -> None:
     known.said("context", "use", "prod")
-    monkeypatch.setenv("COUNTER_CONTEXT", "prod")
-    known.run("get", "c", "--context", "")
-    assert "http://127.0.0.1:8080" in known.err
-    assert prod.requests == []
+    prod.pieces = [answer(expected[1])]
+    for name, value in environment.items():
+        monkeypatch.setenv(f"COUNTER_{name}", value.replace("OTHER", other.url))
+    said = known.said("get", "c", *(other.url if each == "OTHER" else each for each in flags))
+    assert said == "1"
+    found = [("PROD", *each) for each in asked(prod)] + [("OTHER", *each) for each in asked(other)]
+    assert found == [expected]
 
 
 def test_a_url_and_a_context_that_are_given_alike_are_refused(
-    known: Shell, prod: Asked, other: Asked, monkeypatch: pytest.MonkeyPatch
+    known: Shell, prod: Stranger, other: Stranger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert known.run("get", "c", "--context", "prod", "--url", other.url) == (2, "")
     assert known.err == "counter: --context and --url both name a service: give one of them\n"
     monkeypatch.setenv("COUNTER_CONTEXT", "prod")
     monkeypatch.setenv("COUNTER_URL", other.url)
     assert "COUNTER_CONTEXT and COUNTER_URL" in known.fails(2, "get", "c")
-    assert prod.requests + other.requests == []
+    assert prod.asked + other.asked == []
 
 
-def test_the_key_of_a_context_is_given_for_its_url_alone(known: Shell, prod: Asked) -> None:
+def test_the_key_of_a_context_is_given_for_its_url_alone(known: Shell, prod: Stranger) -> None:
     """Also if the context is replaced while a command runs."""
     assert key_of(ServiceFlags(url=prod.url, context="prod")) == KEY
     with pytest.raises(StartupError, match="its key is sent nowhere else"):
@@ -206,12 +140,12 @@ def test_a_key_is_never_printed(known: Shell) -> None:
         code, out = known.run("context", "list", *json_flag)
         assert (code, f"set, id {'a' * 12}" in out) == (0, True)
         assert "b" * 32 not in out + known.err
-    (shown,) = known.documents("context", "list")
+    _, shown = known.documents("context", "list")
     assert (shown["name"], shown["current"], shown["namespace"]) == ("prod", True, "shop")
 
 
-def test_an_error_names_the_context(known: Shell, prod: Asked) -> None:
-    prod.status = 401
+def test_an_error_names_the_context(known: Shell, prod: Stranger) -> None:
+    prod.pieces = [http("401 Unauthorized", json.dumps({**REFUSED, "applied": None}).encode())]
     assert known.run("get", "c", "--context", "prod")[0] == 2
     assert known.err.endswith(f"counter: context 'prod' was used: {prod.url}\n")
     known.said("context", "add", "gone", "--url", "http://127.0.0.1:9")
@@ -242,14 +176,13 @@ def test_contexts_are_added_replaced_and_removed(known: Shell) -> None:
     assert known.run("context", "add", "prod", "--url", "http://127.0.0.1:9")[0] == 1
     assert "--replace replaces it" in known.err
     known.said("context", "add", "prod", "--url", "http://127.0.0.1:9", "--replace")
-    (shown,) = known.documents("context", "list")
+    _, shown = known.documents("context", "list")
     assert (shown["url"], shown["api_key"], shown["namespace"]) == (
-        "http://127.0.0.1:9",
-        None,
-        None,
+        *("http://127.0.0.1:9", None, None),
     )
     known.said("context", "use", "prod")
     known.said("context", "remove", "prod")
+    known.said("context", "remove", "open")
     assert known.said("context", "list") == ""
     assert "counter context add makes one" in known.err
     for words in (["use", "prod"], ["remove", "prod"]):

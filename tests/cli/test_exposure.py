@@ -48,7 +48,7 @@ def test_this_machine_needs_neither(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "fe80::1%2", "::ffff:10.1.2.3"])
 def test_anybody_else_needs_both(host: str, own: Signed) -> None:
-    tls = {"https_cert": own.cert, "https_key": own.key}
+    tls = own.settings
     assert host in refusal(host, keys=False)
     assert "counter key create" in refusal(host, keys=False, **tls)
     assert "--tls-in-front" in refusal(host, keys=True)
@@ -67,7 +67,7 @@ def test_insecure_is_allowed_with_a_warning(caplog: pytest.LogCaptureFixture, ow
     assert "0.0.0.0:8080 although there is no API key" in caplog.text
     assert "there is no TLS" in caplog.text
     caplog.clear()
-    check("0.0.0.0", keys=True, insecure=True, https_cert=own.cert, https_key=own.key)
+    check("0.0.0.0", keys=True, insecure=True, **own.settings)
     assert caplog.text == ""
 
 
@@ -94,8 +94,7 @@ def test_the_address_is_reported_with_its_scheme(
 ) -> None:
     say_where(cast(socket.socket, Listener("::1")), Settings())
     assert capsys.readouterr().out.startswith("Serving on http://[::1]:8080\n")
-    tls = Settings(https_cert=own.cert, https_key=own.key)
-    say_where(cast(socket.socket, Listener("127.0.0.1")), tls)
+    say_where(cast(socket.socket, Listener("127.0.0.1")), Settings(**own.settings))
     assert capsys.readouterr().out.startswith("Serving on https://127.0.0.1:8080\n")
 
 
@@ -117,7 +116,7 @@ def test_files_of_tls_belong_together(own: Signed, tmp_path: Path) -> None:
 
 
 def test_a_key_that_everybody_can_read_is_warned_of(own: Signed) -> None:
-    flags = {"https_cert": str(own.cert), "https_key": str(own.key)}
+    flags = {name: str(path) for name, path in own.settings.items()}
     assert load(flags).warnings == ()
     own.key.chmod(0o644)
     (warning,) = load(flags).warnings

@@ -7,10 +7,14 @@ from threading import Event, Thread
 from unittest.mock import patch
 from uuid import uuid4
 
+import pytest
+
 from counter_client import Count, CounterClient, Point, UnexpectedAnswerError
 from tests.cli.shell import Shell
 from tests.support.in_thread import Service
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("at_service")
 
 
 def test_each_change_is_a_line(shell: Shell, service: Service, name: str) -> None:

@@ -14,14 +14,14 @@ import pytest
 from counter.limits import SECOND
 from counter_client import CounterClient, Options
 from counter_client.errors import CounterError
-from tests.cli.shell import exit_code
+from tests.cli.shell import Shell
 from tests.support.in_thread import Service, in_thread
 from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with in_thread(tmp_path_factory.mktemp("service") / "data", accept_limit="5s") as server:
+    with in_thread(tmp_path_factory.mktemp("service") / "data", accept_limit="3s") as server:
         yield server
 
 
@@ -33,11 +33,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COUNTER_API_KEY", raising=False)
 
 
-def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, str]]:
+def doctor(shell: Shell, *flags: str) -> tuple[int, dict[str, str]]:
     """The exit code, and the worst that is said of each part."""
-    code = exit_code("doctor", "--json", *flags)
+    code, out = shell.run("doctor", "--json", *flags)
     found: dict[str, str] = {}
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(out)
     for each in document["checks"]:
         # Each finding that is not ok comes with the fix.
         assert (each["state"] == "ok") == (each["do"] == ""), each
@@ -47,24 +47,21 @@ def doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[s
     return code, found
 
 
-def test_before_the_first_start_all_is_right_and_stays_as_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, found = doctor(capsys)
+def test_before_the_first_start_all_is_right_and_stays_as_it_is(shell: Shell) -> None:
+    code, found = doctor(shell)
     assert code == 0
     assert set(found.values()) == {"ok"}
     assert list(Path().iterdir()) == []
-    assert exit_code("doctor") == 0
-    assert capsys.readouterr().out.endswith("nothing is wrong\n")
+    assert shell.said("doctor").endswith("nothing is wrong")
 
 
 def test_beside_a_service_it_looks_at_both_and_touches_neither(
-    service: Service, capsys: pytest.CaptureFixture[str]
+    service: Service, shell: Shell
 ) -> None:
     before = {each.name for each in service.data.iterdir()}
-    assert exit_code("doctor", "--data", str(service.data), "--url", service.url) == 0
-    assert f"{service.data} has schema version" in capsys.readouterr().out
-    code, found = doctor(capsys, "--data", str(service.data), "--url", service.url)
+    where = ("--data", str(service.data), "--url", service.url)
+    assert f"{service.data} has schema version" in shell.said("doctor", *where)
+    code, found = doctor(shell, *where)
     assert code == 0
     assert set(found.values()) == {"ok"}
     assert {"clock", "store", "disk", "service"} <= set(found)
@@ -74,14 +71,14 @@ def test_beside_a_service_it_looks_at_both_and_touches_neither(
 
 
 def test_a_service_on_this_machine_is_looked_at_without_a_proxy(
-    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    service: Service, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: it was asked by the proxy of the environment, and said not to answer."""
     for variable in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     for variable in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(variable, raising=False)
-    _, found = doctor(capsys, "--url", service.url)
+    _, found = doctor(shell, "--url", service.url)
     assert found["service"] == "ok"
 
 
@@ -99,7 +96,7 @@ def test_a_service_on_this_machine_is_looked_at_without_a_proxy(
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else None,
 )
-def test_faults_are_found(flags: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_are_found(flags: list[str], part: str, shell: Shell) -> None:
     Path("a-file").touch()
     Path("damaged").mkdir()
     Path("damaged/counter.db").write_bytes(b"x" * 200)
@@ -114,35 +111,29 @@ def test_faults_are_found(flags: list[str], part: str, capsys: pytest.CaptureFix
             " CREATE TABLE slices (start); CREATE TABLE tokens (time);"
             f" INSERT INTO tokens VALUES ({tomorrow_us})"
         )
-    code, found = doctor(capsys, *flags)
+    code, found = doctor(shell, *flags)
     assert (code, found[part]) == (1, "wrong")
 
 
 async def test_a_recount_is_of_the_windows_that_are_rolled_up(
-    service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    service: Service, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COUNTER_URL", service.url)
-    assert exit_code("recount", "never", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"counter": "never", "windows": 0}
+    assert shell.documents("recount", "never") == [{"counter": "never", "windows": 0}]
     with CounterClient(service.url, options=Options(trust_env=False)) as client:
         client.add("seen", 7)
 
         await eventually(
             lambda: any(point.count == 7 for point in client.history("seen")), "it is rolled up"
         )
-    assert exit_code("recount", "seen", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"counter": "seen", "windows": 1}
-    assert exit_code("recount", "seen", "--namespace", "nowhere") == 1
+    assert shell.documents("recount", "seen") == [{"counter": "seen", "windows": 1}]
+    shell.fails(1, "recount", "seen", "--namespace", "nowhere")
 
 
 @pytest.mark.usefixtures("child_processes")
-def test_a_bash_completes_commands_and_flags(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert exit_code("completion", "tcsh") == 2
-    capsys.readouterr()
-    assert exit_code("completion", "bash") == 0
-    (tmp_path / "counter").write_text(capsys.readouterr().out)
+def test_a_bash_completes_commands_and_flags(shell: Shell, tmp_path: Path) -> None:
+    shell.fails(2, "completion", "tcsh")
+    (tmp_path / "counter").write_text(shell.said("completion", "bash"))
     asked = "; ".join(
         f"COMP_WORDS=({words}); COMP_CWORD={words.count(' ')}; COMPREPLY=(); _counter;"
         ' echo "${COMPREPLY[*]}"'
@@ -160,13 +151,10 @@ def test_a_bash_completes_commands_and_flags(
     assert [each.strip() for each in completed] == ["export", "create", "--prefix"]
 
 
-def test_a_service_that_requires_keys_is_asked_without_one(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_service_that_requires_keys_is_asked_without_one(service: Service, shell: Shell) -> None:
     """The last one here: from the first key on every request needs one."""
     place = ["--data", str(service.data)]
-    assert exit_code("key", "create", "--namespace", "*", "--scope", "read", *place) == 0
-    capsys.readouterr()
+    shell.said("key", "create", "--namespace", "*", "--scope", "read", *place)
     with CounterClient(service.url, options=Options(trust_env=False)) as client:
 
         async def is_closed() -> bool:
@@ -175,5 +163,5 @@ def test_a_service_that_requires_keys_is_asked_without_one(
             return True
 
         asyncio.run(eventually(is_closed, "the service has reloaded the keys"))
-    code, found = doctor(capsys, *place, "--url", service.url)
+    code, found = doctor(shell, *place, "--url", service.url)
     assert (code, found["keys"], found["service"]) == (0, "ok", "ok")

@@ -19,28 +19,10 @@ from counter_client.transport import SyncTransport
 from tests.cli.shell import Shell
 from tests.support.in_thread import Service
 
-COMMANDS = [
-    ["add"],
-    ["get"],
-    ["clear"],
-    ["delete"],
-    ["list"],
-    ["watch"],
-    ["top"],
-    ["history"],
-    ["events"],
-    *(["namespace", each] for each in ("create", "change", "list", "show", "delete")),
-    *(["token", each] for each in ("new", "resolve")),
-]
+pytestmark = pytest.mark.usefixtures("at_service")
+
 #: The same at every collection: it is part of tests' names.
 TOKEN = "8fa0ccf7-4c84-42bc-b1e0-ff71bde8f6a3@2026-11-21T04:55:02.911482Z"
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_has_examples_and_exit_codes(command: list[str], shell: Shell) -> None:
-    text = shell.said(*command, "--help")
-    assert f"  counter {' '.join(command)}" in text
-    assert "Exit codes: " in text
 
 
 def test_an_add_is_counted_and_read(shell: Shell, name: str) -> None:

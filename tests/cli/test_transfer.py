@@ -16,7 +16,7 @@ from counter.errors import StartupError
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.ops.importing import COUNT_MAX, examine
 from counter_client import CounterClient, Options
-from tests.cli.shell import exit_code
+from tests.cli.shell import Shell, exit_code
 from tests.support.in_thread import Service, in_thread
 from tests.support.seeds import seed_of
 from tests.support.server import ROOT
@@ -61,7 +61,6 @@ def here(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """A directory of its own, and the default service of commands."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COUNTER_URL", service.url)
-    monkeypatch.delenv("COUNTER_API_KEY", raising=False)
 
 
 @pytest.fixture
@@ -93,27 +92,23 @@ def written() -> list[dict[str, object]]:
 
 
 def test_an_export_comes_to_the_same_counts_elsewhere_and_is_counted_once(
-    service: Service, target: str, capsys: pytest.CaptureFixture[str]
+    service: Service, target: str, shell: Shell
 ) -> None:
     """Names in any script, counts past 64 bits, zeros; a second and a third import do nothing."""
-    assert exit_code("export", "out.ndjson", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    (report,) = shell.documents("export", "out.ndjson")
     header, *lines, trailer = written()
     assert [each["counter"] for each in lines] == sorted(COUNTS)
     assert report["lines"] == trailer["lines"] == len(COUNTS)
     assert report["sum"] == trailer["sum"] == sum(COUNTS.values())
     for _ in range(3):
-        assert exit_code("import", "out.ndjson", "--namespace", target, "--verify", "--json") == 0
-        report = json.loads(capsys.readouterr().out)
+        (report,) = shell.documents("import", "out.ndjson", "--namespace", target, "--verify")
         assert (report["lines"], report["verified"]) == (len(COUNTS), True)
     assert report["id"] == header["export_id"]
     assert without_marks(counts(service, target)) == COUNTS
 
 
 @pytest.mark.parametrize("kind", ["symlink", "dangling", "hard link", "pipe"])
-def test_an_export_replaces_nothing_and_writes_through_no_link(
-    kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_replaces_nothing_and_writes_through_no_link(kind: str, shell: Shell) -> None:
     """Regression: it wrote to the file that the link led to."""
     victim, out = Path("victim"), Path("out.ndjson")
     if kind != "dangling":
@@ -124,8 +119,8 @@ def test_an_export_replaces_nothing_and_writes_through_no_link(
         out.hardlink_to(victim)
     else:
         out.symlink_to(victim)
-    assert exit_code("export", "out.ndjson") == (0 if kind == "dangling" else 2)
-    assert ("is there already" in capsys.readouterr().err) == (kind != "dangling")
+    assert shell.run("export", "out.ndjson")[0] == (0 if kind == "dangling" else 2)
+    assert ("is there already" in shell.err) == (kind != "dangling")
     assert victim.exists() == (kind != "dangling")
     assert kind == "dangling" or victim.stat().st_size == 0
 
@@ -148,11 +143,10 @@ def test_only_its_owner_may_read_an_export() -> None:
     ids=["no trailer", "another count", "a name twice", "more after it", "a newer format"],
 )
 def test_an_export_that_was_changed_is_refused_whole(
-    exported: bytes, change: Callable[[str], str], why: str, capsys: pytest.CaptureFixture[str]
+    exported: bytes, change: Callable[[str], str], why: str, shell: Shell
 ) -> None:
     Path("out.ndjson").write_text(change(exported.decode()), "utf-8")
-    assert exit_code("import", "out.ndjson") == 2
-    assert why in capsys.readouterr().err
+    assert why in shell.fails(2, "import", "out.ndjson")
 
 
 def test_foreign_files_are_identified_by_their_content(service: Service, target: str) -> None:
@@ -195,73 +189,65 @@ def test_foreign_files_are_identified_by_their_content(service: Service, target:
     ],
 )
 def test_an_invalid_line_is_named_and_nothing_is_counted(
-    service: Service, text: str, why: str, capsys: pytest.CaptureFixture[str]
+    service: Service, text: str, why: str, shell: Shell
 ) -> None:
     Path("in").write_text(text)
-    assert exit_code("import", "in") == 2
-    assert why in capsys.readouterr().err
+    assert why in shell.fails(2, "import", "in")
     with CounterClient(service.url, options=OPTIONS) as client:
         assert list(client.counters(prefix="import")) == []
 
 
-def test_a_directory_is_refused_as_an_export_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_is_refused_as_an_export_file(shell: Shell) -> None:
     """Regression: it ended with a traceback."""
-    assert exit_code("export", ".") == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "is there already" in shell.fails(2, "export", ".")
 
 
-def test_a_file_that_cannot_be_reread_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_reread_is_refused(shell: Shell) -> None:
     os.mkfifo("pipe")
     writer = os.open("pipe", os.O_RDWR)
     try:
-        assert exit_code("import", "pipe") == 2
+        assert "read" in shell.fails(2, "import", "pipe")
     finally:
         os.close(writer)
     # Regression: without a writer it waited for one.
-    assert exit_code("import", "pipe") == 2
-    assert exit_code("import", "/dev/zero") == 2
-    assert exit_code("import", "-") == 2
-    assert exit_code("import", ".") == 2
-    assert capsys.readouterr().err.count("read") >= 5
+    for name in ("pipe", "/dev/zero", "-", "."):
+        assert "read" in shell.fails(2, "import", name)
 
 
-def test_counters_with_other_adds_need_a_flag(
-    service: Service, target: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_counters_with_other_adds_need_a_flag(service: Service, target: str, shell: Shell) -> None:
     Path("in.csv").write_text("a,1\nb,2\n")
     with CounterClient(service.url, target, options=OPTIONS) as client:
         client.add("b", 40)
-        assert exit_code("import", "in.csv", "--namespace", target) == 1
-        assert "'b', which is in the file, is 40 in the target" in capsys.readouterr().err
+        assert "'b', which is in the file, is 40 in the target" in shell.fails(
+            1, "import", "in.csv", "--namespace", target
+        )
         assert "a" not in counts(service, target)
         assert exit_code("import", "in.csv", "--namespace", target, "--add") == 0
         client.add("a", 1)
     assert without_marks(counts(service, target)) == {"a": 2, "b": 42}
-    assert exit_code("import", "in.csv", "--namespace", target, "--verify") == 1
-    assert "'b' is 42, and 2 in the file" in capsys.readouterr().err
+    code, _ = shell.run("import", "in.csv", "--namespace", target, "--verify")
+    assert (code, "'b' is 42, and 2 in the file" in shell.err) == (1, True)
 
 
 def test_a_missing_namespace_is_created_if_it_is_asked_for(
-    service: Service, exported: bytes, capsys: pytest.CaptureFixture[str]
+    service: Service, exported: bytes, shell: Shell
 ) -> None:
     """Run again, it finds the namespace, and counts nothing twice."""
     Path("in.ndjson").write_bytes(exported)
-    assert exit_code("import", "in.ndjson", "-n", "new-one") == 1
-    assert "counter import --create makes it" in capsys.readouterr().err
-    for _ in range(2):
-        assert exit_code("import", "in.ndjson", "-n", "new-one", "--create", "--verify") == 0
-    assert capsys.readouterr().err.count("did not exist: created, ACCURATE") == 1
+    assert "counter import --create makes it" in shell.fails(
+        1, "import", "in.ndjson", "-n", "new-one"
+    )
+    for is_first in (True, False):
+        shell.said("import", "in.ndjson", "-n", "new-one", "--create", "--verify")
+        assert ("did not exist: created, ACCURATE" in shell.err) is is_first
 
 
-def test_best_effort_counters_are_not_moved(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_effort_counters_are_not_moved(service: Service, shell: Shell) -> None:
     with CounterClient(service.url, "rough", options=OPTIONS) as client:
         client.create_namespace(counter_type="BEST_EFFORT")
     Path("in.csv").write_text("a,1\n")
-    assert exit_code("export", "out.ndjson", "--namespace", "rough") == 1
-    assert exit_code("import", "in.csv", "--namespace", "rough") == 1
-    assert capsys.readouterr().err.count("is BEST_EFFORT") == 2
+    for words in (("export", "out.ndjson"), ("import", "in.csv")):
+        assert "is BEST_EFFORT" in shell.fails(1, *words, "--namespace", "rough")
     assert not Path("out.ndjson").exists()
 
 
@@ -269,19 +255,19 @@ def test_after_an_interrupt_an_import_goes_on(
     service: Service,
     target: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    shell: Shell,
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "get_many", interrupted(CounterClient.get_many, after=1))
-        assert exit_code("export", "out.ndjson") == 130
+        assert shell.run("export", "out.ndjson")[0] == 130
     # Half an export is of no use.
     assert list(Path().iterdir()) == []
-    assert exit_code("export", "out.ndjson") == 0
+    shell.said("export", "out.ndjson")
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "atomic", interrupted(CounterClient.atomic, after=2))
-        assert exit_code("import", "out.ndjson", "--namespace", target) == 130
+        assert shell.run("import", "out.ndjson", "--namespace", target)[0] == 130
     # The third piece was counted, and its response was lost.
-    assert "197 of 1,017 lines are known to be counted" in capsys.readouterr().err
+    assert "197 of 1,017 lines are known to be counted" in shell.err
     assert exit_code("import", "out.ndjson", "--namespace", target) == 0
     assert without_marks(counts(service, target)) == COUNTS
 
@@ -290,7 +276,7 @@ def test_a_file_that_changes_during_an_import_ends_it(
     service: Service,
     target: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    shell: Shell,
 ) -> None:
     """Regression: it ended with 2, which says that nothing is counted."""
     lines = "".join(f"n-{number:03},1\n" for number in range(300))
@@ -305,23 +291,24 @@ def test_a_file_that_changes_during_an_import_ends_it(
     atomic = CounterClient.atomic
     with monkeypatch.context() as patch:
         patch.setattr(CounterClient, "atomic", changing)
-        assert exit_code("import", "in.csv", "--namespace", target) == 4
-    assert "was changed while it was imported: " in (said := capsys.readouterr().err)
+        said = shell.fails(4, "import", "in.csv", "--namespace", target)
+    assert "was changed while it was imported: " in said
     assert "\ncounter: 100 of 300 " in said
     Path("in.csv").write_text(lines)
     assert exit_code("import", "in.csv", "--namespace", target, "--verify") == 0
 
 
 def test_an_import_whose_keys_may_have_expired_counts_nothing(
-    service: Service, target: str, capsys: pytest.CaptureFixture[str]
+    service: Service, target: str, shell: Shell
 ) -> None:
     """The first key counts a second time, as it does when it was forgotten."""
     Path("in.csv").write_text("a,1\nb,2\n")
     mark = "imported:" + examine(Path("in.csv")).id
     with CounterClient(service.url, target, options=OPTIONS) as client:
         client.add(mark, 1)
-    assert exit_code("import", "in.csv", "--namespace", target) == 1
-    assert "longer ago than half of key_ttl" in capsys.readouterr().err
+    assert "longer ago than half of key_ttl" in shell.fails(
+        1, "import", "in.csv", "--namespace", target
+    )
     assert without_marks(counts(service, target)) == {}
 
 

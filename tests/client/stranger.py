@@ -40,10 +40,10 @@ def stranger(*pieces: bytes) -> Iterator[Stranger]:
             with connection:
                 try:
                     found.asked.append(_request(connection))
-                    for piece in pieces:
+                    for piece in found.pieces:
                         connection.sendall(piece)
-                    while len(pieces) > 1:
-                        connection.sendall(pieces[-1])
+                    while len(found.pieces) > 1:
+                        connection.sendall(found.pieces[-1])
                 except OSError:
                     return
 

@@ -1,14 +1,25 @@
-"""The service in this process, each way in, and the loop of a module of tests."""
+"""The service in this process, each way in, and the loop that it runs in."""
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from counter.background import loop_factory
 from tests.support.app import App, running
 from tests.support.certificates import Authority, Signed
-from tests.support.wire import Run, runner
+from tests.support.wire import Wire, wired
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop of tests that share a listening service is of the kind that a process runs."""
+    marker = item.get_closest_marker("asyncio")
+    shared = marker is not None and marker.kwargs.get("loop_scope") == "module"
+    return {"loop": (loop_factory() if shared else None) or asyncio.new_event_loop}
 
 
 @pytest.fixture
@@ -24,11 +35,11 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"fast_lane": request.param == "fast lane"}
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Runs coroutines in the one loop of a module's tests."""
-    with runner() as each:
-        yield each.run
+@pytest.fixture
+async def wire(fast_dir: Path, way: dict[str, Any]) -> AsyncIterator[Wire]:
+    """A service that listens, each way in."""
+    async with wired(fast_dir, **way) as each:
+        yield each
 
 
 @pytest.fixture(scope="module")

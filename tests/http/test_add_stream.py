@@ -19,12 +19,11 @@ from api.routes.add_stream import AddStreams
 from api.routes.items import Items
 from counter import background, limits
 from counter.background import TURN_ITEMS
-from counter.core.admission import Load
 from counter.core.service import CounterService
 from counter.errors import CounterError, OverloadedError, RateLimitedError, StreamEndedError
 from counter.limits import SECOND
 from counter.types import Scope
-from tests.support.add_stream import AddStream, line, open_stream
+from tests.support.add_stream import AddStream, answers_to, line, open_stream
 from tests.support.keys import hand_out
 from tests.support.times import HOUR, START_US
 from tests.support.waiting import eventually
@@ -117,25 +116,15 @@ async def test_a_bad_line_spoils_only_itself(wire: Wire) -> None:
 
 async def test_a_line_of_nothing_but_space_is_too_long_too(wire: Wire) -> None:
     """Of a long line only the beginning is kept: no part of it may count."""
-    async with open_stream(wire.port) as client:
-        for _ in range(5):
-            client.send(b" " * 5_000)
-            await client.writer.drain()
-        client.send(line(1), line(2))
-        client.end()
-        await client.status()
-        answers = await client.answers()
+    answers = await answers_to(wire.port, b" " * 25_000, line(1), line(2))
     assert [each.get("code") for each in answers] == ["invalid_body", None]
     assert await wire.app.rest.count("c") == 1
 
 
 async def test_sent_again_they_count_once(wire: Wire) -> None:
     for replayed in (False, True):
-        async with open_stream(wire.port) as client:
-            client.send(*(line(number, counter=f"c{number % 3}") for number in range(100)))
-            client.end()
-            await client.status()
-            answers = await client.answers()
+        lines = (line(number, counter=f"c{number % 3}") for number in range(100))
+        answers = await answers_to(wire.port, *lines)
         assert [each["replayed"] for each in answers] == [replayed] * 100
         assert [each["counter"] for each in answers] == [f"c{n % 3}" for n in range(100)]
     assert await wire.app.rest.count("c0") == 34
@@ -216,40 +205,37 @@ def waits(wire: Wire) -> Iterator[list[float]]:
 
 async def test_a_stream_waits_for_its_rate_limit(wire: Wire, waits: list[float]) -> None:
     """A request would be rejected; a stream comes later."""
-    path = "/v1/namespaces/slow"
-    made = await wire.app.http.put(path, json={"counter_type": "ACCURATE", "adds_per_s": 100})
-    assert made.status_code == 201, made.text
+    assert (await wire.app.rest.within("slow").create(adds_per_s=100)).status_code == 201
     async with open_stream(wire.port, namespace="slow") as client:
         await client.status()
         for at in range(0, 500, 100):
             client.send(*(line(number) for number in range(at, at + 100)))
             for _ in range(100):
-                assert (await client.answer() or {})["replayed"] is False
+                await client.is_added()
         client.end()
         assert await client.answer() is None
     assert 3 <= sum(waits) <= 6
 
 
 async def test_a_stream_waits_for_a_rate_limit_without_retry_after(
-    wire: Wire, streams: AddStreams, waits: list[float]
+    wire: Wire, waits: list[float]
 ) -> None:
     refusals = chain([RateLimitedError("wait")], repeat(None))
     async with open_stream(wire.port) as client:
         await client.status()
         with patch.object(Caller, "charge", side_effect=refusals):
             client.send(line(1))
-            assert (await client.answer() or {})["replayed"] is False
+            await client.is_added()
     assert waits == [1.0]
 
 
 async def test_a_stream_waits_until_the_load_admits_it(wire: Wire, waits: list[float]) -> None:
-    load: Load = wire.service.load
+    refusals = chain([OverloadedError("full")] * 2, repeat(None))
     async with open_stream(wire.port) as client:
         await client.status()
-        refusals = chain([OverloadedError("full")] * 2, repeat(None))
-        with patch.object(load, "refuses", lambda: next(refusals)):
+        with patch.object(wire.service.load, "refuses", lambda: next(refusals)):
             client.send(line(1))
-            assert (await client.answer() or {})["replayed"] is False
+            await client.is_added()
     assert waits == [0.05, 0.05]
 
 
@@ -268,10 +254,7 @@ async def test_rejected_lines_are_added_later(wire: Wire, waits: list[float]) ->
         return found
 
     with patch.object(CounterService, "add_events", add_some):
-        async with open_stream(wire.port) as client:
-            client.send(line(1), line(2), line(3))
-            client.end()
-            answers = await client.answers()
+        answers = await answers_to(wire.port, line(1), line(2), line(3))
     assert [each["replayed"] for each in answers] == [False] * 3
     assert waits == [0.05, 0.05]
     assert await wire.app.rest.count("c") == 3
@@ -293,11 +276,10 @@ async def test_late_lines_are_read_again_only_when_their_rate_lets_them_in(fast_
             return event.is_set()
 
         async def send(first: int) -> list[Any]:
-            async with open_stream(wire.port) as client:
-                names = range(first, first + lines)
-                client.send(*(line(n, counter=f"c{n}", time_us=late_us) for n in names))
-                client.end()
-                return await client.answers()
+            names = range(first, first + lines)
+            return await answers_to(
+                wire.port, *(line(n, counter=f"c{n}", time_us=late_us) for n in names)
+            )
 
         with (
             patch.object(add_stream, "pause", pause),
@@ -326,11 +308,8 @@ async def test_rejected_lines_are_answered_in_order(wire: Wire, waits: list[floa
         return [OverloadedError("wait") if no else next(done) for no in is_rejected]
 
     with patch.object(Items, "add", add_some):
-        async with open_stream(wire.port) as client:
-            client.send(*(line(n, delta=n, counter=f"c{n}") for n in range(6)))
-            client.send(b"nonsense\n", line(6, delta=6, counter="c6"))
-            client.end()
-            answers = await client.answers()
+        lines = [line(n, delta=n, counter=f"c{n}") for n in range(7)]
+        answers = await answers_to(wire.port, *lines[:6], b"nonsense\n", lines[6])
     counted = [each for each in answers if "code" not in each]
     assert [(each["counter"], each["delta"]) for each in counted] == [
         (f"c{n}", n) for n in range(7)
@@ -345,7 +324,7 @@ async def test_a_slow_stream_is_not_a_stalled_request(wire: Wire) -> None:
         (protocol,) = wire.connections
         protocol.check(asyncio.get_running_loop().time() + 3_600)
         client.send(line(1))
-        assert (await client.answer() or {})["replayed"] is False
+        await client.is_added()
 
 
 async def test_a_silent_one_ends(wire: Wire, streams: AddStreams) -> None:
@@ -370,14 +349,11 @@ async def test_a_shutdown_reports_lines_that_were_not_added(
     async with open_stream(wire.port) as client:
         client.send(line(1))
         await client.status()
-        assert (await client.answer() or {})["replayed"] is False
+        await client.is_added()
         wire.app.application.drain()
-        last = await client.answer()
-        assert last is not None
+        last = await client.answer() or {}
         assert (last["code"], last["applied"], last["retry"]) == (
-            "stream_ended",
-            None,
-            "same_token",
+            *("stream_ended", None, "same_token"),
         )
         assert "shutting down; the 1 lines before this are answered" in last["detail"]
         client.send(line(2))
@@ -422,7 +398,7 @@ async def test_a_key_that_loses_its_right_ends_it(
         async with open_stream(wire.port, *header.items()) as client:
             client.send(line(1))
             assert await client.status() == 200
-            assert (await client.answer() or {})["replayed"] is False
+            await client.is_added()
             with patch.object(CounterService, "add_events", reject):
                 if not is_waiting:
                     losing.start()
@@ -552,10 +528,8 @@ NO_ADDS = [b"x\n", b'{"counter": "c", "delta": 1}\n', b'{"counter": "", "delta":
 @pytest.mark.parametrize("bad", NO_ADDS)
 async def test_one_of_nothing_but_lines_that_are_no_adds_ends(wire: Wire, bad: bytes) -> None:
     most = limits.ADD_STREAM_REFUSED_MAX
-    async with open_stream(wire.port) as client:
-        client.send(line(1), bad * (most - 1), line(2), bad * (3 * most))
-        client.end()
-        *answers, last = await client.answers()
+    sent = (line(1), bad * (most - 1), line(2), bad * (3 * most))
+    *answers, last = await answers_to(wire.port, *sent)
     assert last["code"] == "stream_ended"
     refused = [each.get("code", "added") for each in answers]
     assert refused.index("added", 1) == most
@@ -569,10 +543,7 @@ async def test_one_of_nothing_but_lines_that_are_no_adds_ends(wire: Wire, bad: b
     "number", [limits.ADD_STREAM_REFUSED_MAX - 1, limits.ADD_STREAM_REFUSED_MAX]
 )
 async def test_invalid_lines_in_a_row_are_bounded(wire: Wire, number: int) -> None:
-    async with open_stream(wire.port) as client:
-        client.send(b"x\n" * number)
-        client.end()
-        answers = await client.answers()
+    answers = await answers_to(wire.port, b"x\n" * number)
     ends = number == limits.ADD_STREAM_REFUSED_MAX
     assert [each["code"] for each in answers] == ["invalid_body"] * number + ["stream_ended"] * ends
 
@@ -627,10 +598,7 @@ async def test_all_streams_together_read_some_lines_in_a_turn_of_the_loop(
         return added_texts(namespace, outcomes)
 
     async def send() -> int:
-        async with open_stream(wire.port) as client:
-            client.send(bad * 990)
-            client.end()
-            return len(await client.answers())
+        return len(await answers_to(wire.port, bad * 990))
 
     with (
         patch.object(streams.queue, "now_s", lambda: clock),
@@ -654,10 +622,8 @@ async def test_more_lines_are_added_together_only_while_all_are_adds(wire: Wire)
         return of_lines(lines, first)
 
     with patch.object(Items, "of_lines", counted):
-        async with open_stream(wire.port) as client:
-            client.send(b"x\n" * 200, *(line(number) for number in range(1_000)))
-            client.end()
-            assert len(await client.answers()) == 1_200
+        lines = (line(number) for number in range(1_000))
+        assert len(await answers_to(wire.port, b"x\n" * 200, *lines)) == 1_200
     few = TURN_ITEMS
     assert taken == [few, few, few, 2 * few, 4 * few, 3 * few]
 
@@ -710,7 +676,7 @@ async def test_many_empty_lines_before_one_do_not_hide_it(wire: Wire) -> None:
     async with open_stream(wire.port) as client:
         client.send(b"\n" * limits.BATCH_ITEMS_MAX, line(1))
         await client.status()
-        assert (await client.answer() or {})["replayed"] is False
+        await client.is_added()
 
 
 async def test_a_malformed_chunk_ends_a_stream_without_a_second_head(wire: Wire) -> None:

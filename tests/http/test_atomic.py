@@ -29,27 +29,6 @@ async def test_every_item_counts(rest: Rest, app: App) -> None:
     assert await counts(rest, "from", "to") == [-5, 5]
 
 
-async def test_an_atomic_add_is_rolled_up_like_any_other(rest: Rest, app: App) -> None:
-    await rest.atomic_add([("a", 1), ("b", 2), ("a", 4)], fresh(app.clock.now_us()))
-    await app.roll_up_after(MINUTE)
-    for counter, count in (("a", 5), ("b", 2)):
-        answer = (await rest.get(counter, "1h")).json()
-        assert (answer["count"], answer["accuracy"]) == (count, "eventual")
-        assert await rest.count(counter) == count
-
-
-async def test_a_retry_counts_once_in_any_order_of_items(rest: Rest, app: App) -> None:
-    token = fresh(app.clock.now_us())
-    items = [("a", 1), ("b", 2), ("c", 3)]
-    await rest.atomic_add(items, token)
-    for again in (items, items[::-1], items):
-        answer = await rest.atomic_add(again, token)
-        assert answer.status_code == 200, answer.text
-        assert [each["replayed"] for each in answer.json()["results"]] == [True] * 3
-        assert [each["counter"] for each in answer.json()["results"]] == [name for name, _ in again]
-    assert await counts(rest, "a", "b", "c") == [1, 2, 3]
-
-
 async def test_hedges_count_once(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     answers = await asyncio.gather(
@@ -84,7 +63,7 @@ async def test_a_retry_may_list_the_items_of_one_counter_in_another_order(
         assert [(each["counter"], each["delta"]) for each in results] == again
         assert {each["replayed"] for each in results} == {True}
     answer = await rest.atomic_add([*items[:-1], ("a", 1)], token)
-    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert_problem(answer, "token_conflict")
     assert await counts(rest, "a", "b") == [5, 5]
 
 
@@ -107,7 +86,7 @@ async def test_other_items_under_a_used_token_are_a_conflict(
     await rest.atomic_add([("a", 1), ("b", 2)], token)
     app.clock.advance(MINUTE if late else 0)
     answer = await rest.atomic_add(other, token)
-    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert_problem(answer, "token_conflict")
     assert await counts(rest, "a", "b", "c") == [1, 2, 0]
     assert await rest.events("c") == []
 
@@ -123,7 +102,7 @@ async def test_other_counters_under_a_used_token_are_a_conflict(
     app.clock.advance(MINUTE if late else 0)
     for _ in range(2):
         answer = await rest.atomic_add([("c", 7)], token)
-        assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+        assert_problem(answer, "token_conflict")
         assert (await rest.atomic_add([("a", 1), ("b", 2)], token)).status_code == 200
     assert await counts(rest, "a", "b", "c") == [1, 2, 0]
 
@@ -143,13 +122,13 @@ async def test_one_bad_item_refuses_all(
     rest: Rest, app: App, items: list[tuple[str, int]], names: tuple[str, ...]
 ) -> None:
     answer = await rest.atomic_add(items, fresh(app.clock.now_us()))
-    assert_problem(answer, 400, "invalid_body", applied=None, retry="never", names=names)
+    assert_problem(answer, "invalid_body", *names)
     assert await rest.names() == []
 
 
 async def test_a_missing_token_is_refused(rest: Rest) -> None:
     answer = await rest.atomic_add([("a", 1)], None)
-    assert_problem(answer, 400, "token_missing", applied=None, retry="never")
+    assert_problem(answer, "token_missing")
     assert await rest.names() == []
 
 
@@ -159,11 +138,11 @@ async def test_a_late_one_is_pending_then_void_for_every_counter(rest: Rest, app
     items = [("a", 1), ("b", 2)]
     app.clock.advance(6 * SECOND)
     answer = await rest.atomic_add(items, token)
-    assert_problem(answer, 503, "token_pending", applied=None, retry="same_token")
+    assert_problem(answer, "token_pending")
     app.clock.advance(MINUTE)
     for _ in range(3):
         answer = await rest.atomic_add(items, token)
-        assert_problem(answer, 410, "token_too_old", applied=False, retry="new_token")
+        assert_problem(answer, "token_too_old", applied=False)
         await app.roll_up()
     assert await counts(rest, "a", "b") == [0, 0]
 
@@ -176,7 +155,9 @@ async def test_a_late_one_that_is_found_is_replayed(rest: Rest, app: App) -> Non
     answer = await rest.atomic_add(items, token)
     assert [each["replayed"] for each in answer.json()["results"]] == [True] * 3
     assert await counts(rest, "a", "b") == [5, 2]
-    assert await rest.count("a", "1h") == 5
+    for counter, count in (("a", 5), ("b", 2)):
+        answer = (await rest.get(counter, "1h")).json()
+        assert (answer["count"], answer["accuracy"]) == (count, "eventual")
 
 
 async def test_a_single_add_and_an_atomic_one_may_share_a_token(rest: Rest, app: App) -> None:

@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from counter.types import Scope
+from counter.types import Scope, Token
 from tests.support.app import App
 from tests.support.keys import hand_out, made
-from tests.support.rest import Rest, fresh, item, on_wire
+from tests.support.rest import fresh, item, on_wire
 from tests.support.times import SECOND, START_US
-from tests.support.wire import wired
+from tests.support.wire import Wire, wired
 
 Header = dict[str, str]
 NO_KEY: Header = {}
+
+
+LATE_US = 30 * SECOND
 
 
 class Door:
@@ -25,26 +29,34 @@ class Door:
     def __init__(self, app: App, http: httpx.AsyncClient) -> None:
         self.app = app
         self.http = http
-        self.rest = Rest(http)
 
     async def key(self, scope: Scope, *namespaces: str, **more: object) -> Header:
         return await hand_out(self.app, scope, *namespaces, **more)
 
-    async def add(self, header: Header, namespace: str = "default") -> httpx.Response:
+    async def add(
+        self, header: Any, namespace: str = "default", *, token: Token | None = None
+    ) -> httpx.Response:
+        body = {"delta": 1, "idempotency_token": on_wire(token or fresh(self.app.clock.now_us()))}
         path = f"/v1/namespaces/{namespace}/counters/c/add"
-        body = {"delta": 1, "idempotency_token": on_wire(fresh(self.app.clock.now_us()))}
         return await self.http.post(path, json=body, headers=header)
+
+    async def batch(self, header: Header, *times_us: int) -> httpx.Response:
+        """A batch of adds to counters of their own, with tokens of these times."""
+        items = [item(f"c{n}", 1, fresh(time_us)) for n, time_us in enumerate(times_us)]
+        path = "/v1/namespaces/default/batch/add"
+        return await self.http.post(path, json={"items": items}, headers=header)
 
     async def get(self, header: Header, namespace: str = "default") -> httpx.Response:
         return await self.http.get(f"/v1/namespaces/{namespace}/counters/c", headers=header)
 
+    async def create(self, name: str, header: Header = NO_KEY, **settings: Any) -> httpx.Response:
+        path, body = f"/v1/namespaces/{name}", {"counter_type": "ACCURATE", **settings}
+        return await self.http.put(path, json=body, headers=header)
+
 
 @pytest.fixture
-async def door(way: Any, tmp_path: Path) -> AsyncIterator[Door]:
-    async with (
-        wired(tmp_path, **way) as wire,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", verify=False) as http,
-    ):
+async def door(wire: Wire) -> AsyncIterator[Door]:
+    async with wire.client() as http:
         yield Door(wire.app, http)
 
 
@@ -105,15 +117,14 @@ async def test_a_client_without_a_key_learns_nothing_of_the_load(door: Door) -> 
 
 @pytest.mark.parametrize("sent", ["ck_", "Basic dXNlcjpwYXNz", "Bearer", "Bearer ck_a_b", ""])
 async def test_an_invalid_key_is_refused(door: Door, sent: str) -> None:
-    await door.key(Scope.READ)
-    assert code(await door.get({"Authorization": sent})) == (401, "key_invalid")
-
-
-async def test_another_secret_under_a_known_id_is_refused(door: Door) -> None:
     header = await door.key(Scope.READ)
-    wrong = header["Authorization"][:-1] + ("a" if header["Authorization"][-1] != "a" else "b")
-    assert code(await door.get({"Authorization": wrong})) == (401, "key_invalid")
-    assert wrong not in (await door.get({"Authorization": wrong})).text
+    assert code(await door.get({"Authorization": sent})) == (401, "key_invalid")
+    other_secret = header["Authorization"][:-1] + (
+        "b" if header["Authorization"][-1] == "a" else "a"
+    )
+    answer = await door.get({"Authorization": other_secret})
+    assert code(answer) == (401, "key_invalid")
+    assert other_secret not in answer.text
 
 
 async def test_a_key_that_is_revoked_is_out_once_the_process_has_looked(door: Door) -> None:
@@ -123,7 +134,7 @@ async def test_a_key_that_is_revoked_is_out_once_the_process_has_looked(door: Do
     await ring.refresh()
     assert (await door.add(header)).status_code == 200
     (standing,) = await store.keys.api_keys()
-    gone = type(standing)(**{**_fields(standing), "revoked_at_us": door.app.clock.now_us()})
+    gone = replace(standing, revoked_at_us=door.app.clock.now_us())
     assert await store.keys.change_api_key(standing, gone)
     await ring.refresh()
     # On the very connection that has sent adds with it.
@@ -141,19 +152,18 @@ async def test_a_key_expires(door: Door) -> None:
 
 async def test_each_scope_allows_its_requests(door: Door) -> None:
     read, write, admin = [await door.key(scope) for scope in Scope]
-    put = "/v1/namespaces/mine"
-    body = {"counter_type": "EVENTUAL"}
     assert code(await door.add(read)) == (403, "scope_insufficient")
     assert (await door.get(read)).status_code == 200
     assert (await door.add(write)).status_code == 200
     assert (await door.get(write)).status_code == 200
     for each in (read, write):
-        refused = await door.http.put(put, json=body, headers=each)
+        refused = await door.create("mine", each)
         assert code(refused) == (403, "scope_insufficient")
         assert refused.json()["scope"] == "admin"
-    assert (await door.http.put(put, json=body, headers=admin)).status_code == 201
-    assert (await door.http.delete(put, headers=write)).status_code == 403
-    assert (await door.http.delete(put, headers=admin)).status_code == 204
+    assert (await door.create("mine", admin)).status_code == 201
+    for each, status in ((write, 403), (admin, 204)):
+        answer = await door.http.delete("/v1/namespaces/mine", headers=each)
+        assert answer.status_code == status
 
 
 async def test_a_namespace_of_another_key_looks_missing(door: Door) -> None:
@@ -161,10 +171,7 @@ async def test_a_namespace_of_another_key_looks_missing(door: Door) -> None:
     mine = await door.key(Scope.ADMIN, "mine", "team-*")
     everything = await door.key(Scope.ADMIN)
     for name in ("mine", "team-a", "theirs"):
-        made_ns = await door.http.put(
-            f"/v1/namespaces/{name}", json={"counter_type": "EVENTUAL"}, headers=everything
-        )
-        assert made_ns.status_code == 201
+        assert (await door.create(name, everything)).status_code == 201
     assert (await door.add(mine, "mine")).status_code == 200
     assert (await door.add(mine, "team-a")).status_code == 200
     for method, path in (
@@ -194,11 +201,28 @@ async def test_a_namespace_of_another_key_looks_missing(door: Door) -> None:
 
 async def test_a_report_of_all_namespaces_needs_a_key_for_all(door: Door) -> None:
     mine, everything = await door.key(Scope.ADMIN, "mine"), await door.key(Scope.READ)
-    assert code(await door.http.get("/metrics")) == (401, "key_missing")
-    assert code(await door.http.get("/metrics", headers=mine)) == (403, "scope_insufficient")
-    assert (await door.http.get("/metrics", headers=everything)).status_code == 200
+    for path in ("/metrics", "/v1/outcomes"):
+        assert code(await door.http.get(path)) == (401, "key_missing")
+        assert code(await door.http.get(path, headers=mine)) == (403, "scope_insufficient")
+        assert (await door.http.get(path, headers=everything)).status_code == 200
     for path in ("/healthz", "/readyz"):
         assert (await door.http.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("rate", "policy", "seconds"), [(1.0, "q=1;w=1", 1), (0.1, "q=1;w=10", 10)]
+)
+async def test_a_rate_is_reported_as_so_many_in_so_many_seconds(
+    door: Door, rate: float, policy: str, seconds: int
+) -> None:
+    slow = await door.key(Scope.READ, requests_per_s=rate)
+    assert (await door.get(slow)).status_code == 200
+    refused = await door.get(slow)
+    assert code(refused) == (429, "rate_limited")
+    assert refused.headers["retry-after"] == str(seconds)
+    assert refused.headers["ratelimit-policy"] == f'"requests";{policy}'
+    assert refused.headers["ratelimit"] == f'"requests";r=0;t={seconds}'
+    assert (refused.json()["applied"], refused.json()["retry"]) == (None, "same_token")
 
 
 async def test_a_key_may_have_so_many_requests_a_second(door: Door) -> None:
@@ -206,12 +230,7 @@ async def test_a_key_may_have_so_many_requests_a_second(door: Door) -> None:
     other = await door.key(Scope.WRITE)
     statuses = [(await door.add(slow)).status_code for _ in range(3)]
     assert statuses == [200, 200, 429]
-    refused = await door.get(slow)
-    assert code(refused) == (429, "rate_limited")
-    assert refused.headers["retry-after"] == "1"
-    assert refused.headers["ratelimit-policy"] == '"requests";q=2;w=1'
-    assert refused.headers["ratelimit"] == '"requests";r=0;t=1'
-    assert (refused.json()["applied"], refused.json()["retry"]) == (None, "same_token")
+    assert code(await door.get(slow)) == (429, "rate_limited")
     assert (await door.add(other)).status_code == 200
     door.app.clock.advance(SECOND // 2)
     assert (await door.add(slow)).status_code == 200
@@ -233,10 +252,7 @@ async def test_refused_requests_count_towards_the_rate_of_a_key(door: Door) -> N
 
 async def test_metrics_take_of_a_keys_requests_and_of_no_other_keys(tmp_path: Path) -> None:
     """Without keys all share one rate, and a flood must not hide itself."""
-    async with (
-        wired(tmp_path, requests_per_s=1) as wire,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", verify=False) as http,
-    ):
+    async with wired(tmp_path, requests_per_s=1) as wire, wire.client() as http:
         assert [(await http.get("/metrics")).status_code for _ in range(3)] == [200] * 3
         key = await hand_out(wire.app, Scope.READ)
         statuses = [(await http.get("/metrics", headers=key)).status_code for _ in range(2)]
@@ -264,20 +280,16 @@ async def test_nothing_is_looked_up_for_a_key_that_is_not_for_it(
 
 
 async def test_a_key_may_make_so_many_adds_a_second_in_batches_too(door: Door) -> None:
-    key = await door.key(Scope.WRITE, adds_per_s=3.0)
-    items = [item("c", 1, fresh(door.app.clock.now_us())) for _ in range(5)]
-    path = "/v1/namespaces/default/batch/add"
-    batch = await door.http.post(path, json={"items": items}, headers=key)
-    assert batch.status_code == 200
+    key, now_us = await door.key(Scope.WRITE, adds_per_s=3.0), door.app.clock.now_us()
+    assert (await door.batch(key, *[now_us] * 5)).status_code == 200
     assert code(await door.add(key)) == (429, "rate_limited")
-    again = await door.http.post(path, json={"items": items}, headers=key)
-    assert code(again) == (429, "rate_limited")
-    assert (await door.get(key)).json()["count"] == 5
+    assert code(await door.batch(key, now_us)) == (429, "rate_limited")
+    listed = await door.http.get("/v1/namespaces/default/counters", headers=key)
+    assert listed.json()["counters"] == [f"c{number}" for number in range(5)]
 
 
 async def test_a_namespace_has_rates_that_all_its_callers_share(door: Door) -> None:
-    body = {"counter_type": "ACCURATE", "adds_per_s": 2, "requests_per_s": 3}
-    made_ns = await door.http.put("/v1/namespaces/slow", json=body)
+    made_ns = await door.create("slow", adds_per_s=2, requests_per_s=3)
     assert (made_ns.json()["adds_per_s"], made_ns.json()["requests_per_s"]) == (2, 3)
     one, two = await door.key(Scope.WRITE), await door.key(Scope.WRITE)
     statuses = [(await door.add(each, "slow")).status_code for each in (one, two, one)]
@@ -297,28 +309,23 @@ async def test_expensive_requests_have_rates_of_their_own(door: Door) -> None:
         for n in range(2)
     ]
     assert [each.status_code for each in named] == [200, 429]
-    old = door.app.clock.now_us() - 30 * SECOND
-    late = [
-        await door.http.post(
-            path, json={"delta": 1, "idempotency_token": on_wire(fresh(old))}, headers=key
-        )
-        for _ in range(2)
-    ]
-    assert [code(each) for each in late] == [(410, "token_too_old"), (429, "rate_limited")]
+    token = fresh(door.app.clock.now_us() - LATE_US)
+    late = [code(await door.add(key, token=token)) for _ in range(3)]
+    assert late == [(410, "token_too_old"), *[(429, "rate_limited")] * 2]
     # Neither keeps the usual adds from being taken.
     assert (await door.add(key)).status_code == 200
+    # The outcome of a rejected one is known: nothing was applied.
+    tally = door.app.application.service.tally
+    assert (tally["voided"], tally["refused"], tally["unknown"]) == (1, 3, 0)
 
 
 async def test_a_batch_of_late_tokens_is_admitted_whole_or_not(door: Door) -> None:
     """One refusal serves all: a task and an error for each took three times an add."""
     key = await door.key(Scope.WRITE, resolutions_per_s=2.0)
-    path = "/v1/namespaces/default/batch/add"
 
     async def codes(late: int) -> list[str]:
         now_us = door.app.clock.now_us()
-        times = [now_us, *[now_us - 30 * SECOND] * late, now_us]
-        items = [item(f"c{n}", 1, fresh(time_us)) for n, time_us in enumerate(times)]
-        answer = await door.http.post(path, json={"items": items}, headers=key)
+        answer = await door.batch(key, now_us, *[now_us - LATE_US] * late, now_us)
         results = answer.json()["results"]
         refused = [each for each in results if each.get("code") == "rate_limited"]
         assert all(each == refused[0] for each in refused)
@@ -332,13 +339,11 @@ async def test_a_batch_of_late_tokens_is_admitted_whole_or_not(door: Door) -> No
 
 async def test_a_batch_of_events_takes_more_than_a_second_has_or_nothing(door: Door) -> None:
     """Sent again after days, each of them is a late token, too."""
-    rules = [{"type": "t", "counter": f"c{n}"} for n in range(5)]
     key = await door.key(Scope.WRITE, reservations_per_s=100.0, resolutions_per_s=2.0)
     few = await door.key(Scope.WRITE, reservations_per_s=2.0)
     path = "/v1/namespaces/default/events"
-    admin = await door.key(Scope.ADMIN)
-    body = {"event_rules": rules}
-    await door.http.put("/v1/namespaces/default", json=body, headers=admin)
+    rules = [{"type": "t", "counter": f"c{n}"} for n in range(5)]
+    await door.create("default", await door.key(Scope.ADMIN), event_rules=rules)
 
     def events(source: str, count: int) -> list[dict[str, str]]:
         common = {"specversion": "1.0", "source": source, "type": "t"}
@@ -360,10 +365,8 @@ async def test_a_batch_of_events_takes_more_than_a_second_has_or_nothing(door: D
 
 async def test_a_hedge_of_ten_takes_ten_and_counts_once(door: Door) -> None:
     key = await door.key(Scope.WRITE, adds_per_s=10.0)
-    token = on_wire(fresh(door.app.clock.now_us()))
-    path = "/v1/namespaces/default/counters/c/add"
-    body = {"delta": 1, "idempotency_token": token}
-    sent = (door.http.post(path, json=body, headers=key) for _ in range(12))
+    token = fresh(door.app.clock.now_us())
+    sent = (door.add(key, token=token) for _ in range(12))
     statuses = [each.status_code for each in await asyncio.gather(*sent)]
     assert (statuses.count(200), statuses.count(429)) == (10, 2)
     assert (await door.get(key)).json()["count"] == 1
@@ -402,21 +405,6 @@ async def test_one_that_could_not_stand_in_a_log_does_not(door: Door, given: str
     assert answer.headers["x-request-id"] not in ("", given)
 
 
-def _fields(key: object) -> dict[str, object]:
-    return {name: getattr(key, name) for name in key.__slots__}  # type: ignore[attr-defined]
-
-
-async def test_rate_limited_adds_are_tallied_as_refused(door: Door) -> None:
-    """Its outcome is known: nothing was applied."""
-    key = await door.key(Scope.WRITE, resolutions_per_s=1.0)
-    old = on_wire(fresh(door.app.clock.now_us() - 30 * SECOND))
-    path = "/v1/namespaces/default/counters/c/add"
-    for _ in range(3):
-        await door.http.post(path, json={"delta": 1, "idempotency_token": old}, headers=key)
-    tally = door.app.application.service.tally
-    assert (tally["voided"], tally["refused"], tally["unknown"]) == (1, 2, 0)
-
-
 async def test_requests_refused_before_their_body_have_headers_too(tmp_path: Path) -> None:
     async with wired(tmp_path) as wire:
         answer = await wire.tell(b"get / HTTP/1.1\r\n\r\n")
@@ -425,19 +413,8 @@ async def test_requests_refused_before_their_body_have_headers_too(tmp_path: Pat
         assert b"\r\n" + each in answer
 
 
-def _fields_of_429(answer: httpx.Response) -> tuple[str, str]:
-    return answer.headers["ratelimit-policy"], answer.headers["retry-after"]
-
-
-async def test_a_rate_below_one_a_second_is_reported_as_one_in_so_many(door: Door) -> None:
-    slow = await door.key(Scope.READ, requests_per_s=0.1)
-    assert (await door.get(slow)).status_code == 200
-    assert _fields_of_429(await door.get(slow)) == ('"requests";q=1;w=10', "10")
-
-
 async def test_a_refusal_names_the_owner_of_the_rate(door: Door) -> None:
-    body = {"counter_type": "ACCURATE", "adds_per_s": 1}
-    assert (await door.http.put("/v1/namespaces/slow", json=body)).status_code == 201
+    assert (await door.create("slow", adds_per_s=1)).status_code == 201
     key = await door.key(Scope.WRITE, requests_per_s=3.0)
     assert (await door.add(key, "slow")).status_code == 200
     assert "namespace 'slow' may have 1 adds" in (await door.add(key, "slow")).json()["detail"]
@@ -459,8 +436,6 @@ async def test_if_keys_become_unreadable_requests_are_refused(door: Door) -> Non
 
 async def test_the_first_of_two_keys_counts(door: Door) -> None:
     read, write = await door.key(Scope.READ), await door.key(Scope.WRITE)
-    body = {"delta": 1, "idempotency_token": on_wire(fresh(door.app.clock.now_us()))}
-    path = "/v1/namespaces/default/counters/c/add"
     both = [*read.items(), *write.items()]
-    assert code(await door.http.post(path, json=body, headers=both)) == (403, "scope_insufficient")
-    assert (await door.http.post(path, json=body, headers=both[::-1])).status_code == 200
+    assert code(await door.add(both)) == (403, "scope_insufficient")
+    assert (await door.add(both[::-1])).status_code == 200

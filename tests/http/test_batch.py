@@ -14,8 +14,6 @@ from tests.support.problems import check_problem
 from tests.support.rest import Json, Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND
 
-NDJSON = "application/x-ndjson"
-
 
 def statuses(results: list[Json]) -> list[int]:
     """200 for an add's response, else the problem's status, its shape checked."""
@@ -47,10 +45,14 @@ def spoiled(now_us: int) -> list[Json]:
     ]
 
 
-async def test_one_bad_item_never_spoils_the_others(rest: Rest, app: App) -> None:
-    answer = await rest.batch_add(spoiled(app.clock.now_us()))
-    assert answer.status_code == 200
-    results = answer.json()["results"]
+@pytest.mark.parametrize("form", ["object", "lines"])
+async def test_one_bad_item_never_spoils_the_others(rest: Rest, app: App, form: str) -> None:
+    items = spoiled(app.clock.now_us())
+    if form == "object":
+        results = (await rest.batch_add(items)).json()["results"]
+    else:
+        lines = b"".join(json.dumps(each).encode() + b"\n" for each in items)
+        results = await rest.batch_lines(lines.replace(b"{}", b'{"counter": "c", '))
     assert statuses(results)[::2] == [200] * 8
     assert statuses(results)[1::2] == [400, 400, 400, 400, 400, 400, 400, 410]
     assert results[7]["code"] == "token_in_future"
@@ -75,12 +77,7 @@ async def test_the_first_of_many_bad_items_are_explained(rest: Rest, app: App) -
     lines = b"".join(json.dumps(each).encode() + b"\n" for each in sent)
     answers = [
         (await rest.batch_add(sent)).json()["results"],
-        [
-            json.loads(line)
-            for line in (
-                await rest.raw(rest.path(verb="batch/add"), lines, content_type=NDJSON)
-            ).text.splitlines()
-        ],
+        await rest.batch_lines(lines),
     ]
     for results in answers:
         assert statuses(results) == [400] * 998 + [200, 400]
@@ -118,7 +115,8 @@ async def test_items_without_a_token_share_one_problem(rest: Rest, app: App) -> 
 async def test_far_too_many_items_are_counted_without_being_read(rest: Rest) -> None:
     lines = b"x\n" * 500_000
     with patch.object(items, "read_lines") as read:
-        answer = await rest.raw(rest.path(verb="batch/add"), lines, content_type=NDJSON)
+        path, kind = rest.path(verb="batch/add"), "application/x-ndjson"
+        answer = await rest.raw(path, lines, content_type=kind)
         assert answer.json()["detail"] == "items has at least 1001 items; 1 to 1000 are allowed"
         many: list[Any] = [1] * 300_000
         answer = await rest.batch_add(many)
@@ -199,20 +197,6 @@ async def test_an_empty_batch_is_empty_or_refused(rest: Rest) -> None:
         assert answer.json() == {"results": []}
 
 
-async def test_lines_in_are_lines_out(rest: Rest, app: App) -> None:
-    items = spoiled(app.clock.now_us())
-    lines = b"\n".join(json.dumps(each).encode() for each in items)
-    lines = lines.replace(b"{}", b'{"counter": "c", ') + b"\n"
-    answer = await rest.raw(rest.path(verb="batch/add"), lines, content_type=NDJSON)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith(NDJSON)
-    results = [json.loads(line) for line in answer.text.splitlines()]
-    assert len(results) == len(items)
-    assert statuses(results)[::2] == [200] * 8
-    assert statuses(results)[1::2] == [400, 400, 400, 400, 400, 400, 400, 410]
-    assert await rest.count("c") == 255
-
-
 async def test_a_line_that_is_not_json_fails_alone(rest: Rest, app: App) -> None:
     """Also if the lines together would make JSON of another shape."""
     good = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
@@ -224,18 +208,13 @@ async def test_a_line_that_is_not_json_fails_alone(rest: Rest, app: App) -> None
         ([good + b"," + other, half, rest_of_it], [400, 400, 400]),
         ([good + b" " + other, good], [400, 200]),
     ):
-        path = rest.path(verb="batch/add")
-        answer = await rest.raw(path, b"\n".join(lines), content_type=NDJSON)
-        assert answer.status_code == 200, answer.text
-        results = [json.loads(line) for line in answer.text.splitlines()]
-        assert statuses(results) == expected, lines
+        assert statuses(await rest.batch_lines(b"\n".join(lines))) == expected, lines
     assert await rest.count("c") == 1
 
 
 async def test_a_last_line_without_an_end_counts(rest: Rest, app: App) -> None:
     line = json.dumps(item("c", 1, fresh(app.clock.now_us()))).encode()
-    answer = await rest.raw(rest.path(verb="batch/add"), line, content_type=NDJSON)
-    assert [json.loads(each)["delta"] for each in answer.text.splitlines()] == [1]
+    assert [each["delta"] for each in await rest.batch_lines(line)] == [1]
     assert await rest.count("c") == 1
 
 

@@ -2,16 +2,14 @@
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.add_stream import line, open_stream
 from tests.support.bytes_on_wire import add_body
 from tests.support.problems import check_problem
-from tests.support.wire import Wire, wired
+from tests.support.wire import Wire
 
 NAMESPACE = "/v1/namespaces/default"
 LINES = line(1) + line(2)
@@ -28,18 +26,22 @@ BODIES = {
 
 
 @pytest.fixture
-async def wire(fast_dir: Path, way: dict[str, Any]) -> AsyncIterator[Wire]:
-    async with wired(fast_dir, **way) as each:
-        rules = {"event_rules": [{"type": "t", "counter": "c"}]}
-        assert (await each.app.http.put(NAMESPACE, json=rules)).status_code == 200
-        yield each
+async def wire(wire: Wire) -> Wire:
+    rules = {"event_rules": [{"type": "t", "counter": "c"}]}
+    assert (await wire.app.http.put(NAMESPACE, json=rules)).status_code == 200
+    return wire
+
+
+async def send(wire: Wire, kind: str, marks: int) -> tuple[httpx.Response, int]:
+    """The response to a body behind *marks*, and the count that the body would lead to."""
+    path, content_type, body, count = BODIES[kind]
+    headers, content = {"content-type": content_type}, marks * BOM_UTF8 + body
+    return await wire.app.http.post(path, content=content, headers=headers), count
 
 
 @pytest.mark.parametrize("kind", BODIES)
 async def test_a_body_may_begin_with_one(wire: Wire, kind: str) -> None:
-    path, content_type, body, count = BODIES[kind]
-    headers = {"content-type": content_type}
-    answer = await wire.app.http.post(path, content=BOM_UTF8 + body, headers=headers)
+    answer, count = await send(wire, kind, 1)
     assert answer.status_code < 300, answer.text
     assert b"invalid_body" not in answer.content
     assert await wire.app.rest.count("c") == count
@@ -47,9 +49,7 @@ async def test_a_body_may_begin_with_one(wire: Wire, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", BODIES)
 async def test_a_second_one_is_a_part_of_the_body(wire: Wire, kind: str) -> None:
-    path, content_type, body, _ = BODIES[kind]
-    headers = {"content-type": content_type}
-    answer = await wire.app.http.post(path, content=2 * BOM_UTF8 + body, headers=headers)
+    answer, _ = await send(wire, kind, 2)
     problem = json.loads(answer.text.splitlines()[0])
     check_problem(problem)
     assert problem["code"] == "invalid_body"

@@ -77,11 +77,14 @@ def test_the_document_is_small(document: Any) -> None:
     assert len(json.dumps(document)) < BYTES_MAX
 
 
-def test_operations_have_names_tags_and_required_scopes(document: Any) -> None:
+def test_operations_have_names_tags_examples_and_required_scopes(document: Any) -> None:
     operations = {each["operationId"]: each for _, each in operations_of(document)}
     assert {"addToCounter", "getCounter", "batchAdd", "batchGet", "clearCounter"} <= set(operations)
     tags = {each["name"] for each in document["tags"]}
     for path, each in operations_of(document):
+        assert each["summary"] or each["description"]
+        assert "example" in str(each) or "$ref" in str(each) or not path.startswith("/v1/")
+        assert {"200", "201", "202", "204"} & each["responses"].keys()
         assert set(each["tags"]) <= tags
         assert "422" not in each["responses"]
         assert bool(each["security"]) == (path.startswith("/v1/") or path == "/metrics")

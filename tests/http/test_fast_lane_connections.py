@@ -6,17 +6,20 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import pytest_asyncio
 
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, post
 from tests.support.waiting import eventually
-from tests.support.wire import Run, Wire, rest_of, served, statuses, turns, wired
+from tests.support.wire import Wire, rest_of, statuses, turns, wired
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 #: The kernel's buffers of a connection in each direction: small, so that they are soon full.
 SOCKET_BYTES = 16_384
@@ -28,27 +31,33 @@ HELD_REQUESTS_MAX = 300
 STALLS = 500
 
 
-def with_eventual(run: Run, directory: Path, **settings: Any) -> Iterator[Wire]:
-    for wire in served(run, directory, **settings):
-        run(wire.app.rest.within("eventual").create("EVENTUAL"))
+@asynccontextmanager
+async def with_eventual(directory: Path, **settings: Any) -> AsyncIterator[Wire]:
+    async with wired(directory, **settings) as wire:
+        await wire.app.rest.within("eventual").create("EVENTUAL")
         yield wire
 
 
-@pytest.fixture(scope="module")
-def wire(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    yield from with_eventual(run, tmp_path_factory.mktemp("patient"), socket_bytes=SOCKET_BYTES)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wire(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
+    path = tmp_path_factory.mktemp("patient")
+    async with with_eventual(path, socket_bytes=SOCKET_BYTES) as each:
+        yield each
 
 
-@pytest.fixture(scope="module")
-def hasty(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hasty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
     """One that waits 1 s for the rest of a request."""
-    yield from with_eventual(run, tmp_path_factory.mktemp("hasty"), request_timeout_us=1_000_000)
+    path = tmp_path_factory.mktemp("hasty")
+    async with with_eventual(path, request_timeout_us=1_000_000) as each:
+        yield each
 
 
-@pytest.fixture(scope="module")
-def curt(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def curt(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
     """One that waits 10 ms for the next request."""
-    yield from with_eventual(run, tmp_path_factory.mktemp("curt"), keep_alive_s=0.01)
+    async with with_eventual(tmp_path_factory.mktemp("curt"), keep_alive_s=0.01) as each:
+        yield each
 
 
 class Held:
@@ -83,85 +92,73 @@ def bodies(received: bytes) -> list[Any]:
     return [json.loads(each.partition(b"HTTP/1.1 ")[0]) for each in found]
 
 
-def test_adds_of_many_connections_in_one_turn_are_one_write(run: Run, wire: Wire) -> None:
-    async def check() -> None:
-        with held(wire) as store:
-            ends = [await wire.connect() for _ in range(20)]
-            await turns()
-            for number, (_, writer) in enumerate(ends):
-                writer.write(add(number, number, counter=f"c{number % 3}") + LAST)
-            await store.reached(20)
-            assert len(store.calls) < 20
-            store.gate.set()
-            for number, (reader, writer) in enumerate(ends):
-                added, _ = bodies(await rest_of(reader))
-                writer.close()
-                assert (added["delta"], added["counter"]) == (number, f"c{number % 3}")
-
-    run(check())
-
-
-def test_nothing_overtakes_an_add_that_is_under_way(run: Run, wire: Wire) -> None:
-    async def check() -> None:
-        run_of = get("o", namespace="eventual") * 3 + get("o") + add(101, counter="o") + LAST
-        with held(wire) as store:
-            reader, writer = await wire.connect()
-            writer.write(add(100, 7, counter="o") + run_of)
-            await store.reached()
-            await turns(20)
-            store.gate.set()
-            answers = bodies(await rest_of(reader))
+async def test_adds_of_many_connections_in_one_turn_are_one_write(wire: Wire) -> None:
+    with held(wire) as store:
+        ends = [await wire.connect() for _ in range(20)]
+        await turns()
+        for number, (_, writer) in enumerate(ends):
+            writer.write(add(number, number, counter=f"c{number % 3}") + LAST)
+        await store.reached(20)
+        assert len(store.calls) < 20
+        store.gate.set()
+        for number, (reader, writer) in enumerate(ends):
+            added, _ = bodies(await rest_of(reader))
             writer.close()
-        assert [each.get("delta") or each.get("count") for each in answers][:1] == [7]
-        assert [each.get("accuracy") for each in answers[1:5]] == ["eventual"] * 3 + ["accurate"]
-        assert (answers[4]["count"], answers[5]["replayed"]) == (7, False)
-
-    run(check())
+            assert (added["delta"], added["counter"]) == (number, f"c{number % 3}")
 
 
-def test_one_that_is_cut_off_for_junk_delays_no_other(
-    run: Run, wire: Wire, caplog: pytest.LogCaptureFixture
+async def test_nothing_overtakes_an_add_that_is_under_way(wire: Wire) -> None:
+    run_of = get("o", namespace="eventual") * 3 + get("o") + add(101, counter="o") + LAST
+    with held(wire) as store:
+        reader, writer = await wire.connect()
+        writer.write(add(100, 7, counter="o") + run_of)
+        await store.reached()
+        await turns(20)
+        store.gate.set()
+        answers = bodies(await rest_of(reader))
+        writer.close()
+    assert [each.get("delta") or each.get("count") for each in answers][:1] == [7]
+    assert [each.get("accuracy") for each in answers[1:5]] == ["eventual"] * 3 + ["accurate"]
+    assert (answers[4]["count"], answers[5]["replayed"]) == (7, False)
+
+
+async def test_one_that_is_cut_off_for_junk_delays_no_other(
+    wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its response finds the connection closed; other clients wait for theirs in the same turn."""
 
-    async def check() -> None:
-        with held(wire) as store:
-            bad, good = await wire.connect(), await wire.connect()
-            await turns()
-            bad[1].write(add(200) + add(201) + b"junk\r\n\r\n")
-            good[1].write(add(202) + LAST)
-            await store.reached(2)
-            store.gate.set()
-            assert statuses(await rest_of(good[0])) == [200, 200]
-            await rest_of(bad[0])
-            for _, writer in (bad, good):
-                writer.close()
-
-    run(check())
+    with held(wire) as store:
+        bad, good = await wire.connect(), await wire.connect()
+        await turns()
+        bad[1].write(add(200) + add(201) + b"junk\r\n\r\n")
+        good[1].write(add(202) + LAST)
+        await store.reached(2)
+        store.gate.set()
+        assert statuses(await rest_of(good[0])) == [200, 200]
+        await rest_of(bad[0])
+        for _, writer in (bad, good):
+            writer.close()
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("behind", [b"", add(301, counter="gone"), get("gone"), b"GET /"])
-def test_a_client_that_disconnects_early_delays_no_other(
-    run: Run, wire: Wire, behind: bytes, caplog: pytest.LogCaptureFixture
+async def test_a_client_that_disconnects_early_delays_no_other(
+    wire: Wire, behind: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check() -> None:
-        with held(wire) as store:
-            bad, good = await wire.connect(), await wire.connect()
-            await turns()
-            bad[1].write(add(300, counter="gone") + behind)
-            good[1].write(add(302) + LAST)
-            await store.reached(2)
-            bad[1].transport.abort()
-            await turns(20)
-            store.gate.set()
-            assert statuses(await rest_of(good[0])) == [200, 200]
-            good[1].close()
-        await all_closed(wire)
-        # It was whole, so it counts.
-        assert await wire.app.rest.count("gone") >= 1
-
-    run(check())
+    with held(wire) as store:
+        bad, good = await wire.connect(), await wire.connect()
+        await turns()
+        bad[1].write(add(300, counter="gone") + behind)
+        good[1].write(add(302) + LAST)
+        await store.reached(2)
+        bad[1].transport.abort()
+        await turns(20)
+        store.gate.set()
+        assert statuses(await rest_of(good[0])) == [200, 200]
+        good[1].close()
+    await all_closed(wire)
+    # It was whole, so it counts.
+    assert await wire.app.rest.count("gone") >= 1
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
@@ -223,115 +220,93 @@ class Flood:
     [get("f", namespace="eventual"), get("f"), add(400, counter="f"), get("f?max_staleness=1h")],
     ids=["get-at-hand", "get", "add", "get-over-asgi"],
 )
-def test_a_client_that_reads_nothing_is_not_kept_for(run: Run, wire: Wire, request_: bytes) -> None:
+async def test_a_client_that_reads_nothing_is_not_kept_for(wire: Wire, request_: bytes) -> None:
     """It is not read any more, other clients are served, and later it gets all responses."""
 
-    async def check() -> None:
-        await wire.tell(request_ + LAST)
-        flood = Flood(wire, request_)
-        await flood.until_it_stalls()
-        flood.check_what_is_held()
-        assert statuses(await wire.tell(request_ + LAST)) == [200, 200]
-        received = await flood.read_all()
-        assert statuses(received) == [200] * (flood.requests + 1)
-
-    run(check())
+    await wire.tell(request_ + LAST)
+    flood = Flood(wire, request_)
+    await flood.until_it_stalls()
+    flood.check_what_is_held()
+    assert statuses(await wire.tell(request_ + LAST)) == [200, 200]
+    received = await flood.read_all()
+    assert statuses(received) == [200] * (flood.requests + 1)
 
 
-def test_a_kept_connection_that_idles_is_closed(run: Run, curt: Wire) -> None:
-    async def check() -> None:
-        at_hand = get("i", namespace="eventual")
-        await curt.tell(at_hand + LAST)
-        for received in await asyncio.gather(
-            *(curt.tell(sent) for sent in (at_hand, get("i"), add(500), add(501) * 2))
-        ):
-            assert set(statuses(received)) == {200}
-            assert b"connection: close" not in received
-
-    run(check())
+async def test_a_kept_connection_that_idles_is_closed(curt: Wire) -> None:
+    at_hand = get("i", namespace="eventual")
+    await curt.tell(at_hand + LAST)
+    for received in await asyncio.gather(
+        *(curt.tell(sent) for sent in (at_hand, get("i"), add(500), add(501) * 2))
+    ):
+        assert set(statuses(received)) == {200}
+        assert b"connection: close" not in received
 
 
 @pytest.mark.parametrize("before", [b"", get("w", namespace="eventual"), add(600)])
-def test_a_connection_with_an_add_under_way_is_not_idle(
-    run: Run, curt: Wire, before: bytes
-) -> None:
+async def test_a_connection_with_an_add_under_way_is_not_idle(curt: Wire, before: bytes) -> None:
     """However long the add takes, and whatever was answered before it."""
 
-    async def check() -> None:
-        at_hand = get("w", namespace="eventual")
-        await curt.tell(at_hand + LAST)
-        with held(curt) as store:
-            reader, writer = await curt.connect()
-            writer.write(before + add(601))
-            await store.reached()
-            # Another connection idles, and is closed for it.
-            assert statuses(await curt.tell(at_hand)) == [200]
-            store.gate.set()
-            received = await rest_of(reader)
-            writer.close()
-        assert statuses(received) == [200] * (2 if before else 1)
-
-    run(check())
+    at_hand = get("w", namespace="eventual")
+    await curt.tell(at_hand + LAST)
+    with held(curt) as store:
+        reader, writer = await curt.connect()
+        writer.write(before + add(601))
+        await store.reached()
+        # Another connection idles, and is closed for it.
+        assert statuses(await curt.tell(at_hand)) == [200]
+        store.gate.set()
+        received = await rest_of(reader)
+        writer.close()
+    assert statuses(received) == [200] * (2 if before else 1)
 
 
 @pytest.mark.parametrize("header", [(), ("expect: a miracle",)], ids=["fast lane", "application"])
-def test_a_connection_half_way_through_its_next_request_is_not_idle(
-    run: Run, curt: Wire, header: tuple[str, ...]
+async def test_a_connection_half_way_through_its_next_request_is_not_idle(
+    curt: Wire, header: tuple[str, ...]
 ) -> None:
-    async def check() -> None:
-        with held(curt) as store:
-            reader, writer = await curt.connect()
-            writer.write(add(610 + len(header), 1, *header) + LAST[:-1])
-            await store.reached()
-            store.gate.set()
-            await reader.readuntil(b"}")
-            for connection in curt.connections:
-                connection.check(time.monotonic() + 5)
-            # Another connection idles, and is closed for it.
-            await curt.tell(get())
-            writer.write(LAST[-1:])
-            assert statuses(await rest_of(reader)) == [200]
-            writer.close()
-
-    run(check())
+    with held(curt) as store:
+        reader, writer = await curt.connect()
+        writer.write(add(610 + len(header), 1, *header) + LAST[:-1])
+        await store.reached()
+        store.gate.set()
+        await reader.readuntil(b"}")
+        for connection in curt.connections:
+            connection.check(time.monotonic() + 5)
+        # Another connection idles, and is closed for it.
+        await curt.tell(get())
+        writer.write(LAST[-1:])
+        assert statuses(await rest_of(reader)) == [200]
+        writer.close()
 
 
-def test_a_request_that_never_ends_times_out_whatever_came_before(run: Run, hasty: Wire) -> None:
-    async def check() -> None:
-        at_hand = get("s", namespace="eventual")
-        await hasty.tell(at_hand + LAST)
-        parts = (add(700)[:-1], add(700)[:-100], add(700)[:60], get()[:-1])
-        cases = [(before, part) for before in (b"", at_hand, get("s"), add(701)) for part in parts]
-        answers = await asyncio.gather(*(hasty.tell(*case) for case in cases))
-        for (before, _), received in zip(cases, answers, strict=True):
-            # Whole requests were answered; a time-out does not wait for them.
-            assert statuses(received) in ([408], [200, 408][0 if before else 1 :])
-            assert b'"code": "request_timeout"' in received
-        at_once = answers[len(parts) : 2 * len(parts)]
-        assert all(statuses(each) == [200, 408] for each in at_once)
-
-    run(check())
+async def test_a_request_that_never_ends_times_out_whatever_came_before(hasty: Wire) -> None:
+    at_hand = get("s", namespace="eventual")
+    await hasty.tell(at_hand + LAST)
+    parts = (add(700)[:-1], add(700)[:-100], add(700)[:60], get()[:-1])
+    cases = [(before, part) for before in (b"", at_hand, get("s"), add(701)) for part in parts]
+    answers = await asyncio.gather(*(hasty.tell(*case) for case in cases))
+    for (before, _), received in zip(cases, answers, strict=True):
+        # Whole requests were answered; a time-out does not wait for them.
+        assert statuses(received) in ([408], [200, 408][0 if before else 1 :])
+        assert b'"code": "request_timeout"' in received
+    at_once = answers[len(parts) : 2 * len(parts)]
+    assert all(statuses(each) == [200, 408] for each in at_once)
 
 
 @pytest.mark.parametrize("part", [add(711)[:60], add(711)[:-9], get()[:-1]])
-def test_a_time_out_is_not_the_response_to_an_earlier_add(
-    run: Run, hasty: Wire, part: bytes
-) -> None:
+async def test_a_time_out_is_not_the_response_to_an_earlier_add(hasty: Wire, part: bytes) -> None:
     """Which counts, however long it takes."""
 
-    async def check() -> None:
-        with held(hasty) as store:
-            received = await hasty.tell(add(710, counter="before") + part)
-            store.gate.set()
-            await turns()
-        assert statuses(received) == []
+    with held(hasty) as store:
+        received = await hasty.tell(add(710, counter="before") + part)
+        store.gate.set()
+        await turns()
+    assert statuses(received) == []
 
-        async def counted() -> bool:
-            return await hasty.app.rest.count("before") == 1
+    async def counted() -> bool:
+        return await hasty.app.rest.count("before") == 1
 
-        await eventually(counted, "the add counts")
-
-    run(check())
+    await eventually(counted, "the add counts")
 
 
 @pytest.mark.parametrize(
@@ -343,43 +318,37 @@ def test_a_time_out_is_not_the_response_to_an_earlier_add(
     ],
     ids=["gets", "gets-over-asgi", "body"],
 )
-def test_bytes_before_a_head_are_not_part_of_it(run: Run, curt: Wire, much: bytes) -> None:
+async def test_bytes_before_a_head_are_not_part_of_it(curt: Wire, much: bytes) -> None:
     """A head has a largest size. It may begin at the end of much else."""
 
-    async def check() -> None:
-        last = get("h", CLOSE)
-        received = await curt.tell(much + last[:-20], last[-20:])
-        assert set(statuses(received)) <= {200, 400}
-        assert statuses(received)[-1] == 200
-        received = await curt.tell(much + last[:-4] + b"\r\nx: ", b"x" * 70_000)
-        assert statuses(received)[-1] == 431
-
-    run(check())
+    last = get("h", CLOSE)
+    received = await curt.tell(much + last[:-20], last[-20:])
+    assert set(statuses(received)) <= {200, 400}
+    assert statuses(received)[-1] == 200
+    received = await curt.tell(much + last[:-4] + b"\r\nx: ", b"x" * 70_000)
+    assert statuses(received)[-1] == 431
 
 
-def test_a_shutdown_waits_for_an_add_in_flight(run: Run, tmp_path: Path) -> None:
+async def test_a_shutdown_waits_for_an_add_in_flight(tmp_path: Path) -> None:
     """Then its connection is closed, as idle ones are at once."""
 
-    async def check() -> None:
-        async with wired(tmp_path) as wire:
-            with held(wire) as store:
-                idle, busy, two = [await wire.connect() for _ in range(3)]
-                idle[1].write(get())
-                busy[1].write(add(800))
-                two[1].write(add(801) + add(802))
-                await store.reached(3 - 1)
-                await idle[0].readuntil(b"\r\n\r\n")
-                wire.server.stop()
-                await rest_of(idle[0])
-                assert len(wire.connections) == 2
-                store.gate.set()
-                once, twice = await rest_of(busy[0]), await rest_of(two[0])
-            assert statuses(once) == [200]
-            assert statuses(twice) == [200, 200]
-            for received in (once, twice):
-                assert len(re.findall(rb"\r\nconnection: close\r\n", received)) == 1
-            await all_closed(wire)
-            for _, writer in (idle, busy, two):
-                writer.close()
-
-    run(check())
+    async with wired(tmp_path) as wire:
+        with held(wire) as store:
+            idle, busy, two = [await wire.connect() for _ in range(3)]
+            idle[1].write(get())
+            busy[1].write(add(800))
+            two[1].write(add(801) + add(802))
+            await store.reached(3 - 1)
+            await idle[0].readuntil(b"\r\n\r\n")
+            wire.server.stop()
+            await rest_of(idle[0])
+            assert len(wire.connections) == 2
+            store.gate.set()
+            once, twice = await rest_of(busy[0]), await rest_of(two[0])
+        assert statuses(once) == [200]
+        assert statuses(twice) == [200, 200]
+        for received in (once, twice):
+            assert len(re.findall(rb"\r\nconnection: close\r\n", received)) == 1
+        await all_closed(wire)
+        for _, writer in (idle, busy, two):
+            writer.close()

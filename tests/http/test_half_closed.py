@@ -1,9 +1,6 @@
 """Clients that close their sending side after their requests, as netcat does, and then read."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,16 +8,10 @@ from counter import limits
 from tests.support.add_stream import line, open_stream
 from tests.support.bytes_on_wire import JSON, add, get, post, request
 from tests.support.waiting import eventually
-from tests.support.wire import Wire, rest_of, statuses, wired
+from tests.support.wire import Wire, rest_of, statuses
 
 NAMESPACE = "/v1/namespaces/default"
 NDJSON = "content-type: application/x-ndjson"
-
-
-@pytest.fixture
-async def wire(fast_dir: Path, way: dict[str, Any]) -> AsyncIterator[Wire]:
-    async with wired(fast_dir, **way) as each:
-        yield each
 
 
 async def exchange(wire: Wire, *parts: bytes) -> bytes:

@@ -10,9 +10,8 @@ from api.routes import insight
 from api.routes.hot_counters import Busiest, busiest
 from counter.limits import SECOND
 from counter.ports import Store
-from counter.types import Namespace, Scope
+from counter.types import Namespace
 from tests.support.app import App, running
-from tests.support.keys import hand_out
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest, fresh
 
@@ -52,7 +51,7 @@ async def test_rough_counters_have_no_rollup(rest: Rest) -> None:
     rough = rest.within("rough")
     await rough.create("BEST_EFFORT")
     answer = await rest.http.get(rough.path(verb="shards"))
-    assert_problem(answer, 400, "not_supported", applied=None, retry="never", names=("rough",))
+    assert_problem(answer, "not_supported", "rough")
 
 
 async def test_the_busiest_counters_come_first(rest: Rest, app: App) -> None:
@@ -73,13 +72,6 @@ async def test_the_busiest_counters_come_first(rest: Rest, app: App) -> None:
     app.clock.advance(11 * SECOND)
     assert (await rest.http.get(path)).json()["counters"] == []
     assert len((await rest.http.get(path, params={"span": "1m"})).json()["counters"]) == 3
-
-
-async def test_earlier_adds_count_as_busy(rest: Rest, app: App) -> None:
-    for name in ("a", "b"):
-        await rest.add(name, 1, fresh(app.clock.now_us()))
-        found = (await rest.http.get(rest.path(verb="busiest"))).json()["counters"]
-        assert name in [each["counter"] for each in found]
 
 
 async def test_questions_that_wait_for_a_look_share_the_next_one(
@@ -137,7 +129,7 @@ async def test_spans_that_differ_by_less_than_a_second_share_a_look(
 )
 async def test_the_query_for_busy_counters_is_bounded(name: str, value: str, rest: Rest) -> None:
     answer = await rest.http.get("/v1/namespaces/default/busiest", params={name: value})
-    assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never", names=(name,))
+    assert_problem(answer, "invalid_parameter", name)
 
 
 async def test_adds_are_reported_by_outcome(rest: Rest, app: App) -> None:
@@ -150,12 +142,3 @@ async def test_adds_are_reported_by_outcome(rest: Rest, app: App) -> None:
         "replayed": 1,
         "conflict": 1,
     }
-
-
-async def test_outcomes_take_a_key_for_all_namespaces(tmp_path: Path) -> None:
-    async with running("memory", tmp_path) as app:
-        some = await hand_out(app, Scope.ADMIN, "default")
-        every = await hand_out(app, Scope.READ)
-        answer = await app.http.get("/v1/outcomes", headers=some)
-        assert_problem(answer, 403, "scope_insufficient", applied=None, retry="never")
-        assert (await app.http.get("/v1/outcomes", headers=every)).status_code == 200

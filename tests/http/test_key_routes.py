@@ -64,14 +64,14 @@ async def test_a_key_is_created_used_listed_and_revoked(app: App) -> None:
         assert (revoked.status_code, revoked.json()["state"]) == (200, "revoked")
     await app.application.keys.refresh()
     used = await app.http.get("/v1/namespaces", headers={"Authorization": f"Bearer {text}"})
-    assert_problem(used, 401, "key_invalid", applied=None, retry="never")
+    assert_problem(used, "key_invalid")
 
 
 async def test_without_keys_the_first_one_is_not_made_over_http(app: App) -> None:
     """It would close the service to everybody else, for ever."""
     assert await listed(app, {}) == []
     for answer in (await create(app, {}, ["*"]), await revoke(app, {}, "a" * 12)):
-        assert_problem(answer, 412, "precondition_failed", applied=None, retry="never")
+        assert_problem(answer, "precondition_failed")
         assert "counter key create" in answer.json()["detail"]
     assert list(await app.store.keys.api_keys()) == []
 
@@ -84,7 +84,7 @@ async def test_keys_need_the_scope_admin(app: App, scope: Scope) -> None:
         await create(app, holder, ["default"]),
         await revoke(app, holder, "a" * 12),
     ):
-        assert_problem(answer, 403, "scope_insufficient", applied=None, retry="never")
+        assert_problem(answer, "scope_insufficient")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ async def test_no_key_reaches_beyond_the_one_that_creates_it(
     )
     before = list(await app.store.keys.api_keys())
     answer = await app.http.post("/v1/keys", headers=holder, json=wanted)
-    assert_problem(answer, 403, "scope_insufficient", applied=None, retry="never")
+    assert_problem(answer, "scope_insufficient")
     assert says in answer.json()["detail"]
     assert list(await app.store.keys.api_keys()) == before
 
@@ -138,7 +138,7 @@ async def test_keys_beyond_its_namespaces_look_missing(app: App) -> None:
     assert others not in {each["id"] for each in await listed(app, holder)}
     unknown, foreign = await revoke(app, holder, "a" * 12), await revoke(app, holder, others)
     for answer, key_id in ((unknown, "a" * 12), (foreign, others)):
-        assert_problem(answer, 404, "not_found", applied=None, retry="never")
+        assert_problem(answer, "not_found")
         assert (
             answer.json()["detail"] == f"there is no key '{key_id}'; GET /v1/keys lists them by id"
         )
@@ -156,7 +156,7 @@ async def test_a_key_that_was_revoked_a_moment_ago_passes_nothing_on(app: App) -
     )
     assert await app.store.keys.change_api_key(stored, gone)
     answer = await create(app, holder, ["*"], scope="admin")
-    assert_problem(answer, 401, "key_invalid", applied=None, retry="never")
+    assert_problem(answer, "key_invalid")
     assert {each.revoked_at_us is None for each in await app.store.keys.api_keys()} == {False}
 
 
@@ -165,7 +165,7 @@ async def test_one_admin_of_a_pattern_cannot_take_the_room_of_all_keys(app: App)
     for _ in range(KEYS_OF_PATTERN_MAX - 1):
         await app.store.keys.create_api_key(made(Scope.READ, "shop-1")[0])
     answer = await create(app, holder, ["shop-1"])
-    assert_problem(answer, 412, "precondition_failed", applied=None, retry="never")
+    assert_problem(answer, "precondition_failed")
     assert f"at most {KEYS_OF_PATTERN_MAX} may be" in answer.json()["detail"]
     everything = await hand_out(app, Scope.ADMIN)
     assert (await create(app, everything, ["shop-1"])).status_code == 201
@@ -187,10 +187,10 @@ async def test_a_body_that_is_wrong_names_the_field(
 ) -> None:
     holder = await hand_out(app, Scope.ADMIN)
     answer = await app.http.post("/v1/keys", headers=holder, json=body)
-    assert_problem(answer, 400, "invalid_body", applied=None, retry="never")
+    assert_problem(answer, "invalid_body")
     assert field in {each["field"] for each in answer.json()["errors"]}
     answer = await create(app, holder, ["Not a name"])
-    assert_problem(answer, 400, "invalid_parameter", applied=None, retry="never")
+    assert_problem(answer, "invalid_parameter")
 
 
 async def test_the_audit_log_has_both_acts_and_no_log_has_a_secret(

@@ -81,12 +81,7 @@ async def test_a_key_may_be_a_quoted_string(rest: Rest, plain: str, quoted: str)
 )
 async def test_an_invalid_idempotency_key_is_refused(rest: Rest, key: str) -> None:
     """A proxy joins the lines of two headers with a comma: that is no other key."""
-    assert_problem(
-        *(await rest.add("c", 1, key=key), 400, "invalid_parameter"),
-        applied=None,
-        retry="never",
-        names=("Idempotency-Key",),
-    )
+    assert_problem(await rest.add("c", 1, key=key), "invalid_parameter", "Idempotency-Key")
     assert await rest.count("c") == 0
 
 
@@ -94,13 +89,6 @@ async def test_a_key_may_have_commas_and_one_of_equal_parts_is_quoted(rest: Rest
     for key in ("1,2", "a, b, a", '"1,1"'):
         assert (await rest.add("c", 1, key=key)).status_code == 200
     assert await rest.count("c") == 3
-
-
-async def test_another_delta_under_a_used_key_is_a_conflict(rest: Rest) -> None:
-    await rest.add("c", 1, key="order:1")
-    answer = await rest.add("c", 2, key="order:1")
-    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
-    assert await rest.count("c") == 1
 
 
 @every_store
@@ -119,12 +107,12 @@ async def test_a_key_whose_add_was_never_written_counts_once_later(
     """The reservation exists, the add does not: the key gets a new time once the old is void."""
     with store_that_fails(app, "append"):
         answer = await rest.add("c", 1, key="order:1")
-        assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
+        assert_problem(answer, "store_unavailable")
     reserved_us = app.clock.now_us()
     await app.roll_up_after(wait_us)
     answer = await rest.add("c", 1, key="order:1")
     if answer.status_code == 503:
-        assert_problem(answer, 503, "token_pending", applied=None, retry="same_token")
+        assert_problem(answer, "token_pending")
         app.clock.advance(int(answer.headers["retry-after"]) * SECOND)
         answer = await rest.add("c", 1, key="order:1")
     assert answer.status_code == 200
@@ -142,7 +130,7 @@ async def test_an_old_uuid7_key_learns_how_to_be_read_as_a_plain_id(rest: Rest, 
     key = uuid7(app.clock.now_us())
     await app.roll_up_after(HOUR)
     answer = await rest.add("c", 1, key=key)
-    problem = assert_problem(answer, 410, "token_too_old", applied=False, retry="new_token")
+    problem = assert_problem(answer, "token_too_old", applied=False)
     assert "prefix" in problem["detail"]
     assert (await rest.add("c", 1, key=f"order:{key}")).status_code == 200
 
@@ -169,7 +157,7 @@ async def test_a_key_survives_a_restart(app: App) -> None:
 
 async def test_the_header_is_ignored_if_no_key_is_needed(rest: Rest) -> None:
     """Even a malformed one."""
-    other, headers = rest.within("other"), {"idempotency-key": '"'}
+    other, headers = rest.within("other"), {"idempotency-key": '"' * 300}
     for method, path, body, status in (
         ("PUT", other.path(), {"counter_type": "ACCURATE"}, 201),
         ("GET", other.path("c"), None, 200),

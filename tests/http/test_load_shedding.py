@@ -1,26 +1,18 @@
 """Writes that could not be answered in time are turned away before any work; nothing else is."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.rest import Rest, fresh, item, on_wire
-from tests.support.wire import Wire, wired
-
-
-@pytest.fixture
-async def wire(way: Any, tmp_path: Path) -> AsyncIterator[Wire]:
-    async with wired(tmp_path, **way) as wire:
-        yield wire
+from tests.support.wire import Wire
 
 
 @pytest.fixture
 async def http(wire: Wire) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", verify=False) as http:
-        yield http
+    async with wire.client() as client:
+        yield client
 
 
 def flooded(wire: Wire) -> None:

@@ -121,7 +121,15 @@ async def test_group_commits_marks_and_calls_are_reported(
     assert await samples.gained("counter_cache_lookups_total") == {"hit": 1}
 
 
-async def test_metrics_report_what_is_missing_and_since_when(rest: Rest, app: App) -> None:
+async def test_readiness_and_metrics_report_what_is_missing_and_since_when(
+    rest: Rest, app: App
+) -> None:
+    """All processes share the cache: taken out for it, they would all be out at once."""
+
+    async def up() -> list[str]:
+        text = (await rest.http.get("/metrics")).text
+        return re.findall(r"^counter_(?:store|cache)_up (\S+)$", text, re.MULTILINE)
+
     began = rfc3339(app.clock.now_us())
     await rest.http.get("/readyz")
     app.clock.advance(SECOND)
@@ -133,13 +141,16 @@ async def test_metrics_report_what_is_missing_and_since_when(rest: Rest, app: Ap
             answer = await rest.http.get("/readyz")
             assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
             assert answer.json()["troubles"] == [cache]
+            assert answer.json()["cache"] == "planted"
+            assert sorted(await up()) == ["0.0", "1.0"]
             app.clock.advance(SECOND)
         with store_that_fails(app, "ping"):
             answer = await rest.http.get("/readyz")
-            assert_problem(answer, 503, "store_unavailable", applied=None, retry="same_token")
+            assert_problem(answer, "store_unavailable")
             store, other = answer.json()["troubles"]
             assert (store["part"], store["since"]) == ("store", rfc3339(app.clock.now_us()))
             assert other == cache
+            assert await up() == ["0.0", "0.0"]
     assert "troubles" not in (await rest.http.get("/readyz")).json()
 
 

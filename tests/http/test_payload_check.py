@@ -89,7 +89,7 @@ async def test_the_guard_refuses_another_payload(guarded: Rest, app: App) -> Non
     token = fresh(now(app))
     assert (await guarded.add("c", 3, token)).json()["replayed"] is None
     for answer in (await guarded.add("c", 4, token), await guarded.clear("c", token)):
-        assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+        assert_problem(answer, "token_conflict")
     assert await guarded.count("c") == 3
 
 
@@ -148,7 +148,7 @@ async def test_the_guard_refuses_another_list_of_an_atomic_add(guarded: Rest, ap
         assert [each["replayed"] for each in answer.json()["results"]] == [replayed] * 2
     for items in ([("a", 1), ("b", 3)], [("a", 1)], [("a", 1), ("c", 2)]):
         answer = await guarded.atomic_add(items, token)
-        assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+        assert_problem(answer, "token_conflict")
     await app.roll_up_after(60 * SECOND)
     assert [await guarded.count(name) for name in ("a", "b", "c")] == [1, 2, 0]
 
@@ -162,7 +162,7 @@ async def test_a_late_token_is_resolved_whatever_the_guard_has_seen(
     await app.roll_up_after(60 * SECOND)
     assert (await guarded.add("c", 3, token)).json()["replayed"] is True
     answer = await guarded.add("c", 4, token)
-    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert_problem(answer, "token_conflict")
     assert await guarded.count("c") == 3
 
 
@@ -187,7 +187,7 @@ async def test_strict_asks_the_store_alone(rest: Rest, app: App) -> None:
         answer = await strict.atomic_add([("d", 1)], atomic)
         assert [each["replayed"] for each in answer.json()["results"]] == [replayed]
     for answer in (await strict.add("c", 4, token), await strict.atomic_add([("d", 2)], atomic)):
-        assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+        assert_problem(answer, "token_conflict")
     assert [await strict.count(name) for name in ("c", "d")] == [3, 1]
 
 
@@ -198,11 +198,7 @@ async def test_a_guard_that_was_emptied_does_not_affect_what_exists(tmp_path: Pa
         token = fresh(now(app))
         assert (await rest.add("c", 3, token)).status_code == 200
         app.application.service._cache._guarded.clear()
-        assert_problem(
-            await rest.add("c", 4, token), 409, "token_conflict", applied=None, retry="never"
-        )
+        assert_problem(await rest.add("c", 4, token), "token_conflict")
         assert (await rest.add("c", 3, token)).json()["replayed"] is True
-        assert_problem(
-            await rest.add("c", 4, token), 409, "token_conflict", applied=None, retry="never"
-        )
+        assert_problem(await rest.add("c", 4, token), "token_conflict")
         assert await rest.count("c") == 3

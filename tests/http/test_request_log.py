@@ -122,10 +122,7 @@ async def test_a_key_is_logged_as_its_token_and_never_as_it_is(
 async def test_requests_are_not_logged_by_default(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str, lines: int, way: Any
 ) -> None:
-    async with (
-        wired(tmp_path, log_requests=which, **way) as wire,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{wire.port}", verify=False) as http,
-    ):
+    async with wired(tmp_path, log_requests=which, **way) as wire, wire.client() as http:
         rest = Rest(http)
         await rest.add("c", 1, fresh(START_US))
         await rest.add("c", 1)

@@ -4,14 +4,14 @@ import asyncio
 import json
 import logging
 import ssl
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from api.server.tls import Certificates, server_context
 from counter.config.settings import Settings
@@ -19,120 +19,109 @@ from counter.errors import StartupError
 from counter_client import AsyncCounterClient, Attempt, CounterClient, Options, UnreachableError
 from counter_client.errors import InvalidParameterError
 from tests.support.bytes_on_wire import LAST, add, get
-from tests.support.certificates import Authority, Signed
+from tests.support.certificates import Authority, Signed, openssl
 from tests.support.rest import fresh
 from tests.support.waiting import eventually
-from tests.support.wire import Run, Wire, rest_of, served, statuses, turns, wired
+from tests.support.wire import Wire, rest_of, statuses, turns, wired
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPTIONS = Options(trust_env=False)
 
 
-@pytest.fixture(scope="module")
-def wire(run: Run, own: Signed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wire(own: Signed, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
     """One that speaks TLS."""
-    files = {"https_cert": own.cert, "https_key": own.key}
-    yield from served(run, tmp_path_factory.mktemp("tls"), **files)
+    async with wired(tmp_path_factory.mktemp("tls"), **own.settings) as each:
+        yield each
 
 
-@pytest.fixture(scope="module")
-def hasty(run: Run, own: Signed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    """One that drops who does not shake hands within 300 ms."""
-    files = {"https_cert": own.cert, "https_key": own.key}
-    yield from served(run, tmp_path_factory.mktemp("hasty"), request_timeout_us=300_000, **files)
-
-
-@pytest.fixture(scope="module")
-def mutual(
-    run: Run, own: Signed, authority: Authority, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Wire]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mutual(
+    own: Signed, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Wire]:
     """One that wants to see clients' certificates."""
-    files = {"https_cert": own.cert, "https_key": own.key, "https_client_ca": authority.cert}
-    yield from served(run, tmp_path_factory.mktemp("mutual"), **files)
+    path, settings = tmp_path_factory.mktemp("mutual"), own.settings
+    async with wired(path, https_client_ca=authority.cert, **settings) as each:
+        yield each
 
 
 def settings(own: Signed, **more: Any) -> Settings:
-    return Settings(https_cert=own.cert, https_key=own.key, **more)
+    return Settings(**own.settings, **more)
 
 
-def test_requests_over_tls_are_answered_as_without(
-    run: Run, wire: Wire, authority: Authority
-) -> None:
+async def test_requests_over_tls_are_answered_as_without(wire: Wire, authority: Authority) -> None:
     """The direct way and the other, one after the other on one connection."""
     sent = add(1, 5, counter="t") + get("t") + get("t?max_staleness=0s") + LAST
-    received = run(wire.tell(sent, tls=authority.client()))
+    received = await wire.tell(sent, tls=authority.client())
     assert statuses(received) == [200] * 4
     assert received.count(b'"count":5') == 2
 
 
-def test_large_bodies_and_responses_pass(run: Run, wire: Wire, authority: Authority) -> None:
+async def test_large_bodies_and_responses_pass(wire: Wire, authority: Authority) -> None:
     """More than a record of TLS, or a buffer, holds."""
     names = [f"{number:0200}" for number in range(900)]
     body = json.dumps({"counters": names}).encode()
     head = b"POST /v1/namespaces/default/batch/get HTTP/1.1\r\nhost: localhost\r\n"
     head += b"connection: close\r\n"
     head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-    received = run(wire.tell(head + body, tls=authority.client()))
+    received = await wire.tell(head + body, tls=authority.client())
     results = json.loads(received.partition(b"\r\n\r\n")[2])["results"]
     assert [each["counter"] for each in results] == names
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_no_tls_older_than_1_2(run: Run, wire: Wire, authority: Authority) -> None:
+async def test_no_tls_older_than_1_2(wire: Wire, authority: Authority) -> None:
     for version, spoken in (("TLSv1_2", True), ("TLSv1_1", False)):
         client = authority.client()
         client.set_ciphers("DEFAULT:@SECLEVEL=0")
         client.minimum_version = ssl.TLSVersion.TLSv1
         client.maximum_version = ssl.TLSVersion[version]
         if spoken:
-            assert statuses(run(wire.tell(LAST, tls=client))) == [200]
+            assert statuses(await wire.tell(LAST, tls=client)) == [200]
         else:
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                run(wire.tell(LAST, tls=client))
+                await wire.tell(LAST, tls=client)
 
 
-def test_every_cipher_has_forward_secrecy(own: Signed) -> None:
+async def test_every_cipher_has_forward_secrecy(own: Signed) -> None:
     names = [each["name"] for each in server_context(settings(own)).get_ciphers()]
     assert names
     assert all(name.startswith(("TLS_", "ECDHE-")) for name in names)
 
 
-def test_plain_http_is_not_answered(run: Run, wire: Wire) -> None:
-    assert b"HTTP/" not in run(wire.tell(LAST))
+async def test_plain_http_is_not_answered(wire: Wire) -> None:
+    assert b"HTTP/" not in await wire.tell(LAST)
 
 
-def test_a_client_without_a_handshake_is_dropped(run: Run, hasty: Wire) -> None:
-    """And delays no other client."""
-
-    async def check() -> None:
+async def test_a_client_without_a_handshake_is_dropped(own: Signed, tmp_path: Path) -> None:
+    """After 300 ms; other clients are not delayed."""
+    async with wired(tmp_path, request_timeout_us=300_000, **own.settings) as hasty:
         silent = [await hasty.connect() for _ in range(20)]
         for reader, writer in silent:
             assert await rest_of(reader) == b""
             writer.close()
         assert not hasty.connections
-
-    ended = hasty.app.application.connections.ended
-    before = ended["handshake"]
-    run(check())
-    assert ended["handshake"] == before + 20
+        assert hasty.app.application.connections.ended["handshake"] == 20
 
 
-def test_a_client_without_a_required_certificate_is_refused(
-    run: Run, mutual: Wire, authority: Authority, tmp_path: Path
+async def test_a_client_without_a_required_certificate_is_refused(
+    mutual: Wire, authority: Authority, tmp_path: Path
 ) -> None:
     known = authority.client(authority.sign("client"))
-    assert statuses(run(mutual.tell(LAST, tls=known))) == [200]
+    assert statuses(await mutual.tell(LAST, tls=known)) == [200]
     stranger = authority.client(Authority(tmp_path, "stranger").sign("client"))
     for refused in (authority.client(), stranger):
         # With TLS 1.3 a client learns late that its certificate was refused.
         try:
-            received = run(mutual.tell(LAST, tls=refused))
+            received = await mutual.tell(LAST, tls=refused)
         except (ssl.SSLError, ConnectionError):
             received = b""
         assert received == b""
 
 
-def test_the_sdk_trusts_the_given_authority_and_shows_its_own(
-    run: Run, mutual: Wire, authority: Authority
+async def test_the_sdk_trusts_the_given_authority_and_shows_its_own(
+    mutual: Wire, authority: Authority
 ) -> None:
     own = authority.sign("sdk")
     options = replace(
@@ -140,25 +129,20 @@ def test_the_sdk_trusts_the_given_authority_and_shows_its_own(
     )
     url = f"https://localhost:{mutual.port}"
 
-    async def check() -> None:
-        async with AsyncCounterClient(url, options=options) as client:
-            await mutual.app.rest.add("sdk", 2, fresh(mutual.app.clock.now_us()))
-            assert (await client.get("sdk")).count == 2
-        seen: list[Attempt] = []
-        async with AsyncCounterClient(
-            url, options=replace(OPTIONS, on_attempt=seen.append)
-        ) as client:
-            with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
-                await client.get("sdk")
-            with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
-                await client.add("sdk", 2)
-        assert len(seen) == 2, "what is not trusted now is not trusted in a second either"
-
-    run(check())
+    async with AsyncCounterClient(url, options=options) as client:
+        await mutual.app.rest.add("sdk", 2, fresh(mutual.app.clock.now_us()))
+        assert (await client.get("sdk")).count == 2
+    seen: list[Attempt] = []
+    async with AsyncCounterClient(url, options=replace(OPTIONS, on_attempt=seen.append)) as client:
+        with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+            await client.get("sdk")
+        with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+            await client.add("sdk", 2)
+    assert len(seen) == 2, "what is not trusted now is not trusted in a second either"
 
 
 @pytest.mark.parametrize("wrong", [{"tls_ca": "none"}, {"tls_cert": "none"}, {"tls_key": "none"}])
-def test_the_sdk_says_which_file_is_none(wrong: dict[str, str]) -> None:
+async def test_the_sdk_says_which_file_is_none(wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidParameterError, match=next(iter(wrong))):
         CounterClient("https://localhost", options=replace(OPTIONS, **wrong))  # type: ignore[arg-type]
 
@@ -172,51 +156,44 @@ async def shown(wire: Wire, authority: Authority) -> bytes:
     return shown
 
 
-def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
-    run: Run, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_renewed_certificate_is_taken_up_and_a_broken_one_is_not(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Connections that are open live on."""
+    caplog.set_level(logging.INFO, "counter.api")
+    mine = authority.sign("mine")
+    async with wired(tmp_path, **mine.settings) as wire:
+        certificates = wire.server._certificates
+        assert certificates is not None
+        reader, writer = await wire.connect(authority.client())
+        first = await shown(wire, authority)
+        stop = asyncio.Event()
+        watching = asyncio.create_task(certificates.watch(stop, 0.01))
+        mine.install(authority.sign("mine"))
 
-    async def check() -> None:
-        mine = authority.sign("mine")
-        async with wired(tmp_path, https_cert=mine.cert, https_key=mine.key) as wire:
-            certificates = wire.server._certificates
-            assert certificates is not None
-            reader, writer = await wire.connect(authority.client())
-            first = await shown(wire, authority)
-            stop = asyncio.Event()
-            watching = asyncio.create_task(certificates.watch(stop, 0.01))
+        async def renewed() -> bool:
+            return await shown(wire, authority) != first
 
-            mine.install(authority.sign("mine"))
-
-            async def renewed() -> bool:
-                return await shown(wire, authority) != first
-
-            await eventually(renewed, "the new certificate is shown")
-            second = await shown(wire, authority)
-            mine.cert.write_text("no certificate", encoding="ascii")
-
-            await eventually(lambda: "stays in use" in caplog.text, "the broken file is logged")
-            assert await shown(wire, authority) == second
-            mine.key.unlink()
-            assert not certificates.renew()
-            assert await shown(wire, authority) == second
-            writer.write(get() + LAST)
-            assert statuses(await rest_of(reader)) == [200, 200]
-            writer.close()
-            stop.set()
-            await watching
-
-    with caplog.at_level(logging.INFO, "counter.api"):
-        run(check())
+        await eventually(renewed, "the new certificate is shown")
+        second = await shown(wire, authority)
+        mine.cert.write_text("no certificate", encoding="ascii")
+        await eventually(lambda: "stays in use" in caplog.text, "the broken file is logged")
+        assert await shown(wire, authority) == second
+        mine.key.unlink()
+        assert not certificates.renew()
+        assert await shown(wire, authority) == second
+        writer.write(get() + LAST)
+        assert statuses(await rest_of(reader)) == [200, 200]
+        writer.close()
+        stop.set()
+        await watching
     assert "was renewed from" in caplog.text
 
 
-def test_the_end_of_a_certificate_is_known_and_reported(
+async def test_the_end_of_a_certificate_is_known_and_reported(
     wire: Wire, own: Signed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = ["openssl", "x509", "-in", str(own.cert), "-noout", "-enddate"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    said = openssl("x509", "-in", own.cert, "-noout", "-enddate")
     end_s = ssl.cert_time_to_seconds(said.strip().partition("=")[2])
     families = {each.name: each for each in wire.app.application.connections.collect()}
     assert families["counter_certificate_end_timestamp_seconds"].samples[0].value == end_s
@@ -224,19 +201,20 @@ def test_the_end_of_a_certificate_is_known_and_reported(
     assert f"the certificate in {own.cert} ends at " in caplog.text
 
 
-def test_the_end_is_known_with_clients_certificates_and_after_it_has_passed(
+async def test_the_end_is_known_with_clients_certificates_and_after_it_has_passed(
     own: Signed, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = Certificates(settings(own)).ends_at_s
     assert Certificates(settings(own, https_client_ca=authority.cert)).ends_at_s == known
     past = Signed(tmp_path / "past.pem", own.key)
-    signing = ["openssl", "x509", "-in", str(own.cert), "-days", "-1", "-out", str(past.cert)]
-    subprocess.run([*signing, "-signkey", str(own.key)], capture_output=True, check=True)
+    openssl(
+        *("x509", "-in", own.cert, "-days", "-1", "-out", past.cert, "-signkey", own.key),
+    )
     assert 0 < Certificates(settings(past)).ends_at_s < time.time()
     assert "is not known" not in caplog.text
 
 
-def test_files_that_stay_the_same_are_reported_once(
+async def test_files_that_stay_the_same_are_reported_once(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = authority.sign("once")
@@ -246,7 +224,7 @@ def test_files_that_stay_the_same_are_reported_once(
     assert caplog.text.count("stays in use") == 1
 
 
-def test_an_unusable_file_is_named(authority: Authority, tmp_path: Path) -> None:
+async def test_an_unusable_file_is_named(authority: Authority, tmp_path: Path) -> None:
     own, other = authority.sign(), authority.sign()
     hidden = authority.sign("hidden", password="sesame")
     secret = tmp_path / "secret"
@@ -267,19 +245,16 @@ def test_an_unusable_file_is_named(authority: Authority, tmp_path: Path) -> None
     assert "0xff" not in str(caught.value)
 
 
-def test_a_shutdown_ends_connections_in_order(
-    run: Run, own: Signed, authority: Authority, tmp_path: Path
+async def test_a_shutdown_ends_connections_in_order(
+    own: Signed, authority: Authority, tmp_path: Path
 ) -> None:
-    async def check() -> None:
-        async with wired(tmp_path, https_cert=own.cert, https_key=own.key) as wire:
-            reader, writer = await wire.connect(authority.client())
-            writer.write(get())
-            await reader.readuntil(b"\r\n\r\n")
-            wire.server.stop()
-            assert b"HTTP/" not in await rest_of(reader)
-            writer.close()
-            await turns()
-            with pytest.raises(ConnectionError):
-                await wire.connect(authority.client())
-
-    run(check())
+    async with wired(tmp_path, **own.settings) as wire:
+        reader, writer = await wire.connect(authority.client())
+        writer.write(get())
+        await reader.readuntil(b"\r\n\r\n")
+        wire.server.stop()
+        assert b"HTTP/" not in await rest_of(reader)
+        writer.close()
+        await turns()
+        with pytest.raises(ConnectionError):
+            await wire.connect(authority.client())

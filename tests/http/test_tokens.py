@@ -6,7 +6,7 @@ import pytest
 
 from counter.types import Token
 from tests.support.app import App, every_store
-from tests.support.problems import MALFORMED, assert_problem
+from tests.support.problems import assert_problem
 from tests.support.rest import Rest, derive, fresh, item, on_wire, uuid7
 from tests.support.times import DAY, HOUR, MINUTE, SECOND, rfc3339
 
@@ -59,15 +59,10 @@ async def test_a_token_has_its_own_life_on_every_counter(rest: Rest, app: App) -
 async def test_a_token_of_the_future_is_asked_to_come_back(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us() + 5 * SECOND + 1)
     answer = await rest.add("c", 1, token)
-    assert_problem(answer, 400, "token_in_future", applied=None, retry="same_token", names=("5 s",))
+    assert_problem(answer, "token_in_future", "5 s")
     assert await rest.names() == []
     app.clock.advance(int(answer.headers["retry-after"]) * SECOND)
     assert (await rest.add("c", 1, token)).json()["replayed"] is False
-
-
-async def test_a_token_within_the_future_limit_counts_at_once(rest: Rest, app: App) -> None:
-    assert (await rest.add("c", 1, fresh(app.clock.now_us() + 5 * SECOND))).status_code == 200
-    assert await rest.count("c") == 1
 
 
 async def test_a_token_at_the_accept_limit_is_still_written(rest: Rest, app: App) -> None:
@@ -95,11 +90,9 @@ async def test_a_late_token_is_pending_while_its_window_is_open(rest: Rest, app:
     token = fresh(app.clock.now_us())
     app.clock.advance(5 * SECOND + 1)
     answer = await rest.add("c", 1, token)
-    assert_problem(answer, 503, "token_pending", applied=None, retry="same_token")
+    assert_problem(answer, "token_pending")
     app.clock.advance(int(answer.headers["retry-after"]) * SECOND)
-    assert_problem(
-        await rest.add("c", 1, token), 410, "token_too_old", applied=False, retry="new_token"
-    )
+    assert_problem(await rest.add("c", 1, token), "token_too_old", applied=False)
 
 
 @every_store
@@ -123,7 +116,7 @@ async def test_a_void_token_is_void_for_ever(rest: Rest, app: App, verb: str) ->
             rest.path("c", verb),
             {"idempotency_token": on_wire(token)} | ({} if verb == "clear" else {"delta": 1}),
         )
-        assert_problem(answer, 410, "token_too_old", applied=False, retry="new_token")
+        assert_problem(answer, "token_too_old", applied=False)
     await app.restart()
     assert (await app.rest.add("c", 1, token)).status_code in (409, 410)
     assert await app.rest.count("c") == 0
@@ -137,7 +130,7 @@ async def test_a_token_past_retention_is_past_knowing(rest: Rest, app: App) -> N
         await app.roll_up_after(DAY)
     for token in (found, unknown):
         answer = await rest.add("c", 1, token)
-        assert_problem(answer, 410, "token_too_old", applied=None, retry="never")
+        assert_problem(answer, "token_too_old")
     assert await rest.count("c") == 1
 
 
@@ -147,7 +140,7 @@ async def test_a_token_older_than_the_namespace_is_void_at_once(rest: Rest, app:
     young = rest.within("young")
     await young.create()
     answer = await young.add("c", 1, fresh(app.clock.now_us() - 5 * SECOND - 1))
-    assert_problem(answer, 410, "token_too_old", applied=False, retry="new_token")
+    assert_problem(answer, "token_too_old", applied=False)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -158,7 +151,7 @@ async def test_another_delta_under_a_used_token_is_a_conflict(
     await rest.add("c", 1, token)
     app.clock.advance(MINUTE if late else 0)
     answer = await rest.add("c", 2, token)
-    assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+    assert_problem(answer, "token_conflict")
     assert await rest.count("c") == 1
 
 
@@ -172,20 +165,14 @@ async def test_a_clear_and_an_add_under_one_token_are_a_conflict(
     await rest.add("c", 1, added)
     app.clock.advance(MINUTE if late else 0)
     for answer in (await rest.clear("c", added), await rest.add("c", 1, cleared)):
-        assert_problem(answer, 409, "token_conflict", applied=None, retry="never")
+        assert_problem(answer, "token_conflict")
     assert await rest.count("c") == 1
 
 
 @pytest.mark.parametrize("verb", ["add", "add-and-get", "clear"])
 async def test_a_missing_token_is_refused(rest: Rest, verb: str) -> None:
     answer = await rest.post(rest.path("c", verb), {} if verb == "clear" else {"delta": 1})
-    assert_problem(
-        answer,
-        *(400, "token_missing"),
-        applied=None,
-        retry="never",
-        names=("idempotency_token", "Idempotency-Key"),
-    )
+    assert_problem(answer, "token_missing", "idempotency_token", "Idempotency-Key")
     assert await rest.names() == []
 
 
@@ -198,18 +185,16 @@ async def test_a_malformed_retry_says_nothing_of_its_token(rest: Rest, app: App)
         {"delta": 2**63, "idempotency_token": on_wire(token)},
         {"delta": 1, "idempotency_token": on_wire(token), "note": "again"},
     ):
-        assert_problem(
-            await rest.post(rest.path("c", "add"), body), 400, "invalid_body", **MALFORMED
-        )
+        assert_problem(await rest.post(rest.path("c", "add"), body), "invalid_body")
     answer = await rest.within("nowhere").add("c", 1, token)
-    assert_problem(answer, 404, "namespace_unknown", applied=None, retry="never")
+    assert_problem(answer, "namespace_unknown")
     assert (await rest.add("c", 1, token)).json()["replayed"] is True
     assert await rest.count("c") == 1
 
 
 async def test_a_token_and_a_key_together_are_refused(rest: Rest, app: App) -> None:
     answer = await rest.add("c", 1, fresh(app.clock.now_us()), key="order:1")
-    assert_problem(answer, 400, "token_ambiguous", applied=None, retry="never")
+    assert_problem(answer, "token_ambiguous")
     assert await rest.names() == []
 
 
@@ -223,16 +208,6 @@ async def test_batches_ignore_a_key(rest: Rest, app: App) -> None:
         assert added["replayed"] is replayed
         assert without["code"] == "token_missing"
     assert await rest.count("c") == 1
-
-
-async def test_reads_ignore_a_key(rest: Rest) -> None:
-    headers = {"idempotency-key": "x" * 300}
-    answer = await rest.http.get(rest.path("c"), headers=headers)
-    assert answer.status_code == 200
-    answer = await rest.http.put(
-        rest.within("other").path(), json={"counter_type": "ACCURATE"}, headers=headers
-    )
-    assert answer.status_code == 201
 
 
 async def test_a_clear_erases_events_up_to_its_time(rest: Rest, app: App) -> None:
@@ -287,13 +262,7 @@ async def test_the_service_issues_tokens_that_work(rest: Rest, app: App) -> None
 
 @pytest.mark.parametrize("count", [0, 1_001, -1, "1", 1.0, True])
 async def test_a_number_of_tokens_out_of_bounds_is_refused(rest: Rest, count: object) -> None:
-    assert_problem(
-        await rest.post("/v1/tokens", {"count": count}),
-        *(400, "invalid_body"),
-        applied=None,
-        retry="never",
-        names=("count",),
-    )
+    assert_problem(await rest.post("/v1/tokens", {"count": count}), "invalid_body", "count")
 
 
 async def test_a_nonce_may_be_written_as_hex_or_as_a_uuid(rest: Rest, app: App) -> None:
@@ -329,12 +298,12 @@ async def test_a_token_is_honoured_as_long_as_each_response_says(rest: Rest, app
     again = await rest.add("c", 1, found)
     assert (again.status_code, again.json()["replayed"]) == (200, True)
     refused = await rest.add("c", 1, void)
-    assert_problem(refused, 410, "token_too_old", applied=False, retry="new_token")
+    assert_problem(refused, "token_too_old", applied=False)
     assert {each.headers["idempotency-ttl"] for each in (again, refused)} == {str(seconds)}
     app.clock.advance(6 * SECOND)
     for token in (found, void):
         unknown = await rest.add("c", 1, token)
-        assert_problem(unknown, 410, "token_too_old", applied=None, retry="never")
+        assert_problem(unknown, "token_too_old")
 
 
 async def test_a_key_is_honoured_as_long_as_each_response_says(rest: Rest, app: App) -> None:
@@ -347,7 +316,8 @@ async def test_a_key_is_honoured_as_long_as_each_response_says(rest: Rest, app: 
     again = await short.add("c", 1, key="order-1")
     assert again.json()["replayed"] is True
     conflict = await short.add("c", 2, key="order-1")
-    assert (conflict.status_code, conflict.headers["idempotency-ttl"]) == (409, "55")
+    assert_problem(conflict, "token_conflict")
+    assert conflict.headers["idempotency-ttl"] == "55"
     app.clock.advance(5 * SECOND)
     assert (await short.add("c", 1, key="order-1")).json()["replayed"] is False
     uuid_key = await short.add("c", 1, key=uuid7(app.clock.now_us()))

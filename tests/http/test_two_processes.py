@@ -61,7 +61,7 @@ async def test_a_namespace_deleted_by_one_process_is_gone_for_the_other(
 ) -> None:
     await rest.http.delete(rest.path())
     answer = await other.add("c", 1, fresh(app.clock.now_us()))
-    assert_problem(answer, 404, "namespace_unknown", applied=None, retry="never")
+    assert_problem(answer, "namespace_unknown")
 
 
 async def test_a_namespace_made_again_is_not_taken_for_the_deleted_one(
@@ -71,6 +71,6 @@ async def test_a_namespace_made_again_is_not_taken_for_the_deleted_one(
     await rest.create()
     token = fresh(app.clock.now_us())
     answer = await other.add("c", 1, token)
-    assert_problem(answer, 503, "unavailable", applied=None, retry="same_token")
+    assert_problem(answer, "unavailable")
     assert (await other.add("c", 1, token)).status_code == 200
     assert await rest.count("c") == 1

@@ -2,13 +2,15 @@
 
 import asyncio
 import gc
-import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import pytest_asyncio
 
 from api.http.connections import Connections, ReadQueue, Steps
 from api.routes.live import LiveRoutes
@@ -16,10 +18,11 @@ from api.server.protocol import HttpProtocol
 from counter.core.admission import Bounded
 from counter.limits import HEAD_BYTES_MAX, HEADERS_MAX
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, add, get, one, post, request
-from tests.support.certificates import Authority
-from tests.support.problems import check_problem
+from tests.support.certificates import Authority, Signed
 from tests.support.waiting import eventually
-from tests.support.wire import Run, Wire, served, statuses, turns, wired
+from tests.support.wire import Wire, problem_in, statuses, turns, wired
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 #: Of one route that is answered directly, and of one that is not.
 PATHS = [one(), "/v1/namespaces"]
@@ -27,40 +30,30 @@ UNFINISHED = get()[:-2]
 CHUNKED = request("POST", f"{one()}/add", JSON, "transfer-encoding: chunked")
 
 
-@pytest.fixture(scope="module")
-def wire(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    yield from served(run, tmp_path_factory.mktemp("unfinished"))
-
-
-def refused(received: bytes) -> str:
-    """The code of the problem in the one answer of *received*."""
-    assert len(statuses(received)) == 1, received[:500]
-    problem = json.loads(received.partition(b"\r\n\r\n")[2])
-    check_problem(problem)
-    assert problem["status"] == statuses(received)[0]
-    return str(problem["code"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wire(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
+    async with wired(tmp_path_factory.mktemp("unfinished")) as each:
+        yield each
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_number_of_headers_is_bounded(run: Run, wire: Wire, path: str) -> None:
+async def test_the_number_of_headers_is_bounded(wire: Wire, path: str) -> None:
     def headers(count: int) -> list[str]:
         # Besides these there are a host and a connection.
         return ["a:"] * (count - 2)
 
-    assert statuses(run(wire.tell(request("GET", path, CLOSE, *headers(HEADERS_MAX))))) == [200]
+    assert statuses(await wire.tell(request("GET", path, CLOSE, *headers(HEADERS_MAX)))) == [200]
     for sent in (
         request("GET", path, CLOSE, *headers(HEADERS_MAX + 1)),
         # Refused as soon as they have come.
         request("GET", path, *["a:"] * (HEADERS_MAX + 1))[:-2],
         CHUNKED + b"1\r\n \r\n0\r\n" + b"a:\r\n" * (HEADERS_MAX + 1),
     ):
-        received = run(wire.tell(sent))
-        assert refused(received) == "head_too_large"
-        assert statuses(received) == [431]
+        assert problem_in(await wire.tell(sent), "head_too_large")["status"] == 431
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_head_has_exactly_its_largest_size(run: Run, wire: Wire, path: str) -> None:
+async def test_a_head_has_exactly_its_largest_size(wire: Wire, path: str) -> None:
     """However it comes: at once, or in many pieces."""
 
     def of(size: int) -> bytes:
@@ -73,14 +66,14 @@ def test_a_head_has_exactly_its_largest_size(run: Run, wire: Wire, path: str) ->
             assert len(sent) == size
             step = size // parts + 1
             pieces = [sent[start : start + step] for start in range(0, size, step)]
-            assert statuses(run(wire.tell(*pieces))) == [expected], (size, parts)
+            assert statuses(await wire.tell(*pieces)) == [expected], (size, parts)
 
 
 @pytest.mark.parametrize("endless", [b"0\r\nx: ", b"1;"], ids=["trailer", "extension"])
-def test_junk_after_a_body_is_bounded(run: Run, wire: Wire, endless: bytes) -> None:
+async def test_junk_after_a_body_is_bounded(wire: Wire, endless: bytes) -> None:
     """A trailer, or the extension of a chunk."""
     pieces = [CHUNKED + b"1\r\n \r\n" + endless, *[b"y" * 10_000] * 8]
-    assert statuses(run(wire.tell(*pieces))) == [431]
+    assert statuses(await wire.tell(*pieces)) == [431]
 
 
 @pytest.mark.parametrize(
@@ -94,55 +87,43 @@ def test_junk_after_a_body_is_bounded(run: Run, wire: Wire, endless: bytes) -> N
     ],
     ids=["line", "header", "headers", "second", "body"],
 )
-def test_all_unfinished_requests_together_are_bounded(run: Run, wire: Wire, sent: bytes) -> None:
+async def test_all_unfinished_requests_together_are_bounded(wire: Wire, sent: bytes) -> None:
     """One too many is refused, those that are held go on, and all of it is given back."""
     held: Bounded = wire.app.application.connections.unfinished
     most = held.most
+    assert held.held == 0
 
-    async def check() -> None:
-        assert held.held == 0
-        ends = []
-        for number in range(1, 4):
-            ends.append(await wire.connect())
-            ends[-1][1].write(sent)
+    def is_held(least: int) -> bool:
+        return held.held >= least
 
-            async def is_held(count: int = number) -> bool:
-                return held.held >= 4_000 * count
-
-            await eventually(is_held, f"{number} requests are held")
-        held.most = held.held + 2_000
-        assert refused(await wire.tell(sent.removeprefix(get()))) == "overloaded"
-        assert statuses(await wire.tell(add(1) + LAST)) == [200, 200]
-        held.most = most
-        for _, writer in ends:
-            writer.close()
-
-        await eventually(lambda: held.held == 0, "nothing is held")
-
-    run(check())
+    ends = []
+    for number in range(1, 4):
+        ends.append(await wire.connect())
+        ends[-1][1].write(sent)
+        await eventually(partial(is_held, 4_000 * number), f"{number} requests are held")
+    held.most = held.held + 2_000
+    problem_in(await wire.tell(sent.removeprefix(get())), "overloaded")
+    assert statuses(await wire.tell(add(1) + LAST)) == [200, 200]
+    held.most = most
+    for _, writer in ends:
+        writer.close()
+    await eventually(lambda: held.held == 0, "nothing is held")
 
 
-def test_requests_that_wait_behind_another_are_held_too(run: Run, wire: Wire) -> None:
+async def test_requests_that_wait_behind_another_are_held_too(wire: Wire) -> None:
     shared: Connections = wire.app.application.connections
     live: LiveRoutes = wire.app.application.live
-
-    async def check() -> None:
+    # A stream finds that its client is gone when it sends something: have it do so at each look.
+    with patch("api.routes.live._AGAIN_S", 0.0), patch.object(live, "look_s", 0.01):
         reader, writer = await wire.connect()
         writer.write(get("c/live") + get() * 1_000)
         await reader.readuntil(b"event: count")
-
         await eventually(lambda: shared.unfinished.held > 1_000 * len(get()), "what waits is held")
         writer.close()
-
-        async def all_given_back() -> bool:
-            tasks = wire.server.shared.tasks
-            return not (shared.unfinished.held or live.streams.open or tasks)
-
-        await eventually(all_given_back, "nothing is held, and the stream has ended")
-
-    # A stream finds that its client is gone when it sends something: have it do so at each look.
-    with patch("api.routes.live._AGAIN_S", 0.0), patch.object(live, "look_s", 0.01):
-        run(check())
+        await eventually(
+            lambda: not (shared.unfinished.held or live.streams.open or wire.server.shared.tasks),
+            "nothing is held, and the stream has ended",
+        )
 
 
 class Segment:
@@ -161,15 +142,9 @@ class Segment:
         return self._slices > 0
 
 
-class Watch:
-    """A clock in the test's hand."""
-
-    now_s = 0.0
-
-
 async def test_one_turn_of_the_loop_reads_for_a_bounded_time() -> None:
     """Those that are left are read in the next turns, one after the other."""
-    clock, read = Watch(), list[str]()
+    clock, read = SimpleNamespace(now_s=0.0), list[str]()
     queue = ReadQueue(lambda: clock.now_s)
     for name in "abc":
         queue.read(Segment(name, 2, clock, read))
@@ -185,7 +160,7 @@ async def test_one_turn_of_the_loop_reads_for_a_bounded_time() -> None:
 
 
 async def test_work_takes_turns_step_by_step_and_returns_its_result() -> None:
-    clock, done = Watch(), list[str]()
+    clock, done = SimpleNamespace(now_s=0.0), list[str]()
 
     def work(name: str, steps: int) -> Steps[str]:
         for _ in range(steps):
@@ -223,35 +198,25 @@ REQUESTS = {
 
 @pytest.mark.parametrize("kind", REQUESTS)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-@pytest.mark.usefixtures("child_processes")
-def test_a_closed_connection_leaves_nothing_to_the_collector(
-    run: Run, tmp_path: Path, kind: str, tls: bool
+async def test_a_closed_connection_leaves_nothing_to_the_collector(
+    tmp_path: Path, authority: Authority, own: Signed, kind: str, tls: bool
 ) -> None:
     """Which hardly runs: memory in reference cycles would stay."""
-    authority = Authority(tmp_path)
-    own = authority.sign()
-    files: dict[str, Any] = {"https_cert": own.cert, "https_key": own.key} if tls else {}
-
-    async def check() -> None:
-        async with wired(tmp_path / "data", **files) as wire:
+    gc.collect()
+    gc.disable()
+    try:
+        async with wired(tmp_path, **(own.settings if tls else {})) as wire:
             for sent in REQUESTS[kind]:
                 reader, writer = await wire.connect(authority.client() if tls else None)
                 writer.write(sent)
                 await asyncio.wait((asyncio.ensure_future(reader.read(100)),), timeout=0.2)
                 writer.transport.abort()
-
                 await eventually(
                     lambda: not wire.connections and not wire.server.shared.tasks,
                     "the connection is closed",
                 )
                 await turns(20)
             # By its type: asking a proxy for its class may find a dead object.
-            kept = [each for each in gc.get_objects() if issubclass(type(each), HttpProtocol)]
-            assert not kept
-
-    gc.collect()
-    gc.disable()
-    try:
-        run(check())
+            assert not [each for each in gc.get_objects() if issubclass(type(each), HttpProtocol)]
     finally:
         gc.enable()

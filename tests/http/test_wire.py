@@ -1,8 +1,6 @@
 """Odd bytes on the wire: answered truly or not at all, and no way around a check."""
 
 import asyncio
-import json
-import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,138 +12,162 @@ import pytest_asyncio
 
 from counter.testing.clock import FakeClock
 from tests.support.app import running
+from tests.support.bytes_on_wire import CLOSE, JSON, LAST, get, one, post, request
 from tests.support.needs import miss
 from tests.support.rest import fresh
-from tests.support.server import Server, serving
 from tests.support.times import MINUTE
-from tests.support.wire import wired
+from tests.support.wire import Wire, problem_in, rest_of, statuses, wired
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ADD = b"POST /v1/namespaces/default/counters/c/add HTTP/1.1\r\nhost: localhost\r\n"
-TYPE = b"content-type: application/json\r\n"
-KEY = b"idempotency-key: order-1\r\n"
+ADD = f"{one()}/add"
+KEY = "idempotency-key: order-1"
 BODY = b'{"delta": 1}'
-LENGTH = b"content-length: %d\r\n" % len(BODY)
+KEYED = post(ADD, BODY, JSON, KEY)
+HEALTH = request("GET", "/healthz")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(
-    tmp_path_factory: pytest.TempPathFactory, child_processes: None
-) -> AsyncIterator[Server]:
-    path: Path = tmp_path_factory.mktemp("wire")
-    async with serving(path / "data", path / "logs", request_timeout="1s") as server:
-        yield server
+async def wire(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wire]:
+    """A service that waits a second for the rest of a request."""
+    async with wired(tmp_path_factory.mktemp("wire"), request_timeout_us=1_000_000) as each:
+        yield each
 
 
-async def exchange(server: Server, *parts: bytes) -> bytes:
-    """All that comes back on a connection of its own, until the service closes it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-    for part in parts:
-        writer.write(part)
-        await writer.drain()
-    async with asyncio.timeout(30):
-        received = await reader.read()
-    writer.close()
-    return received
-
-
-async def test_junk_behind_an_add_says_nothing_of_the_add(server: Server) -> None:
+async def test_junk_behind_an_add_says_nothing_of_the_add(wire: Wire) -> None:
     """A refusal of the junk would be taken for the response to the add, which counts."""
-    received = await exchange(server, ADD + TYPE + KEY + LENGTH + b"\r\n" + BODY + b"junk\r\n\r\n")
-    assert b"HTTP/1.1 400" not in received
+    assert statuses(await wire.tell(KEYED + b"junk\r\n\r\n")) in ([], [200])
 
 
 @pytest.mark.parametrize("junk", [b"junk\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"])
 @pytest.mark.parametrize(
-    "before",
-    [b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", ADD + TYPE + LENGTH + b"\r\n" + BODY],
-    ids=["get", "add"],
+    ("before", "status"), [(HEALTH, 200), (post(ADD, BODY, JSON), 400)], ids=["get", "add"]
 )
 async def test_junk_in_the_same_segment_loses_no_response(
-    server: Server, before: bytes, junk: bytes
+    wire: Wire, before: bytes, status: int, junk: bytes
 ) -> None:
     """Whole requests before it are answered, and the connection closed."""
     for count in (1, 3):
-        received = await exchange(server, before * count + junk)
-        statuses = re.findall(rb"HTTP/1.1 (\d+) ", received)
+        received = await wire.tell(before * count + junk)
         # Junk is refused by a response of its own only if none is missing before it.
-        assert statuses[:count] == ([b"200"] if b"healthz" in before else [b"400"]) * count
+        assert statuses(received)[:count] == [status] * count
 
 
-@pytest.mark.parametrize("value", [b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked"])
-async def test_no_transfer_coding_but_chunked(server: Server, value: bytes) -> None:
-    sent = ADD + TYPE + KEY + b"transfer-encoding: " + value + b"\r\n\r\n0\r\n\r\n"
-    received = await exchange(server, sent)
-    assert received.startswith(b"HTTP/1.1 501 ")
-    assert b"transfer_coding_unsupported" in received
+@pytest.mark.parametrize("value", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked"])
+async def test_no_transfer_coding_but_chunked(wire: Wire, value: str) -> None:
+    sent = request("POST", ADD, JSON, KEY, f"transfer-encoding: {value}", body=b"0\r\n\r\n")
+    assert problem_in(await wire.tell(sent), "transfer_coding_unsupported")["status"] == 501
 
 
-async def test_a_client_is_not_asked_for_a_body_that_is_too_large(server: Server) -> None:
+async def test_a_client_is_not_asked_for_a_body_that_is_too_large(wire: Wire) -> None:
     """And its next bytes are not taken for that body."""
-    expect = b"expect: 100-continue\r\n"
-    received = await exchange(
-        server, ADD + TYPE + KEY + expect + b"content-length: 9999999\r\n\r\n"
-    )
-    assert received.startswith(b"HTTP/1.1 413 ")
-    assert b"100 Continue" not in received
-    received = await exchange(
-        server, ADD + TYPE + KEY + expect + LENGTH + b"connection: close\r\n\r\n" + BODY
-    )
-    assert received.startswith((b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ", b"HTTP/1.1 200 "))
+    expect = ("expect: 100-continue", "content-length: 9999999")
+    problem_in(await wire.tell(request("POST", ADD, JSON, KEY, *expect)), "body_too_large")
+    received = await wire.tell(post(ADD, BODY, JSON, KEY, expect[0], CLOSE))
+    assert statuses(received) in ([100, 200], [200])
 
 
-@pytest.mark.parametrize("path", [b"/metrics/", b"/docs/", b"/healthz/", b"/openapi.json/"])
-async def test_the_host_header_is_never_followed(server: Server, path: bytes) -> None:
-    sent = b"GET %s HTTP/1.1\r\nhost: localhost:1\r\nconnection: close\r\n\r\n" % path
-    received = await exchange(server, sent)
-    assert received.startswith(b"HTTP/1.1 404 ")
+@pytest.mark.parametrize("path", ["/metrics/", "/docs/", "/healthz/", "/openapi.json/"])
+async def test_the_host_header_is_never_followed(wire: Wire, path: str) -> None:
+    received = await wire.tell(
+        request("GET", path, CLOSE).replace(b"localhost", b"localhost:1"),
+    )
+    assert statuses(received) == [404]
     assert b"location:" not in received.lower()
 
 
-async def test_an_encoded_prefix_leads_past_no_check(server: Server) -> None:
-    line = b"POST /%761/namespaces/default/counters/a%0Ab/add HTTP/1.1\r\nhost: localhost\r\n"
-    received = await exchange(
-        server, line + TYPE + KEY + LENGTH + b"connection: close\r\n\r\n" + BODY
-    )
-    assert received.startswith(b"HTTP/1.1 400")
-    assert b"invalid_parameter" in received
+async def test_an_encoded_prefix_leads_past_no_check(wire: Wire) -> None:
+    path = "/%761/namespaces/default/counters/a%0Ab/add"
+    problem_in(await wire.tell(post(path, BODY, JSON, KEY, CLOSE)), "invalid_parameter")
 
 
-async def test_a_head_without_end_is_refused(server: Server) -> None:
-    received = await exchange(server, ADD + b"x: " + b"a" * 100_000)
-    assert received.startswith(b"HTTP/1.1 431")
-    assert b"head_too_large" in received
-
-
-@pytest.mark.parametrize("length", [b"content-length", b"transfer-encoding"])
-async def test_an_upgrade_hides_no_request_in_its_body(server: Server, length: bytes) -> None:
+@pytest.mark.parametrize("length", ["content-length", "transfer-encoding"])
+async def test_an_upgrade_hides_no_request_in_its_body(wire: Wire, length: str) -> None:
     """The header is ignored, and the body is the body, wherever the bytes are cut."""
-    hidden = ADD.replace(b"/c/", b"/hidden/") + TYPE + KEY + LENGTH + b"\r\n" + BODY
-    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
-    if length == b"content-length":
-        upgrade += b"content-length: %d\r\n\r\n%s" % (len(hidden), hidden)
+    hidden = post(f"{one('hidden')}/add", BODY, JSON, KEY)
+    upgrade = ("connection: upgrade", "upgrade: h2c")
+    if length == "content-length":
+        sent = post(ADD, hidden, JSON, *upgrade)
     else:
-        upgrade += b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
-            len(hidden),
-            hidden,
-        )
-    get = b"GET /v1/namespaces/default/counters/hidden HTTP/1.1\r\nhost: localhost\r\n"
-    sent = ADD + TYPE + upgrade + get + b"connection: close\r\n\r\n"
+        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(hidden), hidden)
+        sent = request("POST", ADD, JSON, *upgrade, "transfer-encoding: chunked", body=chunks)
+    sent += get("hidden", CLOSE)
     for cut in range(1, len(sent), 7):
-        received = await exchange(server, sent[:cut], sent[cut:])
-        assert re.findall(rb"HTTP/1.1 (\d+) ", received) == [b"400", b"200"]
+        received = await wire.tell(sent[:cut], sent[cut:])
+        assert statuses(received) == [400, 200]
         assert b"invalid_body" in received
         assert b'"count":0' in received
 
 
-async def test_a_client_of_the_jdk_is_served_with_its_defaults(server: Server) -> None:
+BEGUN = ("POST", ADD, JSON)
+UNFINISHED = {
+    "nothing": (),
+    "no body": (request(*BEGUN, "content-length: 200"),),
+    "half a body": (request(*BEGUN, "content-length: 200"), b'{"delta": 1,'),
+    "half a body after an upgrade": (
+        request(*BEGUN, "connection: upgrade", "upgrade: h2c", "content-length: 200", body=b"{"),
+    ),
+    "half the chunks": (request(*BEGUN, "transfer-encoding: chunked"), b'5\r\n{"del\r\n'),
+    "half a chunk": (request(*BEGUN, "transfer-encoding: chunked"), b'ffff\r\n{"del'),
+    "half a line": (b"POST /v1/names",),
+    "half a second head": (HEALTH + request(*BEGUN)[:-2],),
+    "half a second body": (HEALTH + request(*BEGUN, "content-length: 9", body=b"{"),),
+}
+
+
+async def test_requests_that_never_end_time_out_and_delay_no_other(wire: Wire) -> None:
+    """All are sent at once, because each takes a second."""
+    before = await wire.app.rest.count("c")
+    waiting = asyncio.gather(*(wire.tell(*each) for each in UNFINISHED.values()))
+    assert statuses(await wire.tell(get() + LAST)) == [200, 200]
+    for what, received in zip(UNFINISHED, await waiting, strict=True):
+        if what == "nothing" and not received:
+            continue
+        last = received[received.rindex(b"HTTP/1.1 ") :]
+        assert b"\r\nconnection: close\r\n" in last, what
+        assert problem_in(last, "request_timeout")["retry"] == "same_token"
+    assert await wire.app.rest.count("c") == before
+
+
+async def test_a_dripping_body_times_out_however_steadily_it_drips(wire: Wire) -> None:
+    reader, writer = await wire.connect()
+    writer.write(request("POST", ADD, JSON, "content-length: 1000000"))
+    received = asyncio.create_task(rest_of(reader))
+    async with asyncio.timeout(30):
+        while not received.done():
+            writer.write(b" ")
+            await asyncio.wait((received,), timeout=0.02)
+    writer.close()
+    assert statuses(await received) in ([], [408])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"not http at all\r\n\r\n",
+        request("POST", ADD, "content-length: -5"),
+        request("POST", ADD, "content-length: many"),
+        request("POST", ADD, "content-length: 5", "content-length: 6"),
+        request("POST", "/\x00"),
+        request("GET", one("\xff")),
+        request("GET", "/v1/namespaces/default/counters?prefix=\xff"),
+        request(*BEGUN, "transfer-encoding: chunked", body=b"zz\r\n"),
+    ],
+    ids=["words", "negative", "no-number", "two-lengths", "nul", "path", "query", "no-chunk"],
+)
+async def test_non_http_input_gets_a_problem_and_is_closed(wire: Wire, sent: bytes) -> None:
+    problem = problem_in(await wire.tell(sent), "bad_request")
+    assert (problem["status"], problem["applied"], problem["retry"]) == (400, None, "never")
+
+
+@pytest.mark.usefixtures("child_processes")
+async def test_a_client_of_the_jdk_is_served_with_its_defaults(wire: Wire) -> None:
     """It asks for HTTP/2 in its first request, whatever that is."""
     if shutil.which("java") is None:
         miss("java is missing")
     source = Path(__file__).with_name("JdkClient.java")
     jdk = await asyncio.create_subprocess_exec(
-        *("java", str(source), f"{server.url}/v1/namespaces/default/counters/jdk"),
+        *("java", str(source), f"http://127.0.0.1:{wire.port}{one('jdk')}"),
         stdout=asyncio.subprocess.PIPE,
     )
     printed, _ = await jdk.communicate()
@@ -170,25 +192,11 @@ async def test_a_client_of_the_jdk_is_served_with_its_defaults(server: Server) -
     ],
 )
 async def test_an_invalid_url_is_refused_with_the_right_encoding(
-    server: Server, target: str, fix: str
+    wire: Wire, target: str, fix: str
 ) -> None:
     for method in ("GET", "POST"):
         line = f"{method} {target} HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        received = (await exchange(server, line.encode())).decode()
-        assert received.startswith("HTTP/1.1 400 Bad Request\r\n")
-        problem = json.loads(received.partition("\r\n\r\n")[2])
-        assert problem["code"] == "bad_request"
-        assert fix in problem["detail"]
-
-
-async def test_the_reply_to_a_head_request_comes_at_once(server: Server) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-    writer.write(b"HEAD /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    async with asyncio.timeout(30):
-        head = await reader.readuntil(b"\r\n\r\n")
-    writer.close()
-    assert head.startswith(b"HTTP/1.1 ")
-    assert b"connection: close" not in head
+        assert fix in problem_in(await wire.tell(line.encode()), "bad_request")["detail"]
 
 
 class Sleepy:

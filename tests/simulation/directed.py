@@ -90,7 +90,8 @@ DIRECTED: Final[Mapping[str, str]] = {
         f"{_RESOLUTION}test_a_recount_that_took_long_to_leave_is_left_again"
     ),
     "item-key-by-index": (
-        "tests/http/test_atomic.py::test_a_retry_counts_once_in_any_order_of_items[memory]"
+        "tests/http/test_atomic.py::"
+        "test_a_retry_may_list_the_items_of_one_counter_in_another_order[memory-False]"
     ),
     "no-atomic-mark-before-decision": (
         f"{_RESOLUTION}test_an_atomic_add_is_marked_again_before_anything_is_decided"

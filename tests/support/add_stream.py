@@ -81,6 +81,10 @@ class AddStream:
             check_problem(found)
         return found
 
+    async def is_added(self) -> None:
+        """The next line of the response is that of a new add."""
+        assert (await self.answer() or {}).get("replayed") is False
+
     async def answers(self) -> list[Json]:
         """All lines that still come."""
         found = []
@@ -101,3 +105,12 @@ async def open_stream(
         yield stream
     finally:
         writer.close()
+
+
+async def answers_to(port: int, *lines: bytes) -> list[Json]:
+    """All responses to *lines*, which are one stream."""
+    async with open_stream(port) as stream:
+        stream.send(*lines)
+        stream.end()
+        assert await stream.status() == 200
+        return await stream.answers()

@@ -5,6 +5,7 @@ import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.support.needs import miss
 
@@ -17,6 +18,11 @@ class Signed:
 
     cert: Path
     key: Path
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a service that shows it."""
+        return {"https_cert": self.cert, "https_key": self.key}
 
     def install(self, other: "Signed") -> None:
         """Replace this one by *other*, as a renewal does: whole files, one after the other."""
@@ -36,7 +42,7 @@ class Authority:
         self._folder = folder
         self._made = 0
         self.cert, self._key = folder / f"{name}.pem", folder / f"{name}.key"
-        _openssl(
+        openssl(
             *("req", "-x509", "-newkey", *_CURVE, "-nodes", "-days", "2", "-subj", f"/CN={name}"),
             *("-keyout", self._key, "-out", self.cert),
         )
@@ -47,7 +53,7 @@ class Authority:
         stem = self._folder / f"{name}-{self._made}"
         made = Signed(stem.with_suffix(".pem"), stem.with_suffix(".key"))
         hidden = ("-nodes",) if password is None else ("-passout", f"pass:{password}")
-        _openssl(
+        openssl(
             *("req", "-x509", "-newkey", *_CURVE, *hidden, "-days", "2", "-subj", f"/CN={name}"),
             *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
             *("-addext", "basicConstraints=critical,CA:FALSE"),
@@ -64,5 +70,7 @@ class Authority:
         return context
 
 
-def _openssl(*words: str | Path) -> None:
-    subprocess.run(["openssl", *words], check=True, capture_output=True)
+def openssl(*words: str | Path) -> str:
+    """Run openssl; return what it prints."""
+    done = subprocess.run(["openssl", *words], check=True, capture_output=True, text=True)
+    return done.stdout

@@ -1,7 +1,7 @@
 """The form of every refusal, checked in one place."""
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import httpx
 
@@ -10,16 +10,37 @@ MEMBERS = ("type", "title", "status", "detail", "code", "applied", "retry")
 WAITS = ("token_pending", "token_in_future", "overloaded", "store_unavailable", "slice_missing")
 
 
-class Malformed(TypedDict):
-    """The part of a refusal that is the same for every malformed request."""
-
-    applied: None
-    retry: str
-
-
-#: A malformed request wrote nothing, and is refused for ever. It says nothing of a token that it
-#: names: that may have been sent in good form before.
-MALFORMED: Malformed = {"applied": None, "retry": "never"}
+#: The status and the advice of each refusal that tests expect, whatever was asked for. What became
+#: of the token is not known after any of them but one.
+REFUSALS: dict[str, tuple[int, str]] = {
+    "body_too_large": (413, "never"),
+    "cache_unavailable": (503, "same_token"),
+    "clock_skew": (503, "same_token"),
+    "internal_error": (500, "same_token"),
+    "invalid_body": (400, "never"),
+    "invalid_parameter": (400, "never"),
+    "key_invalid": (401, "never"),
+    "method_not_allowed": (405, "never"),
+    "namespace_immutable": (409, "never"),
+    "namespace_unknown": (404, "never"),
+    "not_found": (404, "never"),
+    "not_supported": (400, "never"),
+    "overloaded": (503, "same_token"),
+    "precondition_failed": (412, "never"),
+    "quota_exceeded": (403, "never"),
+    "rate_limited": (429, "same_token"),
+    "scope_insufficient": (403, "never"),
+    "store_unavailable": (503, "same_token"),
+    "token_ambiguous": (400, "never"),
+    "token_conflict": (409, "never"),
+    "token_in_future": (400, "same_token"),
+    "token_missing": (400, "never"),
+    "token_pending": (503, "same_token"),
+    "token_too_old": (410, "never"),
+    "unavailable": (503, "same_token"),
+    "unsupported_media_type": (415, "never"),
+    "write_timeout": (503, "same_token"),
+}
 
 
 def check_problem(problem: Mapping[str, Any]) -> None:
@@ -50,16 +71,16 @@ def problem_of(answer: httpx.Response) -> dict[str, Any]:
 
 
 def assert_problem(
-    answer: httpx.Response,
-    status: int,
-    code: str,
-    *,
-    applied: bool | None,
-    retry: str,
-    names: tuple[str, ...] = (),
+    answer: httpx.Response, code: str, *names: str, applied: bool | None = None
 ) -> dict[str, Any]:
-    """*answer* is this refusal, and its text names each of *names*: field, value and bound."""
+    """*answer* is this refusal, and its text names each of *names*: field, value and bound.
+
+    *applied* is False if the token was voided: then a new one is safe.
+    """
     problem = problem_of(answer)
+    status, retry = REFUSALS[code]
+    if applied is False:
+        retry = "new_token"
     got = (problem["status"], problem["code"], problem["applied"], problem["retry"])
     assert (status, code, applied, retry) == got, problem["detail"]
     text = f"{problem['detail']} {problem}"

@@ -1,5 +1,6 @@
 """The REST API as a test speaks it: one method a route, the response as it came."""
 
+import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -129,6 +130,14 @@ class Rest:
 
     async def batch_add(self, items: Sequence[Json]) -> httpx.Response:
         return await self.post(self.path(verb="batch/add"), {"items": items})
+
+    async def batch_lines(self, lines: bytes) -> list[Json]:
+        """The responses to a batch of adds that is written in lines."""
+        kind = "application/x-ndjson"
+        answer = await self.raw(self.path(verb="batch/add"), lines, content_type=kind)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith(kind)
+        return [json.loads(line) for line in answer.text.splitlines()]
 
     async def batch_get(self, counters: Sequence[str], max_staleness: str = "0s") -> httpx.Response:
         body = {"counters": counters, "max_staleness": max_staleness}

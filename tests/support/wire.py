@@ -5,18 +5,22 @@ choice. All run in one event loop, of the kind that a real process runs.
 """
 
 import asyncio
+import json
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from api.serve import make_server
 from api.server.server import Server
 from counter.background import loop_factory
 from tests.support.app import App
+from tests.support.problems import check_problem
 
 #: Turns of the loop after which bytes that were sent here have been read there.
 _TURNS = 4
@@ -58,6 +62,10 @@ class Wire:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
 
+    def client(self) -> httpx.AsyncClient:
+        """A client that speaks to it over a socket."""
+        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", verify=False)
+
 
 async def turns(count: int = _TURNS) -> None:
     """Let the loop turn: ready callbacks run."""
@@ -80,6 +88,15 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 def statuses(received: bytes) -> list[int]:
     """The status of each response in *received*."""
     return [int(each) for each in _STATUS.findall(received)]
+
+
+def problem_in(received: bytes, code: str) -> dict[str, Any]:
+    """The problem that is the only response in *received*: it is this refusal."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    problem: dict[str, Any] = json.loads(body)
+    check_problem(problem)
+    assert (statuses(head), problem["code"]) == ([problem["status"]], code)
+    return problem
 
 
 @asynccontextmanager
@@ -120,14 +137,3 @@ async def wired(
 def runner() -> asyncio.Runner:
     """Runs a loop of the kind that a process of the service runs."""
     return asyncio.Runner(loop_factory=loop_factory())
-
-
-#: Runs a coroutine in the loop of a module's tests.
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
-
-
-def served(run: Run, directory: Path, **settings: Any) -> Iterator[Wire]:
-    """A service for a whole module of tests, in the loop of *run*."""
-    stack = AsyncExitStack()
-    yield run(stack.enter_async_context(wired(directory, **settings)))
-    run(stack.aclose())
