@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from counter.background import in_turns
-from counter.core.read import EMPTY_HEAD, read_partitions
+from counter.core.read import EMPTY_HEAD, read_heads_and_rows
 from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import SECOND, TIME_MAX_US
 from counter.metrics import NUMBER_BOUNDS, Histogram
@@ -213,7 +213,7 @@ class BatchRoller:
         if not whole:
             return list(plans), {}
         # Read all rows: another worker may move the checkpoint before the head is read again.
-        partitions = await read_partitions(self.store, namespace, whole, through_us=TIME_MAX_US)
+        partitions = await read_heads_and_rows(self.store, namespace, whole, through_us=TIME_MAX_US)
         known = {each.counter: each for each in plans}
         rows: dict[str, Sequence[WindowRow]] = {}
         for counter, (head, found) in zip(whole, partitions, strict=True):

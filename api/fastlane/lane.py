@@ -129,7 +129,7 @@ class FastExchange(Call):
         """Start the add; return False if the handler must do it."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             delta = read_change(bytes(self.unread))
-            event = None if delta is None else service.change(self.counter, delta)
+            event = None if delta is None else service.best_effort_event(self.counter, delta)
         else:
             event = read_add(bytes(self.unread), self.counter)
         if event is None:

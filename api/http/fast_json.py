@@ -1,7 +1,7 @@
 """The bodies of the hottest requests, read in a quarter of the time.
 
-msgspec reads what nearly every add looks like. The models of :mod:`api.http.models` read all else,
-and say what is wrong with it: nothing is refused here, and what is read here means the same there
+msgspec reads the usual form of an add. The models of :mod:`api.http.models` read every other form,
+and explain errors: nothing is rejected here. A body that is read here means the same to the models
 (tests/properties/test_quick.py).
 """
 
@@ -50,7 +50,7 @@ _new: Final = tuple.__new__
 
 
 def read_add(body: bytes, counter: str) -> Event | None:
-    """The event of an add to *counter*; None where the models must read the body."""
+    """Return the event of an add to *counter*; None if the models must read the body."""
     try:
         add = _read_add(body)
         token = add.idempotency_token
@@ -64,13 +64,12 @@ def read_add(body: bytes, counter: str) -> Event | None:
 
 
 def read_change(body: bytes) -> int | None:
-    """The delta of an add whose token, if it has one, is not used; None where the models must read
-    the body."""
+    """Return the delta of a best-effort add; None if the models must read the body."""
     try:
         change = _read_add(body)
         token = change.idempotency_token
         if token is not None:
-            # It is not used, and must be one.
+            # It is not used, but must be valid.
             parse_generation_time(token.generation_time)
             parse_nonce(token.token)
         return change.delta
@@ -79,7 +78,8 @@ def read_change(body: bytes) -> int | None:
 
 
 def read_batch(body: bytes) -> list[Event] | None:
-    """The events of a batch whose items all have tokens; None where the models must read it."""
+    """Return the events of a batch whose items all have tokens; None if the models must read
+    it."""
     try:
         return _events(_read_batch(body).items)
     except _NOT_USUAL:
@@ -87,7 +87,8 @@ def read_batch(body: bytes) -> list[Event] | None:
 
 
 def read_lines(lines: Sequence[bytes | None]) -> list[Event] | None:
-    """The events of lines whose items all have tokens; None where the models must read them."""
+    """Return the events of lines whose items all have tokens; None if the models must read
+    them."""
     # msgspec takes any space between two values for an end of line. A part of an object that ends
     # with a brace cannot continue with one, so with this each line has whole values.
     whole = [line for line in lines if line and line[:1] == b"{" and line[-1:] == b"}"]

@@ -69,7 +69,7 @@ class LoadShedder:
         except InvalidParameterError as error:
             send(problem_response(error))
             return True
-        refusal = self._load.refuses(within_us)
+        refusal = self._load.refusal(within_us)
         if refusal is None:
             return False
         if refusal is not self._refusal:

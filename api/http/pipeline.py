@@ -221,7 +221,7 @@ class Pipeline:
             raise
         name = call.namespace
         if not is_fresh and (
-            route.latest or (name and self._namespaces.doubts(name, writes=route.writes))
+            route.latest or (name and self._namespaces.needs_reread(name, writes=route.writes))
         ):
             return False
         call.found = self._namespaces.find(name)

@@ -169,7 +169,7 @@ class AddStreams:
         while True:
             caller, namespace = await self._check(call)
             wait_us = _LOOK_US
-            if self._service.load.refuses() is None:
+            if self._service.load.refusal() is None:
                 try:
                     caller.charge(namespace, adds)
                     return caller, namespace
@@ -203,7 +203,7 @@ class AddStreams:
         caller = self._authorizer.caller(call.header(b"authorization"))
         caller.require(Scope.WRITE, call.namespace)
         namespaces = self._service.namespaces
-        if namespaces.doubts(call.namespace, writes=True):
+        if namespaces.needs_reread(call.namespace, writes=True):
             await namespaces.reread()
         return caller, namespaces.get(call.namespace)
 

@@ -200,7 +200,7 @@ class ReportRoutes:
     ) -> None:
         """Take from the caller's rate as many requests as pages would read all counters with
         *prefix*. Raises InvalidParameterError if there are too many."""
-        number = await self.service.reader.number_together(namespace, prefix, field, why, advice)
+        number = await self.service.reader.count_names(namespace, prefix, field, why, advice)
         if number > limits.PAGE_ITEMS_MAX:
             call.charge_requests((number - 1) // limits.PAGE_ITEMS_MAX)
 

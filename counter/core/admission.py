@@ -26,9 +26,9 @@ _SAMPLE_US: Final = 50 * limits.MILLISECOND
 #: The initial rate: it admits as many adds as may ever wait.
 _RATE_UNKNOWN: Final = limits.PENDING_WRITES_MAX / limits.WRITE_WAIT_MAX_US
 #: Adds that finish between two clock readings when each finishes separately.
-_ENDS_PER_LOOK: Final = 16
+_ENDS_PER_READING: Final = 16
 #: How long the text of a refusal is reused before its figures are updated.
-_WORDED_FOR_US: Final = 100 * limits.MILLISECOND
+_REFUSAL_REUSED_US: Final = 100 * limits.MILLISECOND
 
 
 class Load:
@@ -56,23 +56,23 @@ class Load:
         self._best = 0.0
         self._is_measured = False
         self._ended = 0
-        self._look_at = _ENDS_PER_LOOK
+        self._measure_at = _ENDS_PER_READING
         # The current measurement: the time with adds in flight, and the adds finished before it.
         self._busy_us = 0
         self._busy_since_us = 0
         self._idle_since_us = clock.boottime_us()
         self._ended_before = 0
         # When an add was last seen to have finished, and how many had.
-        self._moved_us = 0
-        self._seen = 0
+        self._progress_us = 0
+        self._ended_then = 0
         self._turn_since_us: int | None = None
         self._refusal: OverloadedError | None = None
-        self._worded_us = 0
+        self._refusal_made_us = 0
 
     @property
     def wait_us(self) -> int:
         """The expected wait of an add that arrives now."""
-        if not self.ahead and self._is_forgotten(self._clock.boottime_us()):
+        if not self.ahead and self._is_outdated(self._clock.boottime_us()):
             return 0
         return self.lag_us + int(self.ahead / self._rate)
 
@@ -81,7 +81,7 @@ class Load:
         """The estimated number of adds that this process can finish per second."""
         return self._rate * limits.SECOND
 
-    def refuses(self, within_us: int | None = None) -> OverloadedError | None:
+    def refusal(self, within_us: int | None = None) -> OverloadedError | None:
         """Return the error for a write that must be rejected now; None if it is expected to be
         answered within the bound and within *within_us*, the time that its sender waits."""
         if within_us is not None and within_us >= self.wait_max_us:
@@ -89,21 +89,21 @@ class Load:
             within_us = None
         if self.ahead < self.room and within_us is None:
             return None
-        return self._refuses(within_us)
+        return self._checked_refusal(within_us)
 
     def check(self, within_us: int | None = None) -> None:
-        """Raise the error that :meth:`refuses` returns."""
+        """Raise the error that :meth:`refusal` returns."""
         if self._turn_since_us is None:
-            self.turn_began()
-            asyncio.get_running_loop().call_soon(self.turn_over)
-        refusal = self.refuses(within_us)
+            self.begin_turn()
+            asyncio.get_running_loop().call_soon(self.end_turn)
+        refusal = self.refusal(within_us)
         if refusal is not None:
             # Raise a new instance: one that is raised repeatedly would accumulate tracebacks.
             raise OverloadedError(refusal.detail, retry_after_us=refusal.retry_after_us)
 
     def admit(self, adds: int, *, begins_turn: bool = False) -> None:
         """Count *adds* as in flight until :meth:`finish`; note if they are the first ones of this
-        turn of the event loop, as :meth:`turn_began` does.
+        turn of the event loop, as :meth:`begin_turn` does.
 
         Raises OverloadedError, before any work, if more are in flight than PENDING_WRITES_MAX.
         """
@@ -118,10 +118,10 @@ class Load:
             if not ahead:
                 self._begin(now_us)
             if begins_turn:
-                self.turn_began(now_us)
+                self.begin_turn(now_us)
         self.ahead = ahead + adds
 
-    def _is_forgotten(self, now_us: int) -> bool:
+    def _is_outdated(self, now_us: int) -> bool:
         """Return whether nothing has been in flight for longer than a measurement is valid."""
         return now_us - self._idle_since_us > self.wait_max_us
 
@@ -131,24 +131,24 @@ class Load:
         Old measurements are discarded, because the process may have been paused when they were
         taken.
         """
-        if self._is_forgotten(now_us):
+        if self._is_outdated(now_us):
             self.lag_us, self._busy_us, self._ended_before = 0, 0, self._ended
             # A lower rate was temporary; the highest measured rate is the process's capacity.
             self._rate = self._best if self._is_measured else _RATE_UNKNOWN
             self._set_room()
-        self._busy_since_us = self._moved_us = now_us
+        self._busy_since_us = self._progress_us = now_us
 
     def finish(self, adds: int) -> None:
         """Count *adds* as finished."""
         self.ahead -= adds
         self._ended += adds
-        if self._ended >= self._look_at or not self.ahead:
+        if self._ended >= self._measure_at or not self.ahead:
             now_us = self._clock.boottime_us()
             self._measure(now_us)
             if not self.ahead:
                 self._idle_since_us = now_us
 
-    def turn_began(self, now_us: int | None = None) -> None:
+    def begin_turn(self, now_us: int | None = None) -> None:
         """Note that adds arrive in this turn of the event loop; called at the first one."""
         if now_us is None:
             now_us = self._clock.boottime_us()
@@ -156,7 +156,7 @@ class Load:
             self._turn_since_us = now_us
         self._detect_standstill(now_us)
 
-    def turn_over(self) -> None:
+    def end_turn(self) -> None:
         """Note the end of the turn: everything that arrived in it has been read."""
         if self._turn_since_us is not None:
             self.lag_us = self._clock.boottime_us() - self._turn_since_us
@@ -165,8 +165,8 @@ class Load:
 
     def _measure(self, now_us: int) -> None:
         """Measure the rate: the adds that finished in the time with any in flight."""
-        self._look_at = self._ended + _ENDS_PER_LOOK
-        self._moved_us, self._seen = now_us, self._ended
+        self._measure_at = self._ended + _ENDS_PER_READING
+        self._progress_us, self._ended_then = now_us, self._ended
         self._busy_us += now_us - self._busy_since_us
         self._busy_since_us = now_us
         if self._busy_us < _SAMPLE_US:
@@ -187,9 +187,9 @@ class Load:
 
     def _detect_standstill(self, now_us: int) -> None:
         """Detect a standstill: if no add finishes, :meth:`_measure` is never called."""
-        if self._seen != self._ended or not self.ahead:
-            self._seen, self._moved_us = self._ended, now_us
-        elif now_us - self._moved_us > self.wait_max_us:
+        if self._ended_then != self._ended or not self.ahead:
+            self._ended_then, self._progress_us = self._ended, now_us
+        elif now_us - self._progress_us > self.wait_max_us:
             # Nothing finishes; new adds would wait as long as those that wait already.
             self._rate = limits.TRICKLE_WRITES / self.wait_max_us
             self._set_room()
@@ -199,8 +199,8 @@ class Load:
         # Always admit a few, because without adds the rate is never measured again.
         self.room = min(max(room, limits.TRICKLE_WRITES), limits.PENDING_WRITES_MAX)
 
-    def _refuses(self, within_us: int | None) -> OverloadedError | None:
-        """Do the full check of :meth:`refuses`, when many adds are ahead or the sender's
+    def _checked_refusal(self, within_us: int | None) -> OverloadedError | None:
+        """Do the full check of :meth:`refusal`, when many adds are ahead or the sender's
         time-out is short."""
         now_us = self._clock.boottime_us()
         self._detect_standstill(now_us)
@@ -210,13 +210,13 @@ class Load:
         self.refused += 1
         if within_us is not None and hurried:
             # This refusal names the sender's own time-out, so it is not reused for other senders.
-            return self._worded(within_us)
-        if self._refusal is None or now_us - self._worded_us > _WORDED_FOR_US:
-            self._worded_us = now_us
-            self._refusal = self._worded(self.wait_max_us)
+            return self._error(within_us)
+        if self._refusal is None or now_us - self._refusal_made_us > _REFUSAL_REUSED_US:
+            self._refusal_made_us = now_us
+            self._refusal = self._error(self.wait_max_us)
         return self._refusal
 
-    def _worded(self, bound_us: int) -> OverloadedError:
+    def _error(self, bound_us: int) -> OverloadedError:
         return OverloadedError(
             f"an add would wait {self.wait_us / limits.SECOND:.3f} s behind"
             f" {self.ahead} others; it may wait {bound_us / limits.SECOND:g} s."

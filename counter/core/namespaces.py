@@ -69,7 +69,7 @@ class Namespaces:
         read_us = self._read_at_us
         return read_us is not None and boottime_us - read_us <= limits.DIRECTORY_AGE_MAX_US
 
-    def doubts(self, name: str, *, writes: bool) -> bool:
+    def needs_reread(self, name: str, *, writes: bool) -> bool:
         """Return whether the directory should be read before a request for *name* is handled."""
         if self._store.capabilities.embedded:
             return False

@@ -41,7 +41,7 @@ class Count(NamedTuple):
     accuracy: Accuracy
 
 
-async def read_partitions(
+async def read_heads_and_rows(
     store: Store, namespace: Namespace, counters: Sequence[str], *, through_us: int
 ) -> list[tuple[Head, list[WindowRow]]]:
     """Return heads with the window rows after ``settled`` up to *through_us*, each of one moment.
@@ -96,6 +96,30 @@ class CountReader:
         self.lookups["hit"] += 1
         return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
 
+    async def read_one(
+        self, namespace: Namespace, counter: str, max_staleness_us: int | None
+    ) -> Count:
+        """Return what :meth:`read` returns, for one counter and faster."""
+        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
+            return (await self.read(namespace, (counter,), max_staleness_us))[0]
+        now_us = self._clock.now_us()
+        oldest_us = _oldest_us(namespace, max_staleness_us, now_us)
+        if oldest_us < now_us:
+            (entry,) = await self._cache.get_many(namespace, (counter,))
+            if entry is not None and entry.time_us >= oldest_us:
+                self.lookups["hit"] += 1
+                return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
+            self.lookups["miss"] += 1
+        watermarks = await self._store.rollups.watermarks(namespace)
+        (head,) = await self._store.rollups.heads(namespace, (counter,))
+        stored = await self._rolled_up_of(namespace, counter, watermarks, head)
+        if oldest_us < now_us:
+            await self._cache.put_many(namespace, ((counter, stored),))
+            if stored.time_us >= oldest_us:
+                return Count(counter, stored.count, stored.time_us, Accuracy.EVENTUAL)
+        live = (await self._read_live(namespace, {counter: stored}, now_us))[counter]
+        return Count(counter, live.count, live.time_us, Accuracy.ACCURATE)
+
     async def read(
         self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
     ) -> list[Count]:
@@ -110,7 +134,7 @@ class CountReader:
                 Count(counter, value, now_us, Accuracy.BEST_EFFORT)
                 for counter, value in zip(counters, values, strict=True)
             ]
-        oldest_us = _oldest(namespace, max_staleness_us, now_us)
+        oldest_us = _oldest_us(namespace, max_staleness_us, now_us)
         known: dict[str, Checkpoint] = {}
         if oldest_us < now_us:
             cached = await self._cache.get_many(namespace, counters)
@@ -125,7 +149,7 @@ class CountReader:
             self.lookups["miss"] += len(missing)
         live: dict[str, Checkpoint] = {}
         if missing:
-            stored = await self._read_stored(namespace, missing)
+            stored = await self._read_rolled_up(namespace, missing)
             if oldest_us < now_us:
                 await self._cache.put_many(namespace, list(stored.items()))
             # An accurate read always gets the tail; otherwise a wrong clock could make it skip the
@@ -144,84 +168,15 @@ class CountReader:
             for counter in counters
         ]
 
-    async def read_one(
-        self, namespace: Namespace, counter: str, max_staleness_us: int | None
-    ) -> Count:
-        """Return what :meth:`read` returns for one counter, without the bookkeeping that many
-        need."""
-        if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            return (await self.read(namespace, (counter,), max_staleness_us))[0]
-        now_us = self._clock.now_us()
-        oldest_us = _oldest(namespace, max_staleness_us, now_us)
-        if oldest_us < now_us:
-            (entry,) = await self._cache.get_many(namespace, (counter,))
-            if entry is not None and entry.time_us >= oldest_us:
-                self.lookups["hit"] += 1
-                return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
-            self.lookups["miss"] += 1
-        watermarks = await self._store.rollups.watermarks(namespace)
-        (head,) = await self._store.rollups.heads(namespace, (counter,))
-        stored = await self._stored(namespace, counter, watermarks, head)
-        if oldest_us < now_us:
-            await self._cache.put_many(namespace, ((counter, stored),))
-            if stored.time_us >= oldest_us:
-                return Count(counter, stored.count, stored.time_us, Accuracy.EVENTUAL)
-        live = (await self._read_live(namespace, {counter: stored}, now_us))[counter]
-        return Count(counter, live.count, live.time_us, Accuracy.ACCURATE)
+    async def read_listed(
+        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
+    ) -> list[Count]:
+        """Return what :meth:`read` returns. Without a bound, return rolled-up counts for every
+        counter type, with one storage read and no event reads."""
+        staleness_us = limits.TIME_MAX_US if max_staleness_us is None else max_staleness_us
+        return await self.read(namespace, counters, staleness_us)
 
-    async def rolled_up(
-        self, namespace: Namespace, prefix: str
-    ) -> tuple[int, AsyncGenerator[list[Count], None]]:
-        """Return an instant, and the rolled-up counts of all counters with *prefix*, by name, in
-        parts that are read when they are asked for; each count includes every add up to the
-        instant.
-
-        It reads past the cache: another process's may be behind, and the counts would go back."""
-        # First: what it covers is in the names and in the counts that are read after it.
-        watermark_us = min(await self._store.rollups.watermarks(namespace))
-
-        async def parts() -> AsyncGenerator[list[Count], None]:
-            async for part in self._names(namespace, prefix, limits.METRICS_PIECE_COUNTERS):
-                stored = await self._read_stored(namespace, part)
-                yield [
-                    Count(name, each.count, each.time_us, Accuracy.EVENTUAL)
-                    for name, each in stored.items()
-                ]
-
-        return watermark_us, parts()
-
-    async def number_together(
-        self, namespace: Namespace, prefix: str, field: str, why: str, advice: str
-    ) -> int:
-        """Return the number of counters with *prefix*. Raises InvalidParameterError about *field*,
-        with *why* and *advice*, if there are too many to be read together."""
-        number = 0
-        async for part in self._names(namespace, prefix, limits.BATCH_ITEMS_MAX):
-            number += len(part)
-            if number > limits.COUNTERS_TOGETHER_MAX:
-                raise InvalidParameterError(
-                    f"{why}, and more than {limits.COUNTERS_TOGETHER_MAX} counters begin with"
-                    f" {prefix[:40]!r}: give a longer prefix, or {advice}",
-                    field=field,
-                )
-        return number
-
-    async def _names(
-        self, namespace: Namespace, prefix: str, size: int
-    ) -> AsyncIterator[Sequence[str]]:
-        """Yield the names with *prefix* in parts of *size*."""
-        last = None
-        while True:
-            part = await self._store.control.counters(
-                namespace, prefix=prefix, after=last, limit=size
-            )
-            if part:
-                yield part
-            if len(part) < size:
-                return
-            last = part[-1]
-
-    async def _read_stored(
+    async def _read_rolled_up(
         self, namespace: Namespace, counters: Sequence[str]
     ) -> dict[str, Checkpoint]:
         """Return counts as rolled up.
@@ -232,11 +187,11 @@ class CountReader:
         watermarks = await self._store.rollups.watermarks(namespace)
         heads = await self._store.rollups.heads(namespace, counters)
         return {
-            counter: await self._stored(namespace, counter, watermarks, head)
+            counter: await self._rolled_up_of(namespace, counter, watermarks, head)
             for counter, head in zip(counters, heads, strict=True)
         }
 
-    async def _stored(
+    async def _rolled_up_of(
         self, namespace: Namespace, counter: str, watermarks: Sequence[int], head: Head | None
     ) -> Checkpoint:
         """Return a counter's count from its *head*, which was read after *watermarks*."""
@@ -250,62 +205,21 @@ class CountReader:
             return await self._recount(namespace, counter, watermark_us)
         return Checkpoint(as_of_us, head.checkpoint.count)
 
-    async def read_listed(
-        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
-    ) -> list[Count]:
-        """Return what :meth:`read` returns. Without a bound, return rolled-up counts for every
-        counter type, with one storage read and no event reads."""
-        staleness_us = limits.TIME_MAX_US if max_staleness_us is None else max_staleness_us
-        return await self.read(namespace, counters, staleness_us)
-
-    async def largest(
-        self,
-        namespace: Namespace,
-        prefix: str,
-        max_staleness_us: int | None,
-        *,
-        after: tuple[int | None, str | None],
-        limit: int,
-    ) -> list[Count]:
-        """Return the *limit* counters with *prefix* that have the largest counts, largest first,
-        *after* a count and name. It holds no more than these and a batch at once."""
-
-        def place(each: Count) -> tuple[int, str]:
-            return -each.count, each.counter
-
-        count, last = after
-        largest: list[Count] = []
-        async for part in self._names(namespace, prefix, limits.BATCH_ITEMS_MAX):
-            found = await self.read_listed(namespace, part, max_staleness_us)
-            if last is not None and count is not None:
-                found = [each for each in found if place(each) > (-count, last)]
-            largest = nsmallest(limit, [*largest, *found], key=place)
-        return largest
-
-    async def history(
-        self, namespace: Namespace, counter: str, to_us: int
-    ) -> tuple[Checkpoint, list[WindowRow], int]:
-        """Return the settled fold, the window rows after it that start before *to_us*, and up to
-        which instant the rows are exact."""
-        watermarks = await self._store.rollups.watermarks(namespace)
-        watermark_us = watermarks[shard_of(counter, namespace.settings.shards)]
-        as_of_us, settled, rows = await self._whole(namespace, counter, watermark_us)
-        return settled, [row for row in rows if row.window_us < to_us], as_of_us
-
     async def _recount(self, namespace: Namespace, counter: str, as_of_us: int) -> Checkpoint:
         """Fold a counter here, because no worker has done its pending recount yet."""
-        as_of_us, settled, rows = await self._whole(namespace, counter, as_of_us)
+        as_of_us, settled, rows = await self._settled_and_rows(namespace, counter, as_of_us)
         return Checkpoint(as_of_us, fold_rows(settled.count, rows))
 
-    async def _whole(
+    async def _settled_and_rows(
         self, namespace: Namespace, counter: str, as_of_us: int
     ) -> tuple[int, Checkpoint, list[WindowRow]]:
-        """Return a counter's settled fold and all its rows up to *as_of_us*, or up to a later
-        instant if ``settled`` has passed it meanwhile. Windows with a pending recount are summed
-        again."""
+        """Return the instant of the result, a counter's settled fold, and its later rows.
+
+        The instant is *as_of_us*, or ``settled`` if that is later by now. Windows with a pending
+        recount are summed again."""
         for _ in range(_ATTEMPTS_MAX):
             dropped_before_us = await self._store.control.dropped_before(namespace.dataset)
-            [(head, rows)] = await read_partitions(
+            [(head, rows)] = await read_heads_and_rows(
                 self._store, namespace, [counter], through_us=as_of_us
             )
             if head.settled.time_us > as_of_us:
@@ -350,8 +264,93 @@ class CountReader:
             return None
         return now_us + limits.FUTURE_LIMIT_MAX_US + 2 * dataset.clock_skew_max_us + 1
 
+    async def history(
+        self, namespace: Namespace, counter: str, to_us: int
+    ) -> tuple[Checkpoint, list[WindowRow], int]:
+        """Return the settled fold, the later window rows that start before *to_us*, and the instant
+        up to which the rows are exact."""
+        watermarks = await self._store.rollups.watermarks(namespace)
+        watermark_us = watermarks[shard_of(counter, namespace.settings.shards)]
+        as_of_us, settled, rows = await self._settled_and_rows(namespace, counter, watermark_us)
+        return settled, [row for row in rows if row.window_us < to_us], as_of_us
 
-def _oldest(namespace: Namespace, max_staleness_us: int | None, now_us: int) -> int:
+    async def rolled_up(
+        self, namespace: Namespace, prefix: str
+    ) -> tuple[int, AsyncGenerator[list[Count], None]]:
+        """Return an instant, and the rolled-up counts of all counters with *prefix*, ordered by
+        name, in parts that are read on demand. Each count includes every add up to the instant.
+
+        The cache is not used: another process's cache may be older, and counts would go back."""
+        # Read first, so that the names and counts that are read later include all up to it.
+        watermark_us = min(await self._store.rollups.watermarks(namespace))
+
+        async def parts() -> AsyncGenerator[list[Count], None]:
+            async for part in self._names(namespace, prefix, limits.METRICS_PIECE_COUNTERS):
+                stored = await self._read_rolled_up(namespace, part)
+                yield [
+                    Count(name, each.count, each.time_us, Accuracy.EVENTUAL)
+                    for name, each in stored.items()
+                ]
+
+        return watermark_us, parts()
+
+    async def largest(
+        self,
+        namespace: Namespace,
+        prefix: str,
+        max_staleness_us: int | None,
+        *,
+        after: tuple[int | None, str | None],
+        limit: int,
+    ) -> list[Count]:
+        """Return the *limit* counters with *prefix* that have the largest counts, largest first,
+        *after* a count and name. It holds no more than these and a batch at once."""
+
+        def place(each: Count) -> tuple[int, str]:
+            return -each.count, each.counter
+
+        count, last = after
+        largest: list[Count] = []
+        async for part in self._names(namespace, prefix, limits.BATCH_ITEMS_MAX):
+            found = await self.read_listed(namespace, part, max_staleness_us)
+            if last is not None and count is not None:
+                found = [each for each in found if place(each) > (-count, last)]
+            largest = nsmallest(limit, [*largest, *found], key=place)
+        return largest
+
+    async def count_names(
+        self, namespace: Namespace, prefix: str, field: str, why: str, advice: str
+    ) -> int:
+        """Return the number of counters with *prefix*. Raises InvalidParameterError about *field*,
+        with *why* and *advice*, if there are too many to be read together."""
+        number = 0
+        async for part in self._names(namespace, prefix, limits.BATCH_ITEMS_MAX):
+            number += len(part)
+            if number > limits.COUNTERS_TOGETHER_MAX:
+                raise InvalidParameterError(
+                    f"{why}, and more than {limits.COUNTERS_TOGETHER_MAX} counters begin with"
+                    f" {prefix[:40]!r}: give a longer prefix, or {advice}",
+                    field=field,
+                )
+        return number
+
+    async def _names(
+        self, namespace: Namespace, prefix: str, size: int
+    ) -> AsyncIterator[Sequence[str]]:
+        """Yield the names with *prefix* in parts of *size*."""
+        last = None
+        while True:
+            part = await self._store.control.counters(
+                namespace, prefix=prefix, after=last, limit=size
+            )
+            if part:
+                yield part
+            if len(part) < size:
+                return
+            last = part[-1]
+
+
+def _oldest_us(namespace: Namespace, max_staleness_us: int | None, now_us: int) -> int:
     """Return the earliest acceptable instant of a count; *now_us* or later if no rolled-up count
     is acceptable."""
     if max_staleness_us is None and namespace.settings.counter_type is CounterType.EVENTUAL:

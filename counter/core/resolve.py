@@ -43,8 +43,9 @@ class Resolver:
     ) -> Outcome:
         """Return the decision about the token of *events* (all of one token).
 
-        A worker that settles an atomic add continues when a client would get TokenTooOldError with
-        ``applied: None``. *is_decided* says that a decision is known to exist.
+        With *by_worker*, which settles atomic adds, retention is not checked: a client would get
+        TokenTooOldError with ``applied: None``. *is_decided* says that a decision is known to
+        exist.
 
         Raises TokenConflictError, TokenPendingError while an admitted write may be in flight,
         TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
@@ -95,8 +96,8 @@ class Resolver:
     ) -> Outcome:
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
         separate = self._store.separate_writes
-        is_marked = bool(events[0].item_key) and not is_decided
-        if separate is not None and is_marked:
+        needs_mark = bool(events[0].item_key) and not is_decided
+        if separate is not None and needs_mark:
             decided = await self._decide_marked(separate, namespace, events, proposed)
         else:
             decided = await self._store.decisions.decide(namespace, events, proposed)
@@ -111,26 +112,25 @@ class Resolver:
         events: Sequence[Event],
         proposed: Decision,
     ) -> Decision:
-        """Decide about an atomic add so that a worker can finish after a crash: of a client's
-        process, or of another worker.
+        """Decide about an atomic add so that a worker can finish it if this process crashes.
 
-        The worker must find the mark and the decision. So the mark is left before the decision, in
-        an open window, and the decision must be durable while that window is open.
+        The worker must find the mark and the decision. So the mark is written before the decision,
+        in an open window, and the decision must be durable while that window is open.
         """
         now_us = self._now_us(namespace)
         while True:
-            left_us = window_of(now_us, namespace.settings.rollup_window_us)
-            await separate.mark_atomic(namespace, AtomicMark(left_us, tuple(events)))
+            marked_us = window_of(now_us, namespace.settings.rollup_window_us)
+            await separate.mark_atomic(namespace, AtomicMark(marked_us, tuple(events)))
             decided = await self._store.decisions.decide(namespace, events, proposed)
             now_us = self._now_us(namespace)
-            if _is_surely_open(namespace, left_us, now_us):
+            if _is_surely_open(namespace, marked_us, now_us):
                 return decided
 
     async def request_recounts(
         self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool
     ) -> None:
-        """Request a recount of windows of counters: by readers at once if asked, then by the
-        worker.
+        """Request a recount of windows of counters from the worker. With *for_readers*, readers
+        also recount them until it is done.
 
         All marks must be durable while their window is open, or a worker may have passed it
         already. Raises ClockSkewError if the clock cannot be trusted.
@@ -138,14 +138,14 @@ class Resolver:
         size_us = namespace.settings.rollup_window_us
         now_us = self._now_us(namespace)
         while True:
-            left_us = window_of(now_us, size_us)
+            marked_us = window_of(now_us, size_us)
             if for_readers:
-                pending = [(counter, Pending(each_us, left_us)) for counter, each_us in windows]
+                pending = [(counter, Pending(each_us, marked_us)) for counter, each_us in windows]
                 await self._store.recounts.write_pending(namespace, pending)
-            marks = [Mark(left_us, counter, each_us) for counter, each_us in windows]
+            marks = [Mark(marked_us, counter, each_us) for counter, each_us in windows]
             await self._store.recounts.write_marks(namespace, marks)
             now_us = self._now_us(namespace)
-            if _is_surely_open(namespace, left_us, now_us):
+            if _is_surely_open(namespace, marked_us, now_us):
                 return
 
     def _now_us(self, namespace: Namespace) -> int:

@@ -93,7 +93,7 @@ class AddTally(dict[str, int]):
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(TALLIES, 0))
 
-    def wrote(self, outcomes: Sequence[Written | CounterError]) -> None:
+    def record(self, outcomes: Sequence[Written | CounterError]) -> None:
         """Tally *outcomes* of the store, but not CONFLICT and LATE: these are preliminary, and end
         in an error or in a resolution."""
         counted = 0
@@ -105,9 +105,9 @@ class AddTally(dict[str, int]):
             counted += number
         for each in outcomes:
             if isinstance(each, CounterError):
-                self.failed(each)
+                self.record_failure(each)
 
-    def failed(self, error: CounterError, adds: int = 1) -> None:
+    def record_failure(self, error: CounterError, adds: int = 1) -> None:
         """Tally *adds* that ended in *error*."""
         if isinstance(error, TokenConflictError):
             self["conflict"] += adds
@@ -121,10 +121,10 @@ class AddTally(dict[str, int]):
             self["refused"] += adds
 
     @contextmanager
-    def failures(self, adds: int = 1) -> Iterator[None]:
+    def recording_failures(self, adds: int = 1) -> Iterator[None]:
         """Tally an error that the block raises, as the outcome of *adds*."""
         try:
             yield
         except CounterError as error:
-            self.failed(error, adds)
+            self.record_failure(error, adds)
             raise

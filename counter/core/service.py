@@ -63,7 +63,7 @@ Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | Coun
 _log = logging.getLogger("counter.adds")
 _Result = TypeVar("_Result")
 _RESERVE_ATTEMPTS_MAX: Final = 3
-#: Refusals of a list of adds that a single one of them may have caused.
+#: Errors of a write of many adds that one of them alone may have caused.
 _OF_ONE: Final = (SliceMissingError, NamespaceUnknownError, TokenInFutureError)
 
 
@@ -101,7 +101,7 @@ class CounterService:
         self.late = Bounded("late tokens are being resolved", limits.RESOLUTIONS_MAX)
         self._gatherer = AddGatherer(self._write_gathered, self.load)
         # Its own load: if the cache stalls, the adds of other counters must not look slow.
-        self._best_effort_gatherer = AddGatherer(self._change_gathered, Load(clock))
+        self._best_effort_gatherer = AddGatherer(self._increment_gathered, Load(clock))
         #: Adds that one batched write cannot do: those under way have tasks, others wait.
         self.one_by_one = Bounded("adds of batches are under way", limits.PENDING_WRITES_MAX)
         self._keyed = WeightedSemaphore(limits.KEYED_ADDS_AT_ONCE_MAX)
@@ -120,11 +120,11 @@ class CounterService:
 
         The caller's *allowance* is charged for a late token, and for an arbitrary key."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            [result] = await self._change(namespace, [(counter, delta)])
+            [result] = await self._increment(namespace, [(counter, delta)])
             if isinstance(result, CounterError):
                 raise result
             return result
-        with self.tally.failures():
+        with self.tally.recording_failures():
             return await self._with_token(
                 namespace,
                 "add",
@@ -140,10 +140,10 @@ class CounterService:
 
     def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
         """Count *event* with the others that arrive in this iteration of the event loop, then call
-        *done*. One of a best-effort counter is made by :meth:`change`.
+        *done*. For a best-effort counter the event comes from :meth:`best_effort_event`.
 
-        The outcomes LATE and CONFLICT are preliminary: :meth:`add` decides them. Returns False, and
-        does nothing, if :meth:`add` must do the whole add.
+        After the outcome LATE or CONFLICT, which is preliminary, the caller must call :meth:`add`
+        with the same token. Returns False, and does nothing, if it must call :meth:`add` at once.
         """
         gatherer = self._gatherer
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
@@ -153,19 +153,19 @@ class CounterService:
         try:
             gatherer.add(namespace, event, done)
         except OverloadedError as error:
-            self.tally.failed(error)
+            self.tally.record_failure(error)
             done(error)
         return True
 
     def _may_share_a_write(self, namespace: Namespace, event: Event) -> bool:
         strict = namespace.settings.payload_check is PayloadCheck.STRICT
         if strict and self._store.separate_writes is not None:
-            # Compare-and-sets of one counter contend: no other add waits for them.
+            # Compare-and-sets of one counter contend, so they would delay the adds of others.
             return False
-        first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
+        first_us, last_us = self._writer.on_time_range(namespace, self._clock.now_us())
         return first_us <= event.event_time_us <= last_us
 
-    def change(self, counter: str, delta: int) -> Event:
+    def best_effort_event(self, counter: str, delta: int) -> Event:
         """Return an add to a best-effort counter, which has no token, for :meth:`add_soon`."""
         return Event(counter, self._clock.now_us(), b"", 0, delta)
 
@@ -198,7 +198,7 @@ class CounterService:
         allowance: Allowance,
         submit: Callable[[Namespace, Event, Allowance], Awaitable[Added]],
     ) -> Added:
-        with self.tally.failures():
+        with self.tally.recording_failures():
             if namespace.settings.counter_type is CounterType.BEST_EFFORT:
                 await self._cache.clear(namespace, counter)
                 self.tally["best_effort"] += 1
@@ -217,11 +217,10 @@ class CounterService:
             )
 
     async def _delete(self, namespace: Namespace, event: Event, allowance: Allowance) -> Added:
-        """Write the clear, leave the delete, have a worker look at the counter, and take the name
-        off the list.
+        """Write the clear and the pending delete, request a recount, and unlist the name.
 
-        The name goes last: however late that is done, the worker sees the delete, and lists the
-        counter again if an event followed that a process counted meanwhile.
+        The name is unlisted last. However late that happens, the worker finds the pending delete,
+        and lists the counter again if a later event was counted.
         """
         counter, time_us = event.counter, event.event_time_us
         after = EventPage(Span(time_us + 1, limits.TIME_MAX_US), limit=1)
@@ -241,7 +240,7 @@ class CounterService:
     ) -> list[Added | CounterError]:
         """Do each add separately, with one commit for those on time; return an outcome for each."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
-            return await self._change(namespace, [(each.counter, each.delta) for each in adds])
+            return await self._increment(namespace, [(each.counter, each.delta) for each in adds])
         if self._guard is not None:
             self._guard.check(namespace.dataset)
         results: list[Added | CounterError | None] = [None] * len(adds)
@@ -249,7 +248,7 @@ class CounterService:
         events: list[Event] = []
         early: list[tuple[int, int]] = []
         now_us = self._clock.now_us()
-        _, last_us = self._writer.surely_on_time(namespace, now_us)
+        _, last_us = self._writer.on_time_range(namespace, now_us)
         for index, (counter, delta, token) in enumerate(adds):
             if isinstance(token, Token):
                 time_us = token.generation_time_us
@@ -260,8 +259,8 @@ class CounterService:
                     events.append(Event(counter, time_us, token.nonce, 0, delta))
         if early:
             # One refusal serves all: when the latest of them may be sent, all may.
-            error = self._writer.in_future(namespace, max(early)[0], now_us, len(early))
-            self.tally.failed(error, len(early))
+            error = self._writer.future_error(namespace, max(early)[0], now_us, len(early))
+            self.tally.record_failure(error, len(early))
             for _, index in early:
                 results[index] = error
         for index, answer in zip(fresh, await self._write_each(namespace, events), strict=True):
@@ -273,7 +272,7 @@ class CounterService:
     ) -> list[Added | CounterError]:
         """Do :meth:`add_many` for adds that all have tokens; at least one."""
         times = [event[1] for event in events]
-        first_us, last_us = self._writer.surely_on_time(namespace, self._clock.now_us())
+        first_us, last_us = self._writer.on_time_range(namespace, self._clock.now_us())
         on_time = first_us <= min(times) and max(times) <= last_us
         if on_time and namespace.settings.counter_type is not CounterType.BEST_EFFORT:
             if self._guard is not None:
@@ -297,7 +296,7 @@ class CounterService:
     ) -> list[Added]:
         """Count all the items under one token, or none of them. An arbitrary key is one of the
         *operation* and *scope*."""
-        with self.tally.failures(len(items)):
+        with self.tally.recording_failures(len(items)):
             self.require_events(namespace, "an atomic add")
             return await self._with_token(
                 namespace,
@@ -419,38 +418,38 @@ class CounterService:
     ) -> Sequence[Written | CounterError]:
         try:
             if self._guard is not None and self._store.separate_writes is not None:
-                # Without transactions the writer checks it only after the mark.
+                # Without transactions the writer checks the clock only after the mark.
                 self._guard.check(namespace.dataset)
             outcomes = await self._writer.write_admitted(namespace, events)
         except _OF_ONE:
-            # Nothing is written; one event may be the cause, so each is tried separately.
+            # Nothing is written, and one event may be the cause. LATE sends each to add().
             return [Written.LATE] * len(events)
         except CounterError as error:
-            self.tally.failed(error, len(events))
+            self.tally.record_failure(error, len(events))
             return [error] * len(events)
-        self.tally.wrote(outcomes)
+        self.tally.record(outcomes)
         return outcomes
 
-    async def _change_gathered(
+    async def _increment_gathered(
         self, namespace: Namespace, events: Sequence[Event]
     ) -> Sequence[Written | CounterError]:
-        results = await self._change(namespace, [(each.counter, each.delta) for each in events])
+        results = await self._increment(namespace, [(each.counter, each.delta) for each in events])
         return [each if isinstance(each, CounterError) else Written.UNVERIFIED for each in results]
 
-    async def _change(
+    async def _increment(
         self, namespace: Namespace, changes: Sequence[tuple[str, int]]
     ) -> list[Added | CounterError]:
         """Add each delta to its best-effort counter; return an outcome for each."""
         try:
             values = await self._cache.increment_many(namespace, changes)
         except CounterError as error:
-            self.tally.failed(error, len(changes))
+            self.tally.record_failure(error, len(changes))
             raise
         now_us = self._clock.now_us()
         results: list[Added | CounterError] = []
         for (counter, delta), value in zip(changes, values, strict=True):
             if isinstance(value, CounterError):
-                self.tally.failed(value)
+                self.tally.record_failure(value)
                 results.append(value)
             else:
                 self.tally["best_effort"] += 1
@@ -482,7 +481,7 @@ class CounterService:
             raise outcome
         if outcome is Written.CONFLICT:
             raise conflict(event)
-        self.tally.wrote((outcome,))
+        self.tally.record((outcome,))
         return Added(event[0], event[4], event[1], REPLAYED[outcome])
 
     async def _write_each(
@@ -494,10 +493,10 @@ class CounterService:
         try:
             outcomes = await self._writer.write(namespace, events)
         except CounterError as error:
-            self.tally.failed(error, len(events))
+            self.tally.record_failure(error, len(events))
             return [error] * len(events)
         if outcomes.count(Written.NEW) == len(events):
-            self.tally.wrote(outcomes)
+            self.tally.record(outcomes)
             # Built without the constructor, which takes twice the time.
             new = tuple.__new__
             return [new(Added, (event[0], event[4], event[1], False)) for event in events]
@@ -511,7 +510,7 @@ class CounterService:
         if outcome is Written.LATE:
             return None
         try:
-            with self.tally.failures():
+            with self.tally.recording_failures():
                 return self._added(event, outcome)
         except (TokenConflictError, UnavailableError) as error:
             return error
@@ -532,7 +531,7 @@ class CounterService:
         late = sum(isinstance(each.credential, Token) for each in left)
         keys = sum(isinstance(each.credential, str) for each in left)
         missing = _token_missing(namespace)
-        self.tally.failed(missing, len(left) - late - keys)
+        self.tally.record_failure(missing, len(left) - late - keys)
         refusals = {
             Token: self._refused(allowance.resolve, late),
             str: self._refused(allowance.reserve, keys),
@@ -555,7 +554,7 @@ class CounterService:
             if count:
                 charge(count)
         except RateLimitedError as error:
-            self.tally.failed(error, count)
+            self.tally.record_failure(error, count)
             return error
         return None
 
@@ -568,7 +567,7 @@ class CounterService:
                     partial(self.add, namespace, *each, allowance) for each in adds
                 )
         except OverloadedError as error:
-            self.tally.failed(error, len(adds))
+            self.tally.record_failure(error, len(adds))
             return [error] * len(adds)
 
     async def _resolve(
@@ -613,7 +612,8 @@ class AddGatherer:
     def __init__(self, write: Write, load: Load) -> None:
         self._write = write
         self._load = load
-        #: What still gathers, by namespace and version of its settings.
+        #: The adds of this iteration, by the id() of their namespace: another version of its
+        #: settings is another object.
         self._gathering: dict[int, _Gathered] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -633,7 +633,7 @@ class AddGatherer:
 
     async def _flush(self, key: int) -> None:
         gathered = self._gathering.pop(key)
-        self._load.turn_over()
+        self._load.end_turn()
         try:
             outcomes = await self._write(gathered.namespace, gathered.events)
         except Exception as error:

@@ -37,18 +37,18 @@ class EventWriter:
         self._load = load
 
     def is_late(self, namespace: Namespace, time_us: int, now_us: int) -> bool:
-        """Return whether a token of *time_us* is past its accept limit. Raises
-        TokenInFutureError."""
+        """Return whether a token of *time_us* is past its accept limit. Raises TokenInFutureError
+        if it is too far ahead."""
         eras = namespace.eras
         limit_us = eras[0][1] if len(eras) == 1 else accept_limit_at(namespace, time_us)
         if time_us < now_us - limit_us:
             return True
         if time_us - now_us > namespace.settings.future_limit_us:
-            raise self.in_future(namespace, time_us, now_us)
+            raise self.future_error(namespace, time_us, now_us)
         return False
 
     @staticmethod
-    def in_future(
+    def future_error(
         namespace: Namespace, time_us: int, now_us: int, tokens: int = 1
     ) -> TokenInFutureError:
         """Return the error for *tokens* that are too far ahead, the latest of them of *time_us*."""
@@ -60,7 +60,7 @@ class EventWriter:
             retry_after_us=ahead_us - limit_us,
         )
 
-    def surely_on_time(self, namespace: Namespace, now_us: int) -> tuple[int, int]:
+    def on_time_range(self, namespace: Namespace, now_us: int) -> tuple[int, int]:
         """Return the range of token times that no era treats as late."""
         eras = namespace.eras
         shortest_us = eras[0][1] if len(eras) == 1 else min(era.accept_limit_us for era in eras)
@@ -98,7 +98,7 @@ class EventWriter:
         append = self._append_atomic if atomic else self._store.events.append
         separate = self._store.separate_writes
         if separate is None:
-            # One transaction does all of it, and cannot detect only a clock that was set.
+            # The store does all of this in one transaction, except detecting a clock that was set.
             if self._guard is not None:
                 self._guard.check(namespace.dataset)
             return await append(namespace, events)

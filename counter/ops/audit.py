@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from counter import limits
 from counter.clock import to_rfc3339
-from counter.core.read import EMPTY_HEAD, read_partitions
+from counter.core.read import EMPTY_HEAD, read_heads_and_rows
 from counter.core.resolve import Resolver
 from counter.errors import SliceMissingError, UnavailableError
 from counter.folds import fold_rows
@@ -240,7 +240,7 @@ class Auditor:
     ) -> list[Verdict]:
         dropped_us = await self._store.control.dropped_before(namespace.dataset)
         watermarks = await self._store.rollups.watermarks(namespace)
-        partitions = await read_partitions(
+        partitions = await read_heads_and_rows(
             self._store, namespace, counters, through_us=limits.TIME_MAX_US
         )
         self.rows_read += sum(len(rows) for _, rows in partitions)

@@ -91,7 +91,7 @@ class Process:
 
     async def _looked(self) -> Namespace:
         """The namespace, as a request that writes finds it."""
-        if self.service.namespaces.doubts("n", writes=True):
+        if self.service.namespaces.needs_reread("n", writes=True):
             await self.service.namespaces.refresh()
         return self.namespace
 

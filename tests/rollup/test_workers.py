@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.core.read import EMPTY_HEAD, CountReader, read_partitions
+from counter.core.read import EMPTY_HEAD, CountReader, read_heads_and_rows
 from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.partitions import shard_of
@@ -167,7 +167,7 @@ async def test_a_checkpoint_whose_row_cannot_be_seen_is_counted_again() -> None:
     await world.store.rollups.apply(namespace, [seen], through_us=target_us)
     worker = world.process()
     await world.roll_up(worker)
-    [(_, rows)] = await read_partitions(world.store, namespace, ["c"], through_us=target_us)
+    [(_, rows)] = await read_heads_and_rows(world.store, namespace, ["c"], through_us=target_us)
     assert rows == [WindowRow(window_us, False, 5)]
     assert await world.rolled_up(namespace) == {"c": 5}
 
@@ -592,5 +592,5 @@ async def test_a_settling_between_two_looks_at_a_head_and_its_rows_is_noticed() 
 
     rollups = world.store.rollups
     with patch.object(rollups, "heads", heads), patch.object(rollups, "rows", rows):
-        [(head, found)] = await read_partitions(world.store, namespace, ["c"], through_us=100)
+        [(head, found)] = await read_heads_and_rows(world.store, namespace, ["c"], through_us=100)
     assert head.settled.count + sum(each.total for each in found) == 5

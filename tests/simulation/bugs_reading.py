@@ -20,7 +20,7 @@ BUGS = (
             "    watermarks = await self._store.rollups.watermarks(namespace)\n",
         ),
         Edit(
-            _Reader._read_stored,
+            _Reader._read_rolled_up,
             "    watermarks = await self._store.rollups.watermarks(namespace)\n"
             "    heads = await self._store.rollups.heads(namespace, counters)\n",
             "    heads = await self._store.rollups.heads(namespace, counters)\n"
@@ -30,7 +30,7 @@ BUGS = (
     bug(
         "reader-ignores-pending",
         "a reader ignores that a recount is pending",
-        Edit(_Reader._stored, "if head.pending and", "if False and"),
+        Edit(_Reader._rolled_up_of, "if head.pending and", "if False and"),
     ),
     bug(
         "tail-cut-at-now",

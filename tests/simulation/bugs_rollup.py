@@ -199,7 +199,7 @@ BUGS = (
         "settled-rows-summed",
         "rows at or before the settled instant are still summed",
         Edit(
-            reading.read_partitions,
+            reading.read_heads_and_rows,
             "[row for row in part if row.window_us > _settled_us(head)]",
             "list(part)",
         ),

@@ -57,7 +57,7 @@ BUGS = (
         ),
         Edit(
             service.CounterService._added,
-            "self.tally.wrote((outcome,))",
+            "self.tally.record((outcome,))",
             "outcome = Written.UNVERIFIED if isinstance(outcome, UnavailableError) else outcome",
         ),
     ),
@@ -172,7 +172,7 @@ BUGS = (
         "the mark of a recount is left in the event's window, which was passed",
         Edit(
             _Resolver.request_recounts,
-            "Mark(left_us, counter, each_us)",
+            "Mark(marked_us, counter, each_us)",
             "Mark(each_us, counter, each_us)",
         ),
     ),
@@ -181,7 +181,7 @@ BUGS = (
         "recounts are left once, however long it took",
         Edit(
             _Resolver.request_recounts,
-            "if _is_surely_open(namespace, left_us, now_us):",
+            "if _is_surely_open(namespace, marked_us, now_us):",
             "if True:",
         ),
     ),
@@ -214,7 +214,9 @@ BUGS = (
         "atomic-mark-passed",
         "a decision about an atomic add is taken although its mark may have been passed",
         Edit(
-            _Resolver._decide_marked, "if _is_surely_open(namespace, left_us, now_us):", "if True:"
+            _Resolver._decide_marked,
+            "if _is_surely_open(namespace, marked_us, now_us):",
+            "if True:",
         ),
     ),
     bug(
@@ -227,8 +229,8 @@ BUGS = (
         ),
         Edit(
             _Resolver._decide_marked,
-            "AtomicMark(left_us, tuple(events)))",
-            "AtomicMark(left_us, tuple(events))))",
+            "AtomicMark(marked_us, tuple(events)))",
+            "AtomicMark(marked_us, tuple(events))))",
         ),
     ),
     bug(

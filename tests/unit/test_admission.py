@@ -39,17 +39,17 @@ class Service:
         came = 0.0
         for _ in range(ms):
             came += arriving_per_ms
-            self.load.turn_began()
+            self.load.begin_turn()
             while came >= 1:
                 came -= 1
-                if self.load.refuses() is not None:
+                if self.load.refusal() is not None:
                     self.refused += 1
                     continue
                 self.load.admit(1)
                 self.waiting.append(self.clock.now_us())
             self.longest_queue = max(self.longest_queue, len(self.waiting))
             self.clock.advance(MILLISECOND)
-            self.load.turn_over()
+            self.load.end_turn()
             ended = min(self.per_ms, len(self.waiting))
             now_us = self.clock.now_us()
             self.waits += [now_us - self.waiting.popleft() for _ in range(ended)]
@@ -162,9 +162,9 @@ def test_long_turns_of_the_event_loop_count_as_waiting() -> None:
     service = Service(10)
     service.run(2_000, 20)
     service.load.finish(service.load.ahead)
-    service.load.turn_began()
+    service.load.begin_turn()
     service.clock.advance(400 * MILLISECOND)
-    service.load.turn_over()
+    service.load.end_turn()
     assert service.load.room == pytest.approx(1_000, rel=0.1)
     assert service.load.wait_us == 400 * MILLISECOND
 
@@ -174,13 +174,13 @@ def test_a_short_deadline_is_rejected_at_once() -> None:
     service.run(2_000, 20)
     load = service.load
     load.finish(load.ahead - 1_000)
-    assert load.refuses() is None
-    assert load.refuses(within_us=SECOND) is None
-    hurried = load.refuses(within_us=90 * MILLISECOND)
+    assert load.refusal() is None
+    assert load.refusal(within_us=SECOND) is None
+    hurried = load.refusal(within_us=90 * MILLISECOND)
     assert hurried is not None
     assert "it may wait 0.09 s" in hurried.detail
     load.finish(load.ahead)
-    assert load.refuses(within_us=1) is None
+    assert load.refusal(within_us=1) is None
 
 
 def test_each_sender_is_admitted_by_its_own_deadline() -> None:
@@ -189,12 +189,12 @@ def test_each_sender_is_admitted_by_its_own_deadline() -> None:
     service.run(5_000, 30)
     load = service.load
     load.admit(load.room - load.ahead)
-    refusal = load.refuses()
+    refusal = load.refusal()
     assert refusal is not None
-    hurried = load.refuses(within_us=90 * MILLISECOND)
+    hurried = load.refusal(within_us=90 * MILLISECOND)
     assert hurried is not None
     assert "it may wait 0.09 s" in hurried.detail
-    assert load.refuses() is load.refuses(within_us=60 * SECOND) is refusal
+    assert load.refusal() is load.refusal(within_us=60 * SECOND) is refusal
 
 
 async def test_a_refusal_has_retry_after_and_advice() -> None:
@@ -215,7 +215,7 @@ async def test_a_refusal_has_retry_after_and_advice() -> None:
 def test_a_calm_service_does_not_even_look_at_the_clock() -> None:
     load = Service(10).load
     with patch.object(FakeClock, "boottime_us", side_effect=ZeroDivisionError):
-        assert load.refuses() is None
+        assert load.refusal() is None
 
 
 def test_no_more_adds_wait_than_may_ever() -> None:
@@ -240,14 +240,14 @@ def test_a_bounded_resource_is_refused_above_its_bound() -> None:
 def test_a_pause_long_ago_rejects_no_write() -> None:
     service = Service(per_ms=100)
     load = service.load
-    load.turn_began()
+    load.begin_turn()
     load.admit(1)
     service.clock.advance(700 * MILLISECOND)
-    load.turn_over()
+    load.end_turn()
     load.finish(1)
     service.clock.advance(3_600 * SECOND)
     assert load.wait_us == 0
-    load.turn_began()
+    load.begin_turn()
     for _ in range(500):
-        assert load.refuses() is None
+        assert load.refusal() is None
         load.admit(1)

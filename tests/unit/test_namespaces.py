@@ -69,10 +69,10 @@ def pair() -> Pair:
 async def test_a_refresh_finds_a_namespace_of_another_process(pair: Pair) -> None:
     await pair.other.refresh()
     created = await pair.one.create("new", SETTINGS)
-    assert pair.other.doubts("new", writes=False)
+    assert pair.other.needs_reread("new", writes=False)
     await pair.other.reread()
     assert pair.other.get("new") == created
-    assert not pair.other.doubts("new", writes=False)
+    assert not pair.other.needs_reread("new", writes=False)
 
 
 async def test_a_name_that_another_process_has_taken_is_known_from_then_on(pair: Pair) -> None:
@@ -225,11 +225,11 @@ async def test_writes_want_a_copy_that_is_fresh_and_reads_do_not(pair: Pair) -> 
     await pair.one.create("c", SETTINGS)
     await pair.one.create("rough", replace(SETTINGS, counter_type=CounterType.BEST_EFFORT))
     await pair.one.refresh()
-    assert not pair.one.doubts("c", writes=True)
+    assert not pair.one.needs_reread("c", writes=True)
     pair.clock.advance(DIRECTORY_AGE_MAX_US + 1)
-    assert pair.one.doubts("c", writes=True)
-    assert not pair.one.doubts("c", writes=False)
-    assert not pair.one.doubts("rough", writes=True)
+    assert pair.one.needs_reread("c", writes=True)
+    assert not pair.one.needs_reread("c", writes=False)
+    assert not pair.one.needs_reread("rough", writes=True)
 
 
 @pytest.mark.parametrize("left_us", [0, 1, SECOND, DIRECTORY_AGE_MAX_US + 5 * SECOND])

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from counter.core.read import read_partitions
+from counter.core.read import read_heads_and_rows
 from counter.errors import SliceMissingError, UnavailableError
 from counter.limits import HOUR, MINUTE
 from counter.ports import Store
@@ -36,7 +36,7 @@ class Settling:
 
 async def read(settled_us: Sequence[int]) -> tuple[Head, list[WindowRow]]:
     store = cast(Store, Settling(settled_us))
-    [found] = await read_partitions(store, NAMESPACE, ["c"], through_us=30)
+    [found] = await read_heads_and_rows(store, NAMESPACE, ["c"], through_us=30)
     return found
 
 
@@ -94,7 +94,7 @@ async def test_a_recount_continues_from_the_settled_instant() -> None:
     """A concurrently settled part is exact as of a later instant than requested."""
     world, namespace = await recounted()
     watermark_us = world.clock.now_us() - MINUTE // 2
-    as_of_us, settled, rows = await world.api.reader._whole(namespace, "c", watermark_us)
+    as_of_us, settled, rows = await world.api.reader._settled_and_rows(namespace, "c", watermark_us)
     assert (as_of_us, settled.time_us, [row.total for row in rows]) == (watermark_us, 0, [7])
     head = await world.head(namespace)
     later = Head(head.checkpoint, Checkpoint(watermark_us + 1, 7))
@@ -103,5 +103,7 @@ async def test_a_recount_continues_from_the_settled_instant() -> None:
         return [later]
 
     with patch.object(world.store.rollups, "heads", heads):
-        as_of_us, settled, rows = await world.api.reader._whole(namespace, "c", watermark_us)
+        as_of_us, settled, rows = await world.api.reader._settled_and_rows(
+            namespace, "c", watermark_us
+        )
     assert (as_of_us, settled.count, rows) == (watermark_us + 1, 7, [])

@@ -278,7 +278,7 @@ async def test_best_effort_adds_of_a_turn_are_one_call_of_the_cache(app: App) ->
     increment = AsyncMock(return_value=[3, down])
     with patch.object(app.application.cache, "increment_many", increment):
         for name, delta in (("c", 3), ("d", 4)):
-            assert counting.add(counting.service.change(name, delta))
+            assert counting.add(counting.service.best_effort_event(name, delta))
         await settle()
     increment.assert_awaited_once_with(counting.namespace, [("c", 3), ("d", 4)])
     assert counting.results == [("c", Written.UNVERIFIED), ("d", down)]

@@ -68,7 +68,7 @@ class Asked:
         try:
             response = self._send(self._statement, paging_state)
         except Exception as error:
-            self._bridge.call(self._receive, (page, error, None))
+            self._bridge.call(self._receive, page, error, None)
             return
         answered = (page, response)
         response.add_callbacks(
@@ -82,16 +82,15 @@ class Asked:
         # then a late answer to this page would pass for an answer to that one.
         paging_state = response._paging_state
         let_go(response)
-        self._bridge.call(self._receive, (page, rows, paging_state))
+        self._bridge.call(self._receive, page, rows, paging_state)
 
     def _fail(self, error: BaseException, page: int, response: ResponseFuture) -> None:
         let_go(response)
-        self._bridge.call(self._receive, (page, error, None))
+        self._bridge.call(self._receive, page, error, None)
 
     # In the event loop again.
 
-    def _receive(self, answer: tuple[int, Any, bytes | None]) -> None:
-        page, result, paging_state = answer
+    def _receive(self, page: int, result: Any, paging_state: bytes | None) -> None:
         if page != self._page:
             return
         if isinstance(result, BaseException):

@@ -21,12 +21,12 @@ class Bridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._woken = False
 
-    def call(self, function: Callable[[Any], None], argument: Any) -> None:
-        """Have *function* called with *argument* in the loop."""
-        self._calls.append((function, argument))
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have *function* called with *arguments* in the loop."""
+        self._calls.append((function, arguments))
         # After the append: either the drain under way takes the call, or a new one will.
         if not self._woken:
             self._woken = True
@@ -39,8 +39,8 @@ class Bridge:
     def _drain(self) -> None:
         self._woken = False
         while self._calls:
-            function, argument = self._calls.popleft()
-            function(argument)
+            function, arguments = self._calls.popleft()
+            function(*arguments)
 
 
 class Worker(Generic[T, R]):
@@ -88,7 +88,4 @@ class Worker(Generic[T, R]):
                 result = self._work(*sent)
             except BaseException as error:
                 result = error
-            bridge.call(self._end, (*sent, result))
-
-    def _end(self, ended: tuple[T, R | BaseException]) -> None:
-        self._done(*ended)
+            bridge.call(self._done, *sent, result)

@@ -1,4 +1,4 @@
-"""Manage the connections, lanes and shared state of the SQLite store's parts."""
+"""Own the connections, threads and shared state of the SQLite store's parts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from counter.storage.sqlite.schema import (
 )
 from counter.types import Dataset, Slice
 
-#: Runs the jobs of one batch that share it; returns a result, or an exception, for each.
-Merged = Callable[[sqlite3.Connection, Sequence[Any]], Sequence[Any]]
+#: Runs the jobs of one batch that have this function; returns a result, or an exception, for each.
+JobFunction = Callable[[sqlite3.Connection, Sequence[Any]], Sequence[Any]]
 
-#: Runs one batch of jobs on a lane's thread; returns a result, or an exception, for each of them.
+#: Runs one batch of jobs on a queue's thread; returns a result, or an exception, for each of them.
 Execute = Callable[[Sequence[Any]], Sequence[Any]]
 
 _log = logging.getLogger("counter.sqlite")
@@ -50,8 +50,8 @@ ROWS_OF_ANY_NUMBER_MAX: Final = 64
 
 #: A read that took this long had to wait, for the disk or for the processor.
 _SLOW_US: Final = 5 * MILLISECOND
-#: Then a lane reads for this many times as long, which bounds the share of time that the loop
-#: waits.
+#: Then the reader's thread reads for this many times as long, which bounds the share of time that
+#: the event loop waits.
 _PAUSE_FACTOR: Final = 20
 
 
@@ -173,7 +173,7 @@ class InlineReader:
     """The event loop's own connection, which fails instead of waiting.
 
     A row whose pages are in memory is read in less time than it takes to wake a thread. While the
-    disk is slow, or a lock is held, a lane reads instead.
+    disk is slow, or a lock is held, a thread reads instead.
     """
 
     def __init__(
@@ -187,14 +187,14 @@ class InlineReader:
         self._paused_until_us = 0
 
     def row(self, sql: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]] | None:
-        """Return the rows that *sql* selects, at most one; None if a lane must read them."""
+        """Return the rows that *sql* selects, at most one; None if a thread must read them."""
         began_us = self._clock.boottime_us()
         if began_us < self._paused_until_us:
             return None
         try:
             rows = self._cursor.execute(sql, parameters).fetchall()
         except sqlite3.Error:
-            # The lane meets the same error, and reports it in the service's terms.
+            # The thread meets the same error, and reports it in the service's terms.
             self._paused_until_us = began_us + _PAUSE_FACTOR * _SLOW_US
             return None
         ended_us = self._clock.boottime_us()
@@ -209,7 +209,7 @@ class InlineReader:
 
 
 class SqliteDatabase:
-    """One writer lane, one lane for short reads and one for long ones.
+    """A thread that writes, one for short reads and one for long ones, each with its queue.
 
     Readers see the last commit and never wait for a write.
     """
@@ -220,13 +220,18 @@ class SqliteDatabase:
         self._directory = directory
         self.clock = clock
         self.defaults = datasets
-        self.datasets: dict[int, Dataset] = {}
         self.ids = Ids()
         self.live = LiveTail()
+        # Copies of stored values, by dataset or namespace. SqliteControl loads them at startup; the
+        # part of the store that changes a value changes its copy.
+        self.datasets: dict[int, Dataset] = {}
         self.slices: dict[int, list[Slice]] = {}
-        self.watermarks: dict[int, list[int]] = {}
         self.dropped_before: dict[int, int] = {}
+        #: The watermark of each shard.
+        self.watermarks: dict[int, list[int]] = {}
+        #: The latest time of a token that was resolved.
         self.resolved_through_us = 0
+        #: Whether the writer's connection must be replaced.
         self._broken = False
         #: When the last commit ended.
         self._committed_us = 0
@@ -240,18 +245,18 @@ class SqliteDatabase:
 
     async def open(self, load: Callable[[sqlite3.Connection], None]) -> None:
         """Lock the directory, create the schema, have *load* read what is kept in memory, and start
-        the lanes. Raises StartupError."""
+        the threads. Raises StartupError."""
         self._lock = DirectoryLock(self._directory)
         path = self._path = self._directory / "counter.db"
         try:
             check_whole(self._directory)
             # Before SQLite opens the file.
-            self._sums = PageSums(path, pages_checked=self.pages_checked)
+            self._checksums = PageSums(path, pages_checked=self.pages_checked)
             self._writing = connect(path, writer=True)
             create_schema(self._writing)
-            self._sums.follow()
+            self._checksums.follow()
             load(self._writing)
-            self._learn(self._writing)
+            self._record_checksums(self._writing)
             self._reading = connect(path, writer=False)
             self._scanning = connect(path, writer=False)
             self.inline = InlineReader(
@@ -283,15 +288,15 @@ class SqliteDatabase:
 
     async def close(self) -> None:
         """Commit what was accepted, close the connections, release the directory."""
-        for lane in (self.writer, self.reader, self.scanner):
-            await lane.close()
+        for queue in (self.writer, self.reader, self.scanner):
+            await queue.close()
         self.inline.close()
         self._reading.close()
         self._scanning.close()
         # The last connection to be closed copies the log into the database, and deletes it.
-        self._flush_sums()
+        self._flush_checksums()
         self._writing.close()
-        self._sums.close()
+        self._checksums.close()
         self._lock.release()
 
     def queues(self) -> Mapping[str, int]:
@@ -315,26 +320,26 @@ class SqliteDatabase:
     async def write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run *change* in the next write transaction; if it raises, only its effects are rolled
         back."""
-        return cast("_T", await self.writer.call((_changes, change)))
+        return cast("_T", await self.writer.call((_run_changes, change)))
 
     async def read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a short *query*."""
-        return cast("_T", await self.reader.call((_queries, query)))
+        return cast("_T", await self.reader.call((_run_queries, query)))
 
     async def scan(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a long *query*."""
-        return cast("_T", await self.scanner.call((_queries, query)))
+        return cast("_T", await self.scanner.call((_run_queries, query)))
 
-    def _write_batch(self, jobs: Sequence[tuple[Merged, Any]]) -> Sequence[Any]:
+    def _write_batch(self, jobs: Sequence[tuple[JobFunction, Any]]) -> Sequence[Any]:
         self.appended, began_s = 0, time.perf_counter()
         try:
             connection = self._connection()
             if (full := self._wal_full(connection)) is not None:
                 return [full] * len(jobs)
             # Appends begin one if they need it.
-            if any(function is _changes for function, _ in jobs):
+            if any(function is _run_changes for function, _ in jobs):
                 begin(connection)
-            results = _run_merged(connection, jobs)
+            results = _run_grouped(connection, jobs)
             if connection.in_transaction:
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
@@ -346,21 +351,21 @@ class SqliteDatabase:
         self.ids.commit()
         self.live.commit()
         self._committed_us = self.clock.boottime_us()
-        self._learn(connection)
+        self._record_checksums(connection)
         if self.appended:
             self.tally.commit_rows.observe(self.appended)
             self.tally.commit_seconds.observe(time.perf_counter() - began_s)
         return results
 
-    def _learn(self, connection: sqlite3.Connection) -> None:
+    def _record_checksums(self, connection: sqlite3.Connection) -> None:
         """Store the checksums of what was committed, and copy a long log into the database.
 
         The commit is on disk, and is acknowledged: no failure here changes that.
         """
         try:
-            frames, self.tally.wal_bytes = self._sums.learn()
+            frames, self.tally.wal_bytes = self._checksums.learn()
         except OSError as error:
-            self._give_up_sums(error)
+            self._give_up_checksums(error)
             return
         if frames >= self._wal_pages:
             try:
@@ -374,18 +379,18 @@ class SqliteDatabase:
         if logged != copied:
             return False
         # The next commit begins the log again, and what it had is in the database only.
-        self._flush_sums()
+        self._flush_checksums()
         return True
 
-    def _flush_sums(self) -> None:
+    def _flush_checksums(self) -> None:
         try:
-            self._sums.flush()
+            self._checksums.flush()
         except OSError as error:
-            self._give_up_sums(error)
+            self._give_up_checksums(error)
 
-    def _give_up_sums(self, error: OSError) -> None:
+    def _give_up_checksums(self, error: OSError) -> None:
         _log.error("no checksums of pages are kept until the next start: %s", error)
-        self._sums.abandon()
+        self._checksums.abandon()
 
     def _wal_full(self, connection: sqlite3.Connection) -> StoreUnavailableError | None:
         """Return why nothing may be written now; None if the log has room, or can be reset."""
@@ -421,12 +426,14 @@ class SqliteDatabase:
             self._broken = True
 
 
-def _run_merged(connection: sqlite3.Connection, jobs: Sequence[tuple[Merged, Any]]) -> list[Any]:
+def _run_grouped(
+    connection: sqlite3.Connection, jobs: Sequence[tuple[JobFunction, Any]]
+) -> list[Any]:
     """Run *jobs*, grouped by function, in the order of each function's first job."""
     first = jobs[0][0]
     if all(function is first for function, _ in jobs):
         return list(first(connection, [job[1] for job in jobs]))
-    groups: dict[Merged, list[int]] = {}
+    groups: dict[JobFunction, list[int]] = {}
     for index, (function, _) in enumerate(jobs):
         groups.setdefault(function, []).append(index)
     results: list[Any] = [None] * len(jobs)
@@ -438,15 +445,15 @@ def _run_merged(connection: sqlite3.Connection, jobs: Sequence[tuple[Merged, Any
 
 
 def _read_batch(
-    connection: sqlite3.Connection, jobs: Sequence[tuple[Merged, Any]]
+    connection: sqlite3.Connection, jobs: Sequence[tuple[JobFunction, Any]]
 ) -> Sequence[Any]:
     try:
-        return _run_merged(connection, jobs)
+        return _run_grouped(connection, jobs)
     except sqlite3.Error as error:
         return [unavailable(error)] * len(jobs)
 
 
-def _changes(
+def _run_changes(
     connection: sqlite3.Connection, changes: Sequence[Callable[[sqlite3.Connection], Any]]
 ) -> list[Any]:
     results: list[Any] = []
@@ -463,7 +470,7 @@ def _changes(
     return results
 
 
-def _queries(
+def _run_queries(
     connection: sqlite3.Connection, queries: Sequence[Callable[[sqlite3.Connection], Any]]
 ) -> list[Any]:
     results: list[Any] = []

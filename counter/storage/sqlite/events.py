@@ -46,7 +46,7 @@ class SqliteEvents:
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._db = database
-        # One object for all calls, because the lane groups jobs by their function.
+        # One object for all calls, because the writer groups jobs by their function.
         self._appending = self._append
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
@@ -76,7 +76,7 @@ class SqliteEvents:
         spans = [(name, start_us, start_us + size_us - 1) for name, start_us in windows]
         for start_us in {start_us for _, start_us in windows}:
             slice_of(self._db.slices[namespace.dataset.id], start_us)
-        result: Sequence[Fold] = await self._db.scanner.call((self._spans, (namespace, spans)))
+        result: Sequence[Fold] = await self._db.scanner.call((self._fold_spans, (namespace, spans)))
         return result
 
     async def window_folds(
@@ -106,7 +106,7 @@ class SqliteEvents:
             return folds
         spans = [(name, after_us + 1, INT64_MAX) for name, after_us in after]
         result: Sequence[Fold] = await self._db.reader.call(
-            (self._spans_at_once, (namespace, spans))
+            (self._fold_spans_as_of_one_commit, (namespace, spans))
         )
         return result
 
@@ -156,25 +156,25 @@ class SqliteEvents:
 
         return await self._db.scan(query)
 
-    def _spans_at_once(
+    def _fold_spans_as_of_one_commit(
         self,
         connection: sqlite3.Connection,
         jobs: Sequence[tuple[Namespace, Sequence[tuple[str, int, int]]]],
     ) -> list[Any]:
-        """Do :meth:`_spans` as of one commit, however many statements it takes."""
+        """Do :meth:`_fold_spans` as of one commit, however many statements it takes."""
         connection.execute("BEGIN")
         try:
-            return self._spans(connection, jobs)
+            return self._fold_spans(connection, jobs)
         finally:
             connection.execute("ROLLBACK")
 
-    def _spans(
+    def _fold_spans(
         self,
         connection: sqlite3.Connection,
         jobs: Sequence[tuple[Namespace, Sequence[tuple[str, int, int]]]],
     ) -> list[Any]:
-        """Return folds of (counter, first, last) spans: one statement for each table and equal
-        span."""
+        """Return the folds of each job's (counter, first, last) spans, with one statement per table
+        and distinct span."""
         groups: dict[tuple[int, int, int, int], dict[str, None]] = {}
         for namespace, spans in jobs:
             for name, first_us, last_us in spans:
@@ -239,7 +239,7 @@ class SqliteEvents:
         """
         if not events:
             return ()
-        late = self._late(connection, namespace, events)
+        late = self._are_late(connection, namespace, events)
         if not any(late):
             return self._insert(connection, namespace, events)
         fresh = [event for event, out in zip(events, late, strict=True) if not out]
@@ -253,13 +253,15 @@ class SqliteEvents:
             return ()
         self._db.appended += len(events)
         tables = self._tables(namespace, events)
-        rows = self._prepare(connection, namespace, events)
+        rows = self._rows_of(connection, namespace, events)
         self._db.live.expect(namespace, events)
         # One insert of few rows is a transaction by itself.
         if len(tables) > 1 or len(rows) > ROWS_OF_ANY_NUMBER_MAX:
             begin(connection)
         if len(tables) == 1:
-            return self._note_new(namespace, events, insert_rows(connection, tables[0], rows))
+            return self._add_to_live_tail(
+                namespace, events, insert_rows(connection, tables[0], rows)
+            )
         outcomes: dict[int, Written] = {}
         for table in tables:
             places = [
@@ -269,9 +271,11 @@ class SqliteEvents:
             ]
             written = insert_rows(connection, table, [rows[place] for place in places])
             outcomes.update(zip(places, written, strict=True))
-        return self._note_new(namespace, events, [outcomes[place] for place in range(len(rows))])
+        return self._add_to_live_tail(
+            namespace, events, [outcomes[place] for place in range(len(rows))]
+        )
 
-    def _note_new(
+    def _add_to_live_tail(
         self, namespace: Namespace, events: Sequence[Event], outcomes: Sequence[Written]
     ) -> Sequence[Written]:
         """Add the new events to the live tail."""
@@ -283,7 +287,7 @@ class SqliteEvents:
     def _append_atomic(
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> Written:
-        if any(self._late(connection, namespace, events)):
+        if any(self._are_late(connection, namespace, events)):
             return Written.LATE
         found = find_events(self._db, connection, namespace, events)
         known = [each for each in found if each is not None]
@@ -298,11 +302,11 @@ class SqliteEvents:
         self._insert(connection, namespace, events)
         return Written.NEW
 
-    def _late(
+    def _are_late(
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> list[bool]:
-        """Return whether each event may no longer be written: by its age now, in the transaction,
-        by watermark, or by a decision.
+        """Return for each event whether it is too late: by its age, by the watermark, or because a
+        decision voided its token. The clock is read inside the transaction.
 
         Raises NamespaceUnknownError.
         """
@@ -327,7 +331,7 @@ class SqliteEvents:
             ]
         return late
 
-    def _prepare(
+    def _rows_of(
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> list[Row]:
         """Return the row of each event; create missing counters."""
@@ -480,11 +484,11 @@ def insert_rows(connection: sqlite3.Connection, table: str, rows: Sequence[Row])
             insert(connection, into, [row[:5] for row in chunk] if plain else chunk)
             outcomes += [Written.NEW] * len(chunk)
         except sqlite3.IntegrityError:
-            outcomes += _insert_unless_there(connection, table, chunk)
+            outcomes += _insert_missing(connection, table, chunk)
     return outcomes
 
 
-def _insert_unless_there(
+def _insert_missing(
     connection: sqlite3.Connection, table: str, rows: Sequence[Row]
 ) -> list[Written]:
     begin(connection)
