@@ -90,8 +90,8 @@ def _about(statement: Any) -> tuple[str, bool]:
 class _Direct(Bridge):
     """Calls at once: everything is in the loop already."""
 
-    def call(self, function: Callable[[Any], None], argument: Any) -> None:
-        function(argument)
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
+        function(*arguments)
 
 
 class SimulatedConnection(CassandraConnection):
