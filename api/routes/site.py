@@ -81,11 +81,11 @@ def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
         if found.failure is not None:
             raise found.failure
         return ReadyAnswer(
-            status="degraded" if found.cache else "ready",
+            status="degraded" if found.parts["cache"] else "ready",
             store="ok",
-            cache=found.cache or "ok",
+            cache=found.parts["cache"] or "ok",
             rollup="ok" if health.rolls_up else "elsewhere",
-            **({"troubles": found.incidents_json} if found.incidents else {}),
+            **({"troubles": found.incidents} if found.incidents else {}),
         )
 
     async def metrics(request: Request) -> Response:

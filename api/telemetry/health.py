@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from counter.background import every
 from counter.core.clock_guard import ClockGuard
@@ -13,7 +14,7 @@ from counter.errors import ClockSkewError, CounterError, StoreUnavailableError, 
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
 from counter.security.keys import KeyRing
-from counter.telemetry.incidents import Incident, Incidents, ping_error
+from counter.telemetry.incidents import Incidents, ping_error
 from rollup.worker import RollupWorker
 
 _log = logging.getLogger("counter.health")
@@ -21,48 +22,20 @@ _CHECK_EVERY_S: Final = 5.0
 _LEAVING: Final = "this process is shutting down: send requests elsewhere"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """The result of a check. ``failure`` is why requests should go elsewhere.
 
     A cache failure is not a reason: all processes would become unready at once, and only
     best-effort counters need the cache."""
 
-    store: CounterError | None = None
-    clock: str | None = None
-    rollup: str | None = None
-    cache: str | None = None
-    keys: str | None = None
-    is_leaving: bool = False
-    clock_wait_us: int = SECOND
-    #: What is wrong, and since when.
-    incidents: tuple[Incident, ...] = ()
+    #: What is wrong with each part; None if it works.
+    parts: Mapping[str, str | None]
+    failure: CounterError | None
+    #: What is wrong and since when, as JSON values.
+    incidents: list[dict[str, str | None]]
 
-    @property
-    def failure(self) -> CounterError | None:
-        """Return the problem for /readyz, or None if the process is ready."""
-        failure = self._failure()
-        if failure is not None:
-            failure.fields["troubles"] = self.incidents_json
-        return failure
 
-    @property
-    def incidents_json(self) -> list[dict[str, Any]]:
-        """Return the incidents as JSON values."""
-        return [each.as_fields() for each in self.incidents]
-
-    def _failure(self) -> CounterError | None:
-        if self.is_leaving:
-            return UnavailableError(_LEAVING)
-        if self.store is not None:
-            return self.store
-        if self.clock is not None:
-            return ClockSkewError(self.clock, retry_after_us=self.clock_wait_us)
-        if self.rollup is not None:
-            return UnavailableError(f"the rollup does not work: {self.rollup}")
-        if self.keys is not None:
-            return StoreUnavailableError(self.keys, retry_after_us=SECOND)
-        return None
+_UNKNOWN: Final = Report({"store": None, "cache": None, "keys": None}, None, [])
 
 
 @dataclass(eq=False)
@@ -79,7 +52,7 @@ class ApiHealth:
     rolls_up: bool = True
     #: Whether the process is shutting down.
     is_leaving: bool = False
-    latest: Report = field(default=Report(), init=False)
+    latest: Report = field(default=_UNKNOWN, init=False)
     _asking: asyncio.Task[tuple[CounterError | None, str | None]] | None = None
 
     def __post_init__(self) -> None:
@@ -97,21 +70,37 @@ class ApiHealth:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         store, cache = await asyncio.shield(self._asking)
-        clock = None if self.guard is None else self.guard.trouble
-        rollup = self.worker.trouble if self.rolls_up else None
-        found = {
+        parts = {
             "process": _LEAVING if self.is_leaving else None,
             "store": None if store is None else store.detail,
-            "clock": clock,
-            "rollup": rollup,
+            "clock": None if self.guard is None else self.guard.trouble,
+            "rollup": self.worker.trouble if self.rolls_up else None,
             "cache": cache,
             "keys": self.keys.trouble,
         }
-        incidents = self._incidents.record(found)
-        keys, leaving = self.keys.trouble, self.is_leaving
-        wait_us = SECOND if self.guard is None else self.guard.wait_us
-        self.latest = Report(store, clock, rollup, cache, keys, leaving, wait_us, incidents)
+        incidents = [each.as_fields() for each in self._incidents.record(parts)]
+        failure = self._failure(parts, store)
+        if failure is not None:
+            failure.fields["troubles"] = incidents
+        self.latest = Report(parts, failure, incidents)
         return self.latest
+
+    def _failure(
+        self, parts: Mapping[str, str | None], store: CounterError | None
+    ) -> CounterError | None:
+        """Return the problem for /readyz, or None if the process is ready."""
+        if self.is_leaving:
+            return UnavailableError(_LEAVING)
+        if store is not None:
+            return store
+        if (clock := parts["clock"]) is not None:
+            wait_us = SECOND if self.guard is None else self.guard.wait_us
+            return ClockSkewError(clock, retry_after_us=wait_us)
+        if (rollup := parts["rollup"]) is not None:
+            return UnavailableError(f"the rollup does not work: {rollup}")
+        if (keys := parts["keys"]) is not None:
+            return StoreUnavailableError(keys, retry_after_us=SECOND)
+        return None
 
     async def _ask(self) -> tuple[CounterError | None, str | None]:
         store, cache = await asyncio.gather(

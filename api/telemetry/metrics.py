@@ -44,11 +44,11 @@ class Metrics(Collector):
         yield counter("cloud_events_ignored", text, self.service.events_ignored)
         text = "Counts looked up in the cache."
         yield counters("cache_lookups", text, "result", self.service.reader.lookups)
-        found = self.health.latest
-        yield gauge("store_up", "Whether the store can be written.", found.store is None)
-        yield gauge("cache_up", "Whether the cache can be reached.", found.cache is None)
+        found = self.health.latest.parts
+        yield gauge("store_up", "Whether the store can be written.", found["store"] is None)
+        yield gauge("cache_up", "Whether the cache can be reached.", found["cache"] is None)
         text = "Whether API keys were read recently enough to authenticate requests."
-        yield gauge("keys_up", text, found.keys is None)
+        yield gauge("keys_up", text, found["keys"] is None)
         yield from self._load()
         text = "Requests rejected for a missing or invalid key or for its rights."
         yield counters("key_refusals", text, "reason", self.authorizer.turned_away)

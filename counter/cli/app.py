@@ -15,7 +15,6 @@ from cyclopts import (
     CycloptsError,
     Group,
     MissingArgumentError,
-    UnknownOptionError,
     UnusedCliTokensError,
 )
 from rich.console import Console
@@ -58,8 +57,6 @@ _PANELS: Final[Sequence[tuple[Group, Sequence[str]]]] = (
     ),
     (Group("Check", sort_key=5), ("doctor", "config", "audit", "recount", "plan")),
 )
-#: Flags of ``namespace create`` that ``namespace change`` does not have.
-_FIXED: Final = ("--counter-type", "--dataset", "--rollup-window", "--shards")
 #: The positional arguments of commands that need not have all of them.
 _ARGUMENTS: Final[Mapping[str, str]] = {
     "add": "NAME [DELTA]",
@@ -109,20 +106,20 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter list eu/ --by count --limit 20
           counter list --limit 0 --json
         """,
-        "watch:watch": """
+        "look:watch": """
         Print a line for each change of a count: time, count, change.
           counter watch views
           counter watch views --for 1m --json
           counter watch views --count 1
         """,
-        "watch:top": """
+        "look:top": """
         Show the counters with the most adds in the last seconds.
 
         If the service could not read all counters that changed, a note says so.
           counter top
           counter top --limit 20 --span 1m
         """,
-        "history:history": """
+        "look:history": """
         Print how a count changed over time.
 
         A line has the end of a step of time, the count then, and its change; steps without a change
@@ -131,7 +128,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter history views --from 24h --step 1h
           counter history views --from 2026-01-01 --to 2026-02-01 --json
         """,
-        "history:events": """
+        "look:events": """
         Print a counter's adds and clears, latest first.
           counter events views
           counter events views --from 1h --limit 0 --json
@@ -153,7 +150,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter import counts.ndjson -n videos --create
           counter import redis.csv --add
         """,
-        "recount:recount": """
+        "counters:recount": """
         Recount a counter from its events.
 
         The rollup does so when the current window is closed. Counts normally need no recount:
@@ -164,7 +161,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "doctor:doctor": """
         Report what is wrong with a deployment, and the fixes.
 
-        It checks settings, clock, disk, store, cache and keys, and changes nothing.
+        It checks settings, store, clock and cache, and changes nothing.
 
         Give it the flags, the environment and the directory of the process that it is about. It may
         run beside it. With --url it looks at a running service as well.
@@ -346,24 +343,16 @@ def _help_of(text: str) -> str:
 def _error_of(error: CycloptsError) -> Text:
     """Format an error of the words of a command as all other errors are."""
     words = " ".join(["counter", *(error.command_chain or ())])
-    lines = (_what_is_wrong(error, words), f"{words} --help shows how it is used")
+    lines = (_what_is_wrong(error), f"{words} --help shows how it is used")
     return Text("\n".join(f"counter: {printable(each)}" for each in lines))
 
 
-def _what_is_wrong(error: CycloptsError, words: str) -> str:
-    """Return the error in the words after the command *words*."""
+def _what_is_wrong(error: CycloptsError) -> str:
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.argument.name
         return f"{error.keyword} needs a value" if error.keyword else f"{name} is missing"
     if isinstance(error, UnusedCliTokensError):
         return f"{' '.join(error.unused_tokens or ())[:80]!r} is more than the command takes"
-    if isinstance(error, UnknownOptionError) and words == "counter namespace change":
-        name = (error.token.keyword or error.token.value).partition("=")[0]
-        if name in _FIXED:
-            return (
-                f"{name} is fixed when a namespace is created: create another namespace with it,"
-                " and count there from now on (counter namespace create)"
-            )
     return str(error)
 
 

@@ -34,16 +34,13 @@ async def examine(loaded: Loaded, clock: Clock) -> list[Finding]:
     found = [ok("settings", f"{len(loaded.origins)} given")]
     found += [warning("settings", each, do) for each in loaded.warnings]
     found += [each async for each in settings.kind.check(settings, clock)]
-    return [*found, await _cache(settings, clock), await _keys(settings, clock)]
+    return [*found, await _cache(settings, clock)]
 
 
 async def _cache(settings: Settings, clock: Clock) -> Finding:
     servers = without_password(settings.cache)
     if servers == "memory":
-        if settings.kind.serves_alone:
-            return ok("cache", "kept in the process itself")
-        detail = "each process has its own: fewer reads hit it"
-        return warning("cache", detail, "give all of them one cache: memcached or Redis")
+        return ok("cache", "kept in the process itself")
     try:
         cache = open_cache(settings, clock)
         try:
@@ -57,20 +54,6 @@ async def _cache(settings: Settings, clock: Clock) -> Finding:
         do = "start it, or set --cache right; without it counts stay right, but reads are slower"
         return wrong("cache", why, do)
     return ok("cache", f"it answers: {servers}")
-
-
-async def _keys(settings: Settings, clock: Clock) -> Finding:
-    try:
-        async with settings.kind.opened_keys(settings, clock) as (store, _):
-            keys = await store.api_keys()
-    except (CounterError, StartupError) as error:
-        return wrong("keys", str(error), "check the store: without keys all requests are rejected")
-    valid = sum(each.is_valid_at(clock.now_us()) for each in keys)
-    if keys and not valid:
-        detail = f"all {len(keys)} are revoked or expired: all requests are rejected"
-        return warning("keys", detail, "create one: counter key create --help")
-    detail = f"{valid} of {len(keys)} are valid; every request needs one"
-    return ok("keys", detail if keys else "there are none: no request needs one")
 
 
 def check_service(url: str) -> Finding:

@@ -87,30 +87,22 @@ class ServerKind(StoreKind[_S_contra]):
 
     async def check(self, settings: _S_contra, clock: Clock) -> AsyncIterator[Finding]:
         try:
-            store = self.open(settings, clock)
-            await StartupRetry(settings.start_timeout).run(store.open)
+            async with self.opened(settings, clock) as store:
+                namespaces = plural(len(await store.control.namespaces()), "namespace")
+                detail = f"{self.title} answers; {settings.keyspace} has the schema of this version"
+                yield ok("store", f"{detail}, and {namespaces}")
+                do = "docs/guarantees.md says what each setting of the store loses and when"
+                if (server_warnings := store.capabilities.server_warnings) is not None:
+                    for each in await server_warnings():
+                        yield warning("server", each, do)
+                guard = guard_of(store, clock)
+                await guard.measure()
+                if guard.trouble is not None:
+                    do = f"synchronize the clocks of this machine and of {self.title}'s with NTP"
+                    yield wrong("clock", guard.trouble, do)
+                else:
+                    apart = f"{abs(guard.offset_us) / 1_000:.1f} ms"
+                    yield ok("clock", f"{apart} from {self.title}'s, which is within the bound")
         except (CounterError, StartupError) as error:
-            yield wrong(
-                "store", str(error), f"{self.start}, or run counter schema apply as it says"
-            )
-            return
-        try:
-            namespaces = len(await store.control.namespaces())
-            detail = f"{self.title} answers; {settings.keyspace} has the schema of this version,"
-            yield ok("store", f"{detail} and {plural(namespaces, 'namespace')}")
-            do = "docs/guarantees.md says what each setting of the store loses and when"
-            if (server_warnings := store.capabilities.server_warnings) is not None:
-                for each in await server_warnings():
-                    yield warning("server", each, do)
-            guard = guard_of(store, clock)
-            await guard.measure()
-            if guard.trouble is not None:
-                do = f"synchronize the clocks of this machine and of {self.title}'s with NTP"
-                yield wrong("clock", guard.trouble, do)
-            else:
-                apart = f"{abs(guard.offset_us) / 1_000:.1f} ms"
-                yield ok("clock", f"{apart} from {self.title}'s, which is within the bound")
-        except CounterError as error:
-            yield wrong("store", str(error), self.look)
-        finally:
-            await store.close()
+            do = f"{self.start}, run counter schema apply as it says, or {self.look}"
+            yield wrong("store", str(error), do)

@@ -60,8 +60,8 @@ def test_a_watch_ends_when_its_time_is_over(shell: Shell) -> None:
             await asyncio.Event().wait()
 
     with (
-        patch("counter.cli.commands.watch.AsyncCounterClient", Waiting),
-        patch("counter.cli.commands.watch.asyncio.timeout", limited),
+        patch("counter.cli.commands.look.AsyncCounterClient", Waiting),
+        patch("counter.cli.commands.look.asyncio.timeout", limited),
     ):
         assert len(shell.documents("watch", "c", "--for", "1m")) == 1
     assert [seconds for seconds, _ in limits] == [60.0]
@@ -93,7 +93,7 @@ def test_a_watch_ends_at_a_permanent_error(shell: Shell, name: str) -> None:
             error.retry = "never"
             raise error
 
-    with patch("counter.cli.commands.watch.AsyncCounterClient", Wrong):
+    with patch("counter.cli.commands.look.AsyncCounterClient", Wrong):
         code, _ = shell.run("watch", name)
     assert (code, asked) == (2, [name])
     assert "a page" in shell.err

@@ -7,7 +7,6 @@ import pytest
 from counter.cli.client import ServiceFlags, explain
 from counter.quantities import plural
 from counter_client.errors import CounterError
-from tests.cli.shell import Shell
 
 
 def wrong(*errors: Any) -> CounterError:
@@ -29,18 +28,6 @@ def test_each_field_that_is_wrong_is_a_line() -> None:
 @pytest.mark.parametrize("errors", [None, "x", 5, [], ["x"], [None], [{}], [{"field": 5}, 5]])
 def test_an_answer_of_another_service_is_printed_as_it_is(errors: Any) -> None:
     assert explain(CounterError("no", errors=errors)).startswith("no")
-
-
-def test_a_setting_that_is_fixed_is_said_to_be(shell: Shell) -> None:
-    """Regression: it was an unknown option."""
-    for name in ("counter-type", "dataset", "rollup-window", "shards"):
-        for words in ([f"--{name}", "3"], [f"--{name}=3"]):
-            assert shell.run("namespace", "change", "videos", *words) == (2, "")
-            assert shell.err.startswith(
-                f"counter: --{name} is fixed when a namespace is created: create another namespace"
-            )
-    assert shell.run("namespace", "change", "videos", "--retention", "3")[0] == 2
-    assert "Unknown option: --retention" in shell.err
 
 
 def test_one_is_not_many() -> None:

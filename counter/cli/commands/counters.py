@@ -1,4 +1,4 @@
-"""Run ``counter add``, ``get``, ``list``, ``clear`` and ``delete``."""
+"""Run ``counter add``, ``get``, ``list``, ``clear``, ``delete`` and ``recount``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from counter.cli.terminal import (
     exiting,
     flag,
     json_line,
+    print_answer,
     print_error,
     print_out,
     remark,
@@ -39,6 +40,7 @@ from counter.cli.terminal import (
 )
 from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX
+from counter.quantities import plural
 from counter_client import Added, AddedCount, CounterClient, Key, Token, UnknownOutcomeError
 from counter_client.errors import CounterError, TokenTooOldError
 from counter_client.failures import Unfinished
@@ -305,3 +307,22 @@ def list_(
             print_out(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in found]))
         if next(counts, None) is not None:
             remark(f"there are more than {limit}: --limit 0 for all of them")
+
+
+def recount(
+    name: Name,
+    /,
+    service: ServiceFlags = DEFAULT_SERVICE,
+    *,
+    json: JsonLines = False,
+) -> None:
+    """Recount a counter from its events."""
+    with exit_codes(service), open_client(service) as client:
+        windows = client.recount(name)
+        text = f"nothing of {name!r} is rolled up: its count is the sum of its events already"
+        if windows:
+            text = (
+                f"{plural(windows, 'window')} of {name!r} will be recounted from the events, when"
+                " the current window is closed"
+            )
+        print_answer(text, {"counter": name, "windows": windows}, json=json)

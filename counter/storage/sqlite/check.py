@@ -1,21 +1,19 @@
-"""Check a data directory, its disk and the clock for ``counter doctor``, while a process may serve
-it: no lock is taken, and nothing is written."""
+"""Check a data directory and the clock for ``counter doctor``, while a process may serve it.
+
+No lock is taken, and nothing is written."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from counter.config.findings import Finding, ok, warning, wrong
+from counter.config.findings import Finding, ok, wrong
 from counter.errors import StartupError
 from counter.limits import CLOCK_STEP_MAX_US, SECOND
-from counter.quantities import format_bytes
 from counter.storage.sqlite.control import latest_time
 from counter.storage.sqlite.copying import DATABASE
 from counter.storage.sqlite.schema import SCHEMA_VERSION, unavailable
@@ -23,16 +21,9 @@ from counter.storage.sqlite.schema import SCHEMA_VERSION, unavailable
 if TYPE_CHECKING:
     from counter.ports import Clock
 
-#: Below the first size, or share of the disk, a warning is given; below the second size adds are
-#: about to be rejected.
-_DISK_LOW: Final = 1024**3
-_DISK_SHARE_MIN: Final = 0.05
-_DISK_FULL: Final = 64 * 1024**2
-
 
 def check_directory(data: Path, clock: Clock) -> Iterator[Finding]:
-    """Check the data directory, its disk, and whether its times are consistent with the clock."""
-    yield _disk(data)
+    """Check the data directory, and whether its times are consistent with the clock."""
     if not data.exists():
         yield ok("store", f"{data} does not exist yet: counter serve creates it")
         return
@@ -86,18 +77,3 @@ def inspect(directory: Path) -> tuple[int, int]:
             return version, latest_time(connection) if is_known else 0
     except sqlite3.Error as error:
         raise StartupError(f"{path} cannot be read: {unavailable(error).detail}") from error
-
-
-def _disk(data: Path) -> Finding:
-    place = data.absolute()
-    while not place.exists():
-        place = place.parent
-    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        do = "mount it writable, and have the user that serves own it"
-        return wrong("disk", f"{place} is no directory that this user can write to", do)
-    usage = shutil.disk_usage(place)
-    detail = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free at {place}"
-    if usage.free >= min(_DISK_LOW, usage.total * _DISK_SHARE_MIN):
-        return ok("disk", detail)
-    do = "make room: adds are refused while the disk is full, and none is lost"
-    return (wrong if usage.free < _DISK_FULL else warning)("disk", detail, do)
