@@ -32,6 +32,7 @@ from tests.support.levels import Levels, add_options, child_processes, minutes
 from tests.support.needs import in_ci
 from tests.support.peak_memory import PeakMemory
 from tests.support.rest import Rest
+from tests.support.store_folders import STORE_FOLDERS
 from tests.support.virtual import no_deadline_by_the_wall
 
 __all__ = [
@@ -95,6 +96,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     allow_time_to_start(items)
     schedule(config, items)
+    # Their fixtures, which have the names of stores, do not exist.
+    missing = STORE_FOLDERS.keys() - {*store_names()}
+    for item in items:
+        if not missing.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.skip("its store is not installed"))
 
 
 @pytest.fixture(scope="session", autouse=True)

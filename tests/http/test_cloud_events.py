@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from counter.types import EventRule
 from tests.support.app import App, every_store
 from tests.support.problems import assert_problem
 from tests.support.rest import Rest
@@ -472,27 +470,6 @@ async def test_two_equal_rules_are_refused(rest: Rest) -> None:
     assert problem["field"] == "event_rules.2"
     assert "event_rules.2 is equal to event_rules.1" in problem["detail"]
     assert (await set_rules(rest, [*RULES, {**given, "delta": 2}])).status_code == 200
-
-
-@pytest.mark.parametrize("faulty", [0, 1], ids=["pattern", "equal"])
-async def test_rules_that_were_accepted_before_keep_working_with_a_warning(
-    rest: Rest, app: App, faulty: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    rules = (EventRule("order.*", "all"), EventRule(*(("a*b", "x"), ("order.*", "all"))[faulty]))
-    before = app.application.service.namespaces.get("default")
-    settings = replace(before.settings, event_rules=rules)
-    await app.store.control.update_namespace(before, before.changed(settings, 0))
-    caplog.clear()
-    await app.restart()
-    assert "namespace 'default': event_rules.1" in caplog.text
-    rest = app.rest
-    assert await outcomes(rest, event()) == ["original"]
-    assert await rest.count("all") == 1 + faulty
-    changed = await rest.http.put(rest.path(), json={"cache_ttl": "1s"})
-    assert changed.status_code == 200, changed.text
-    assert any("event_rules.1" in each for each in changed.json()["warnings"])
-    for wrong in ([*RULES, {"type": "a*b", "counter": "x"}], [*RULES, *RULES]):
-        assert (await set_rules(rest, wrong)).status_code == 400
 
 
 async def test_ignored_events_are_in_the_metrics(rest: Rest) -> None:
