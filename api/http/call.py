@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -51,12 +51,14 @@ JSON: Final = b"application/json"
 NDJSON: Final = b"application/x-ndjson"
 NO_CONTENT: Final = 204
 NOT_MODIFIED: Final = 304
+CSV: Final = b"text/csv; charset=utf-8"
 _TAG: Final = rb'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'
 #: A list of entity tags (RFC 9110, 8.8.3).
 _TAGS: Final = re.compile(rb"[\t ,]*%s(?:[\t ]*,[\t ,]*%s)*[\t ,]*" % (_TAG, _TAG))
 #: A string and its parameters (RFC 8941, 3.3.3 and 3.1.2).
 _STRING: Final = r'"((?:[^"\\]|\\["\\])*)"'
 _QUOTED: Final = re.compile(rf'{_STRING}(?:; *[a-z*][a-z0-9_.*-]*(?:={_STRING}|=[^\s";,]+)?)*')
+_QUALITY: Final = re.compile(rb"0(?:\.\d{0,3})?|1(?:\.0{0,3})?")
 OPENMETRICS: Final = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -384,6 +386,28 @@ class AsgiCall(Call):
 def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """Return the first value of each header, by its name."""
     return dict(reversed(headers))
+
+
+def preferred(headers: Iterable[tuple[bytes, bytes]], offers: Sequence[bytes]) -> bytes:
+    """Return the media type of *offers* that Accept prefers (RFC 9110, 12.5.1): by its quality,
+    then the one that is named the most exactly, then the first one."""
+    qualities: dict[bytes, float] = {}
+    accept = b",".join(value for name, value in headers if name == b"accept")
+    for part in accept.lower().split(b","):
+        media, *parameters = (each.strip() for each in part.split(b";"))
+        texts = [each[2:] for each in parameters if each[:2] == b"q="] or [b"1"]
+        if _QUALITY.fullmatch(texts[0]):
+            qualities[media] = float(texts[0])
+
+    def rank(offer: bytes) -> tuple[float, int]:
+        for place, each in enumerate((offer, offer.partition(b"/")[0] + b"/*", b"*/*")):
+            if quality := qualities.get(each):
+                return quality, -place
+            if quality is not None:
+                break
+        return 0, 0
+
+    return max(offers, key=rank)
 
 
 def counter_of_segment(segment: bytes) -> str:

@@ -18,7 +18,7 @@ from fastapi import Query
 from pydantic.json_schema import SkipJsonSchema
 
 from api.http.auth import Authorizer
-from api.http.call import OPENMETRICS, Call
+from api.http.call import CSV, JSON, OPENMETRICS, Call, preferred
 from api.http.models import (
     CountersOrder,
     CountersQuery,
@@ -52,6 +52,10 @@ from counter.types import Checkpoint, Event, EventPage, Namespace, Scope, Span, 
 
 _Item = TypeVar("_Item")
 _log = logging.getLogger("counter.api")
+_CSV: Final[Mapping[str, Any]] = {
+    "schema": {"type": "string"},
+    "example": "time,count,delta\r\n2026-01-31T08:16:00.000000Z,1,1\r\n",
+}
 _METRICS: Final[Mapping[str, Any]] = {
     "schema": {"type": "string"},
     "example": 'counter_value{namespace="shop",counter="orders"} 12\n# EOF\n',
@@ -97,23 +101,32 @@ class ReportRoutes:
         events, last = _paged(found, query.limit, _place)
         return EventsAnswer(events=[_event(each) for each in events], next_page=last)
 
-    @route("GET", f"{COUNTER}/history", Scope.READ, tag="history", shows="history")
+    @route(
+        "GET",
+        f"{COUNTER}/history",
+        Scope.READ,
+        tag="history",
+        shows="history",
+        responses={200: {"content": {"text/csv": _CSV}}},
+    )
     async def get_history(
         self, call: CallOf, namespace: InNamespace, query: Annotated[HistoryQuery, Query()]
     ) -> Annotated[Response, HistoryAnswer]:
-        """A counter's count and delta a step, for charts."""
+        """A counter's count and delta a step, for charts; CSV with Accept: text/csv."""
         window_us = namespace.settings.rollup_window_us
         to_us = self.clock.now_us() if query.to is None else query.to
         from_us = to_us - limits.HOUR if query.from_ is None else query.from_
         step_us = _step(query.step, from_us, to_us, window_us)
         settled, rows, as_of_us = await self.service.reader.history(namespace, call.counter, to_us)
+        is_csv = preferred(call.headers, (JSON, b"text/csv")) != JSON
         # In a thread: thousands of points take the event loop's time of several requests.
         body = await asyncio.to_thread(
             lambda: _history_text(
-                history_points(settled, rows, from_us, min(to_us, as_of_us + 1), step_us)
+                history_points(settled, rows, from_us, min(to_us, as_of_us + 1), step_us),
+                is_csv=is_csv,
             ).encode()
         )
-        return Response(200, body)
+        return Response(200, body, CSV if is_csv else JSON, ((b"vary", b"accept"),))
 
     @route("POST", f"{COUNTER}/recount", Scope.ADMIN, tag="history", writes=True, status=202)
     async def recount_counter(
@@ -263,8 +276,11 @@ def _listed(
     return Response(200, f'{{"counters":[{named}],{shown}"next_page":{page_text}}}'.encode())
 
 
-def _history_text(points: Sequence[tuple[int, int, int]]) -> str:
-    """Return a history in JSON."""
+def _history_text(points: Sequence[tuple[int, int, int]], *, is_csv: bool) -> str:
+    """Return a history in CSV or JSON."""
+    if is_csv:
+        lines = [f"{to_rfc3339(t)},{count},{delta}\r\n" for t, count, delta in points]
+        return "time,count,delta\r\n" + "".join(lines)
     texts = [
         f'{{"time":"{to_rfc3339(t)}","count":{count},"delta":{delta}}}'
         for t, count, delta in points

@@ -17,6 +17,8 @@ from starlette.routing import Route as PlainRoute
 from api.console.pages import PATH, Console
 from api.document.openapi import DESCRIPTION, LICENSE, SERVERS, TAGS, document_of
 from api.document.problem_page import POLICY, problems_page
+from api.http.call import preferred
+from api.http.problems import PROBLEM_TYPE
 from api.http.response_models import HealthAnswer, ReadyAnswer
 from api.http.routing import Route, problem
 from api.telemetry.exposition import ApiExposition
@@ -26,6 +28,7 @@ from counter.errors import NotFoundError
 
 #: Pages need no key, except one that shows all namespaces: see Pipeline.
 _OPEN: Final[Mapping[str, Any]] = {"openapi_extra": {"security": []}}
+_HTML: Final = b"text/html"
 _OF_ALL: Final[Mapping[str, Any]] = {"security": [{"key": ["read"]}]}
 _METRIC: Final = 'counter_adds_total{outcome="original"} 1.0\n'
 #: FastAPI would record and export by itself what this service records.
@@ -127,7 +130,7 @@ def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
 
 async def _home(request: Request) -> Response:
     """Lead a browser to the console: terminals make the address of the service a link."""
-    if "text/html" not in request.headers.get("accept", ""):
+    if preferred(request.scope["headers"], (PROBLEM_TYPE, _HTML)) != _HTML:
         raise NotFoundError(
             "there is nothing at '/'; /console is a page for people, and /docs describes the API"
         )

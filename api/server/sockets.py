@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import resource
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from counter.errors import StartupError
 from counter.limits import CONNECTIONS_SPARE, HANDSHAKES_MAX
 
 _BACKLOG: Final = 2_048
+_PRIVILEGED_PORTS: Final = 1_024
 #: File descriptors besides client connections: SQLite files, connections to the store and the
 #: cache, pipes.
 _OTHER_FILES: Final = 512
@@ -35,12 +37,28 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         listener.close()
         said = getattr(error, "strerror", None) or error
-        is_port = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
-        fix = "port with --port" if is_port else "address with --host"
-        raise StartupError(
-            f"cannot listen on {host}:{port}: {said}; choose another {fix}"
-        ) from error
+        hint = _hint(error, host, port)
+        raise StartupError(f"cannot listen on {host}:{port}: {said}; {hint}") from error
     return listener
+
+
+def _hint(error: Exception, host: str, port: int) -> str:
+    """Return how to fix *error*."""
+    code = getattr(error, "errno", None)
+    if not isinstance(error, socket.gaierror):
+        if code == errno.EADDRINUSE:
+            return f"port {port} is taken: choose another one with --port, or 0 for a free one"
+        if code == errno.EACCES and 0 < port < _PRIVILEGED_PORTS:
+            return f"ports below {_PRIVILEGED_PORTS} are for root: choose another one with --port"
+        if code == errno.EADDRNOTAVAIL:
+            return (
+                f"this machine does not have the address {host}: choose one of its addresses with"
+                " --host, or 0.0.0.0 for all"
+            )
+    return (
+        f"{host!r} is not an address or name of this machine: choose one with --host, such as"
+        " 127.0.0.1, or 0.0.0.0 for all"
+    )
 
 
 def check_exposure(settings: Settings, listeners: Sequence[socket.socket], *, keys: bool) -> None:
@@ -114,9 +132,23 @@ def connections_max(settings: Settings) -> int:
 
 
 def say_where(listener: socket.socket, settings: Settings) -> None:
-    """Print the URL."""
+    """Print the URL and first commands to try."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.https_cert is None else "https"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    sys.stdout.write(f"Serving on {url}\nIn a browser: {url}/console\n")
+    one = f"{url}/v1/namespaces/default/counters/hello"
+    curl = "curl" if settings.https_cert is None else "curl --cacert CA.pem"
+    # The path has it unless a checkout or an environment that is not active serves.
+    counter = "counter" if shutil.which("counter") else f"{sys.executable} -m counter"
+    where = f" --url {url}" if url != "http://127.0.0.1:8080" else ""
+    where += "" if settings.https_cert is None else " --tls-ca CA.pem"
+    sys.stdout.write(
+        f"Serving on {url}\n\nTry:\n"
+        f"  {counter} add hello{where}\n"
+        f"  {counter} get hello{where}\n\n"
+        "Or by HTTP:\n"
+        f"  {curl} --json '{{\"delta\": 1}}' -H 'Idempotency-Key: my-first-add' {one}/add\n"
+        f"  {curl} {one}\n\n"
+        f"In a browser: {url}/console\n"
+    )
     sys.stdout.flush()

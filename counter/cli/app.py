@@ -122,11 +122,11 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "look:history": """
         Print how a count changed over time.
 
-        A line has the end of a step of time, the count then, and its change; steps without a change
-        are left out. Without --from it shows the last hour, as far as the rollup has come.
+        A line has the end of a step of time, the count then, and its change; empty steps are one
+        line. Without --from it shows the last hour, as far as the rollup has come.
           counter history views
           counter history views --from 24h --step 1h
-          counter history views --from 2026-01-01 --to 2026-02-01 --json
+          counter history views --from 2026-01-01 --to 2026-02-01 --csv
         """,
         "look:events": """
         Print a counter's adds and clears, latest first.

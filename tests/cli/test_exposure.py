@@ -95,7 +95,11 @@ def test_the_address_is_reported_with_its_scheme(
     say_where(cast(socket.socket, Listener("::1")), Settings())
     assert capsys.readouterr().out.startswith("Serving on http://[::1]:8080\n")
     say_where(cast(socket.socket, Listener("127.0.0.1")), Settings(**own.settings))
-    assert capsys.readouterr().out.startswith("Serving on https://127.0.0.1:8080\n")
+    out = capsys.readouterr().out
+    assert out.startswith("Serving on https://127.0.0.1:8080\n")
+    # For the command line, and for curl.
+    assert "counter add hello --url https://127.0.0.1:8080 --tls-ca CA.pem\n" in out
+    assert "curl --cacert CA.pem --json" in out
 
 
 def load_error(**flags: Any) -> str:

@@ -20,7 +20,7 @@ def refusal(host: str, port: int) -> str:
 def test_a_taken_port_is_the_ports_fault() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert "in use; choose another port with --port" in refusal("127.0.0.1", port)
+        assert f"port {port} is taken: choose another one with --port" in refusal("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_taken_port_is_the_ports_fault() -> None:
         *((each, "with --host") for each in ("no-such-host.invalid", "127.0.0.1.5", "a" * 80)),
         ("::zz", "with --host"),
         # 203.0.113.0/24 is reserved for documentation.
-        ("203.0.113.7", "203.0.113.7:0"),
+        ("203.0.113.7", "does not have the address 203.0.113.7"),
     ],
 )
 def test_a_bad_address_is_not_the_ports_fault(host: str, why: str) -> None:

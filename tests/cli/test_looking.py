@@ -135,6 +135,9 @@ def test_a_history_is_a_table_csv_and_json(shell: Shell, soon_rolled_up: str, na
     asyncio.run(eventually(is_rolled_up, "the add is rolled up"))
     points = shell.documents(*wanted)
     assert (points[-1]["count"], sum(each["delta"] for each in points)) == (7, 7)
+    csv = shell.said(*wanted, "--csv").splitlines()
+    assert csv[0] == "time,count,delta"
+    assert csv[-1].endswith(",7,0") or csv[-1].endswith(",7,7")
     head, *rows = shell.said(*wanted).splitlines()
     assert head.split() == ["UP", "TO", "COUNT", "CHANGE"]
     assert rows[-1].split()[-2] == "7"
@@ -143,7 +146,7 @@ def test_a_history_is_a_table_csv_and_json(shell: Shell, soon_rolled_up: str, na
     assert f"nothing of {name} is rolled up in that time" in shell.err
 
 
-def test_steps_without_a_change_are_left_out(shell: Shell) -> None:
+def test_steps_without_a_change_are_one_line(shell: Shell) -> None:
     """Regression: one add in an hour was a line among sixty."""
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     changes = [0, 0, 0, 5, 0, -2, 0, 0, 0]
@@ -153,12 +156,16 @@ def test_steps_without_a_change_are_left_out(shell: Shell) -> None:
     ]
     with patch.object(CounterClient, "history", return_value=iter(points)):
         lines = shell.said("history", "c").splitlines()
-    assert [line.split()[2:] for line in lines[1:]] == [
+    assert [line.split(maxsplit=2)[-1].split() for line in lines[1:]] == [
         ["0", "+0"],
+        ["steps", "without", "a", "change"],
         ["5", "+5"],
+        ["5", "+0"],
         ["3", "-2"],
+        ["steps", "without", "a", "change"],
         ["3", "+0"],
     ]
+    assert [line[2] for line in lines if line.startswith("…")] == ["2", "2"]
     with patch.object(CounterClient, "history", return_value=iter(points)):
         assert len(shell.documents("history", "c")) == len(points)
 

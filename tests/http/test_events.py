@@ -1,7 +1,10 @@
 """Looking into a counter: its events, its history, and its recount."""
 
+import csv
+import io
 import json
 
+import httpx
 import pytest
 
 from tests.support.app import App, every_store
@@ -130,6 +133,21 @@ async def test_history_starts_again_at_a_clear(rest: Rest, app: App) -> None:
     assert (await history(rest, **span | {"from": start}))[-1]["count"] == 6
 
 
+async def test_history_is_a_table_on_request(rest: Rest, app: App) -> None:
+    start_us = app.clock.now_us()
+    await filled(rest, app, 25)
+    await app.roll_up_after(MINUTE)
+    span = {"from": rfc3339(start_us - MINUTE), "to": rfc3339(app.clock.now_us()), "step": "10s"}
+    points = await history(rest, **span)
+    answer = await rest.http.get(
+        rest.path("c", "history"), params=span, headers={"accept": "text/csv"}
+    )
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert rows == [{name: str(value) for name, value in point.items()} for point in points]
+
+
 @pytest.mark.parametrize(
     ("params", "name"),
     [
@@ -224,3 +242,35 @@ async def test_the_plus_sign_of_an_offset_may_be_sent_as_it_is(rest: Rest) -> No
     path = rest.path("c", "events")
     for time in ("2026-03-01T14:00:00+02:00", "2026-03-01+14:00:00.5+02:00"):
         assert (await rest.http.get(f"{path}?from={time}")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_csv"),
+    [
+        ([], False),
+        (["text/csv"], True),
+        (["TEXT/CSV; header=present"], True),
+        (["text/csv;q=0"], False),
+        (["text/csv; Q=0.0, */*"], False),
+        (["application/json;q=0.5, text/csv"], True),
+        (["application/json", "text/csv;q=0.9"], False),
+        (["application/json;q=0", "text/*"], True),
+        (["text/csv, */*"], True),
+        (["text/csv;q=0.1, */*;q=0.8"], False),
+        (["*/*"], False),
+        (["image/png"], False),
+        (["text/csv;q=nan"], False),
+        (["text/csvx, ;q=1, =,;"], False),
+    ],
+    ids=str,
+)
+async def test_history_is_csv_if_the_client_prefers_it(
+    rest: Rest, accept: list[str], is_csv: bool
+) -> None:
+    headers = httpx.Headers([("accept", each) for each in accept])
+    request = httpx.Request("GET", rest.http.base_url.join(rest.path("c", "history")))
+    request.headers = httpx.Headers([("host", request.url.host), *headers.multi_items()])
+    answer = await rest.http.send(request)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/csv") is is_csv
+    assert answer.headers["vary"] == "accept"

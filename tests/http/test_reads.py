@@ -225,6 +225,8 @@ async def test_a_history_is_written_outside_of_the_event_loops_thread(
         return points(*given)
 
     monkeypatch.setattr(reports, "history_points", noted)
-    assert (await rest.http.get(rest.path("c", "history"))).status_code == 200
-    assert len(threads) == 1
+    for accept in ("application/json", "text/csv"):
+        answer = await rest.http.get(rest.path("c", "history"), headers={"Accept": accept})
+        assert answer.status_code == 200
+    assert len(threads) == 2
     assert threading.get_ident() not in threads

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Annotated, Final
 
 from counter.cli.client import (
@@ -164,13 +165,18 @@ def history(
     step: Annotated[
         str | None, flag("The length of a step: 1m [for about 60 steps]", "DURATION")
     ] = None,
+    csv: Annotated[bool, flag("Print CSV")] = False,
     json: JsonLines = False,
 ) -> None:
     """Print the count at the end of each step."""
     with exit_codes(service), open_client(service) as client:
+        if csv and json:
+            raise StartupError("--csv and --json exclude each other: give one")
         since, until = _span(start, end)
         points = list(client.history(name, since, until, step))
-        if json:
+        if csv:
+            print_out("\n".join(["time,count,delta", *map(_csv_line, points)]))
+        elif json:
             for each in points:
                 print_out(json_line(asdict(each)))
         elif not points:
@@ -222,14 +228,25 @@ def _span(start: str | None, end: str | None) -> tuple[datetime | None, datetime
 
 
 def _table(points: Sequence[Point]) -> str:
-    """Return a table of *points*: the first and the last one, and those with a change."""
-    ends = (points[0], points[-1])
-    rows = [
-        (second(each.time), each.count, signed(each.delta))
-        for each in points
-        if each.delta or each in ends
-    ]
-    return table(("UP TO", "COUNT", "CHANGE"), rows)
+    """Return a table of *points*; steps without a change, between the first and the last one, are
+    one line."""
+    rows = [(second(each.time), each.count, signed(each.delta)) for each in points]
+    head, *lines = table(("UP TO", "COUNT", "CHANGE"), rows).splitlines()
+    shown = [head]
+    inner = range(1, len(points) - 1)
+    for is_empty, run in groupby(
+        range(len(points)), key=lambda at: at in inner and points[at].delta == 0
+    ):
+        steps = list(run)
+        if is_empty and len(steps) > 1:
+            shown.append(f"… {len(steps)} steps without a change")
+        else:
+            shown += [lines[at] for at in steps]
+    return "\n".join(shown)
+
+
+def _csv_line(point: Point) -> str:
+    return f"{instant(point.time)},{point.count},{point.delta}"
 
 
 def token_of(event: Event) -> str:
