@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from hypothesis import strategies as st
+
 from counter_client.calls import Response
 from counter_client.retrying import Answer, Send
-from tests.client.script import added_body, lost, problem
+from tests.client.script import Script, added_body, lost, problem
 
 #: Faults: the request is lost, its response is lost, it is refused, or it is cut short.
 FAULTS = ("none", "request lost", "answer lost", "refused", "half", "void", "pending")
@@ -74,3 +76,14 @@ class Ledger:
             moment = "2026-11-21T13:01:23.875103Z"
             made.append({"token": f"{self._made:032x}", "generation_time": moment})
         return Response(200, json.dumps({"tokens": made}).encode())
+
+
+def drawing(data: st.DataObject, *, most: int = 12, items_max: int = 1_000) -> Ledger:
+    """A service with up to *most* faults, and none after them."""
+    faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=most)))
+    return Ledger(lambda: next(faults, "none"), items_max)
+
+
+def forever(ledger: Ledger) -> Script:
+    """Answer each attempt by *ledger*."""
+    return Script(iter(lambda: ledger.answer, None))

@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,6 @@ from counter_client import (
     Options,
     UnsentError,
 )
-from counter_client.errors import InvalidParameterError, NamespaceUnknownError
 from counter_client.spool import Spool
 from tests.support.in_thread import Service
 from tests.support.relay import Relay
@@ -77,57 +75,6 @@ async def test_an_add_that_waits_for_room_fails_when_the_buffer_closes() -> None
         with pytest.raises(ClosedError):
             await waiting
         await buffer.close()
-
-
-async def test_adds_are_sent_within_the_delay_without_a_flush(service: Service) -> None:
-    flushed: list[Flush] = []
-    options = Options(trust_env=False, on_flush=flushed.append)
-
-    async with (
-        AsyncCounterClient(service.url, options=options) as client,
-        client.buffer() as buffer,
-    ):
-        await buffer.add("delayed-async", 2)
-        await eventually(lambda: bool(flushed), "the buffer sends by itself")
-        await buffer.add("delayed-async", 3)
-    async with AsyncCounterClient(service.url, options=QUICK) as client:
-        assert (await client.get("delayed-async")).count == 5
-
-
-async def test_an_invalid_add_is_refused_at_once(service: Service) -> None:
-    bad: list[Any] = [("", 1), ("a", 2**63), ("a", 1.5), (3, 1)]
-    async with AsyncCounterClient(service.url, options=QUICK) as client, client.buffer() as buffer:
-        for counter, delta in bad:
-            with pytest.raises(InvalidParameterError):
-                await buffer.add(counter, delta)
-
-
-async def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Service) -> None:
-    async with AsyncCounterClient(service.url, "not-yet", options=QUICK) as client:
-        with pytest.raises(UnsentError, match="not-yet") as caught:
-            async with client.buffer(max_delay=3_600) as buffer:
-                await buffer.add("a", 3)
-        assert isinstance(caught.value.__cause__, NamespaceUnknownError)
-
-
-async def test_a_buffer_whose_disk_fails_reports_every_add_so(
-    service: Service, tmp_path: Path
-) -> None:
-    """Here while it sends: later adds get the error, and none is lost."""
-    async with AsyncCounterClient(service.url, options=QUICK) as client:
-        buffer = client.buffer(max_delay=0.001, spool=tmp_path / "spool")
-        merging = buffer._merging
-        await buffer.__aenter__()
-        spool: Any = merging.backlog
-        spool._own._db.execute("PRAGMA query_only = 1")
-        await buffer.add("failing", 2)
-
-        await eventually(lambda: merging.failure is not None, "the disk is asked")
-        with pytest.raises(ClosedError, match="spool"):
-            await buffer.add("failing")
-        with pytest.raises(UnsentError) as caught:
-            await buffer.close()
-        assert caught.value.unsent == {"failing": 2}
 
 
 async def test_a_flush_reports_rejected_adds_although_it_fails(

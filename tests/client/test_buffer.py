@@ -28,6 +28,7 @@ from counter_client import (
 )
 from counter_client.errors import InvalidParameterError, NamespaceUnknownError
 from counter_client.spool import Spool
+from tests.client.callers import Caller
 from tests.support.in_thread import Service
 from tests.support.relay import Relay
 from tests.support.server import Server, serving
@@ -36,6 +37,7 @@ from tests.support.waiting import eventually
 QUICK = Options(
     trust_env=False, deadline_s=30.0, attempt_timeout_s=0.3, backoff_first_s=0.01, backoff_max_s=0.1
 )
+NOWHERE = "http://127.0.0.1:9"
 NAMES = [f"c{number}" for number in range(20)]
 
 
@@ -52,18 +54,37 @@ def test_adds_of_one_counter_are_merged(service: Service) -> None:
         assert len(list(client.events("merged"))) == 1
 
 
-def test_adds_are_sent_within_the_delay_without_a_flush(service: Service) -> None:
-    sent = threading.Event()
-    options = Options(trust_env=False, on_flush=lambda _: sent.set())
-    with CounterClient(service.url, options=options) as client, client.buffer() as buffer:
-        buffer.add("delayed")
-        assert sent.wait(30)
-        assert client.get("delayed").count == 1
+KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+@asynccontextmanager
+async def open_buffer(
+    kind: str, url: str, namespace: str = "default", *, options: Options = QUICK, **bounds: Any
+) -> AsyncIterator[Any]:
+    """A buffer of either client; it is the test's to close."""
+    made = AsyncCounterClient if kind == "async" else CounterClient
+    client: Any = made(url, namespace, options=options)
+    buffer = client.buffer(**bounds)
+    if kind == "async":
+        await buffer.__aenter__()
+    yield Caller(buffer)
+    await Caller(client).close()
+
+
+@KINDS
+async def test_adds_are_sent_within_the_delay_without_a_flush(kind: str, service: Service) -> None:
+    flushed: list[Flush] = []
+    options = Options(trust_env=False, on_flush=flushed.append)
+    async with open_buffer(kind, service.url, options=options) as buffer:
+        await buffer.add(f"delayed-{kind}", 2)
+        await eventually(lambda: bool(flushed), "the buffer sends by itself")
+        await buffer.close()
+    await check(service, Counter({f"delayed-{kind}": 2}))
 
 
 def test_a_flush_ends_with_the_buffer() -> None:
     """Regression: it waited for ever if another thread closed the buffer before all was sent."""
-    with CounterClient("http://127.0.0.1:9", options=QUICK) as client:
+    with CounterClient(NOWHERE, options=QUICK) as client:
         buffer = client.buffer()
         buffer.add("a")
         ended: list[Exception] = []
@@ -110,21 +131,20 @@ def test_threads_share_a_buffer(service: Service) -> None:
         assert {x.counter.removeprefix("shared-"): x.count for x in found} == expected
 
 
+@KINDS
 @pytest.mark.parametrize(
     ("counter", "delta"), [("", 1), ("a\n", 1), ("a", 2**63), ("a", 1.5), ("a", True), (3, 1)]
 )
-def test_an_invalid_add_is_refused_at_once(service: Service, counter: Any, delta: Any) -> None:
-    with (
-        CounterClient(service.url, options=QUICK) as client,
-        client.buffer() as buffer,
-        pytest.raises(InvalidParameterError),
-    ):
-        buffer.add(counter, delta)
+async def test_an_invalid_add_is_refused_at_once(kind: str, counter: Any, delta: Any) -> None:
+    async with open_buffer(kind, NOWHERE) as buffer:
+        with pytest.raises(InvalidParameterError):
+            await buffer.add(counter, delta)
+        await buffer.close()
 
 
 def test_a_full_buffer_pushes_back() -> None:
     """Merging goes on; one more counter waits, and nothing is lost or taken twice."""
-    with CounterClient("http://127.0.0.1:9", options=QUICK) as client:
+    with CounterClient(NOWHERE, options=QUICK) as client:
         buffer = client.buffer(max_items=2)
         buffer.add("a")
         buffer.add("b")
@@ -140,16 +160,18 @@ def test_a_full_buffer_pushes_back() -> None:
             buffer.add("a")
 
 
-def test_a_namespace_that_is_not_there_is_reported_at_the_flush(service: Service) -> None:
+@KINDS
+async def test_a_namespace_that_is_not_there_is_reported_at_the_flush(
+    kind: str, service: Service
+) -> None:
     """And nothing is given up: it may be created yet."""
-    with CounterClient(service.url, "not-yet", options=QUICK) as client:
-        buffer = client.buffer(max_delay=3_600)
-        buffer.add("a", 3)
+    async with open_buffer(kind, service.url, "not-yet", max_delay=3_600) as buffer:
+        await buffer.add("a", 3)
         with pytest.raises(UnsentError, match="not-yet") as caught:
-            buffer.flush()
+            await buffer.flush()
         assert isinstance(caught.value.__cause__, NamespaceUnknownError)
         with pytest.raises(UnsentError):
-            buffer.close()
+            await buffer.close()
 
 
 @asynccontextmanager
@@ -312,22 +334,35 @@ def test_an_add_that_is_refused_for_good_is_returned_and_kept(
     assert kept == [("refused", 3, str(token), "token_conflict")]
 
 
-def test_a_buffer_whose_disk_fails_reports_every_add_so(service: Service, tmp_path: Path) -> None:
-    """It returns its adds, instead of merging for ever."""
-    with CounterClient(service.url, options=QUICK) as client:
-        buffer = client.buffer(max_delay=3_600, spool=tmp_path / "spool")
-        spool: Any = buffer._merging.backlog
-        buffer.add("failing", 2)
-        spool._own._db.execute("PRAGMA query_only = 1")
+@KINDS
+@pytest.mark.parametrize("while_it_sends", [False, True])
+async def test_a_buffer_whose_disk_fails_reports_every_add_so(
+    kind: str, while_it_sends: bool, service: Service, tmp_path: Path
+) -> None:
+    """It returns its adds, instead of merging for ever, and takes no more."""
+    bounds: dict[str, Any] = {
+        "max_delay": 0.001 if while_it_sends else 3_600.0,
+        "spool": tmp_path / "spool",
+    }
+    async with open_buffer(kind, service.url, **bounds) as buffer:
+        merging = buffer.of._merging
+        if not while_it_sends:
+            await buffer.add("failing", 2)
+        merging.backlog._own._db.execute("PRAGMA query_only = 1")
+        if while_it_sends:
+            await buffer.add("failing", 2)
+            await eventually(lambda: merging.failure is not None, "the disk is asked")
+            with pytest.raises(ClosedError, match="spool"):
+                await buffer.add("failing")
         with pytest.raises(UnsentError) as caught:
-            buffer.close()
+            await buffer.close()
         assert caught.value.unsent == {"failing": 2}
         with pytest.raises(ClosedError):
-            buffer.add("failing")
+            await buffer.add("failing")
 
 
 def test_a_forked_process_starts_an_empty_buffer_whatever_it_does_first() -> None:
-    with CounterClient("http://127.0.0.1:9", options=QUICK) as client:
+    with CounterClient(NOWHERE, options=QUICK) as client:
         for does in (Buffer.sync, Buffer.flush):
             buffer = client.buffer()
             pid, buffer._pid = buffer._pid, -1

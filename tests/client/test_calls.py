@@ -29,27 +29,10 @@ from counter_client.errors import (
     PreconditionFailedError,
     TokenConflictError,
 )
+from tests.client.callers import Caller
 from tests.support.in_thread import Service
 
 OPTIONS = Options(trust_env=False)
-
-
-class Caller:
-    """Calls either client the same way: a coroutine for each call, a list for each iterator."""
-
-    def __init__(self, client: CounterClient | AsyncCounterClient) -> None:
-        self._client = client
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            result = getattr(self._client, name)(*args, **kwargs)
-            if inspect.isasyncgen(result):
-                return [each async for each in result]
-            if inspect.isgenerator(result):
-                return list(result)
-            return await result if inspect.isawaitable(result) else result
-
-        return call
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -271,12 +254,6 @@ def test_an_address_that_is_away_costs_no_call_a_retry(service: Service) -> None
             client.add("away")
         assert client.get("away").count == 100
     assert len([each for each in seen if each.status is None]) < 10
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://x", ""])
-def test_an_address_that_is_none_is_named(url: str) -> None:
-    with pytest.raises(InvalidParameterError, match="base URL"):
-        CounterClient(url)
 
 
 def test_both_clients_have_the_same_calls() -> None:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from threading import Event
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from counter import limits
 from counter_client.buffer import Bounds, Buffer
-from counter_client.calls import Calls, Response
+from counter_client.calls import Calls
 from counter_client.delivery import Backlog, Delivery, Item
 from counter_client.errors import (
     CounterError,
@@ -24,26 +25,20 @@ from counter_client.failures import UnknownOutcomeError, UnsentError
 from counter_client.options import Options
 from counter_client.retrying import Answer, Budget, Policy, Send
 from counter_client.tokens import Token
-from tests.client.ledger import FAULTS, Ledger
-from tests.client.script import Script, added, lost, problem
+from tests.client.ledger import Ledger, drawing, forever
+from tests.client.script import Script, added, batch, lost, problem
 
 CALLS = Calls("default")
+#: Results of an item of a batch.
+LATE = {"code": "write_timeout", "retry": "same_token", "applied": None, "detail": "late"}
+CONFLICT = {"code": "token_conflict", "retry": "never", "applied": None, "detail": "used"}
+VOID = {"code": "token_too_old", "retry": "new_token", "applied": False, "detail": "late"}
 ADDS = st.dictionaries(st.sampled_from("abcdef"), st.integers(-(2**66), 2**66), max_size=6)
-
-
-def drawing(data: st.DataObject, most: int = 12) -> Ledger:
-    """A service with up to *most* faults, and none after them."""
-    faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=most)))
-    return Ledger(lambda: next(faults, "none"), items_max=data.draw(st.integers(1, 8)))
-
-
-def forever(ledger: Ledger) -> Script:
-    return Script(iter(lambda: ledger.answer, None))
 
 
 @given(st.lists(ADDS, max_size=6), st.data())
 def test_a_backlog_is_counted_exactly_once(puts: list[dict[str, int]], data: st.DataObject) -> None:
-    ledger, backlog = drawing(data), Backlog()
+    ledger, backlog = drawing(data, items_max=data.draw(st.integers(1, 8))), Backlog()
     script, expected = forever(ledger), Counter[str]()
     for adds in puts:
         expected.update(adds)
@@ -67,7 +62,7 @@ def test_a_batch_reports_the_outcome_of_each_item(
     items: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     """By the deadline each item is counted, void, or has an unknown outcome."""
-    ledger = drawing(data, most=30)
+    ledger = drawing(data, most=30, items_max=data.draw(st.integers(1, 8)))
     script = forever(ledger)
     delivery = Delivery.of_items(CALLS, items)
     results = script.run(delivery.until_deadline(script.policy(deadline_s=2.0)))
@@ -87,8 +82,7 @@ def test_a_batch_reports_the_outcome_of_each_item(
 
 
 def test_items_keep_their_tokens_over_every_attempt() -> None:
-    late = '{"code":"write_timeout","retry":"same_token","applied":null,"detail":"late"}'
-    script = Script([lost(), Response(200, f'{{"results":[{late},{late}]}}'.encode()), added])
+    script = Script([lost(), batch(LATE, LATE), added])
     script.run(Delivery.of_items(CALLS, [("a", 1), ("b", 1)]).for_ever(script.policy()))
     assert len({each.request.body for each in script.sent}) == 1
 
@@ -142,10 +136,9 @@ def test_a_request_is_never_larger_than_the_service_reads() -> None:
 
 
 def test_an_add_that_can_never_count_is_returned() -> None:
-    conflict = b'{"code":"token_conflict","retry":"never","applied":null,"detail":"used"}'
     backlog = Backlog()
     backlog.put({"a": 3})
-    script = Script([Response(200, b'{"results":[' + conflict + b"]}")])
+    script = Script([batch(CONFLICT)])
     script.run(Delivery(CALLS, backlog.seal()).for_ever(script.policy()))
     [rejected] = backlog.finish()
     assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, "token_conflict")
@@ -189,16 +182,13 @@ def closed(buffer: Buffer, timeout: float) -> UnsentError | None:
 def test_rejected_adds_of_an_unfinished_batch_are_returned() -> None:
     """Regression: it was in no part of the error."""
 
-    def send(_: Send) -> Answer:
+    def send(send: Send) -> Answer:
         for each in answers:
-            return each
+            return each(send)
         again.set()
         return lost()
 
-    conflict = '{"code":"token_conflict","retry":"never","applied":null,"detail":"used"}'
-    late = '{"code":"write_timeout","retry":"same_token","applied":null,"detail":"late"}'
-    answers = iter([Response(200, f'{{"results":[{conflict},{late}]}}'.encode())])
-    again = Event()
+    answers, again = iter([batch(CONFLICT, LATE)]), Event()
     buffer = filled(send, ["a", "b"])
     assert again.wait(60)
     error = closed(buffer, 0.0)
@@ -210,10 +200,9 @@ def test_rejected_adds_of_an_unfinished_batch_are_returned() -> None:
 
 def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
     """Regression: without tokens of the service, a slow clock made it loop without a pause."""
-    late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
-    void = Response(200, f'{{"results":[{late}]}}'.encode())
     none = problem("rate_limited", 429, "same_token")
-    script = Script([*[void, none] * 3, added])
+    answers: list[Any] = [*[batch(VOID), none] * 3, added]
+    script = Script(answers)
     delivery = Delivery.of_items(CALLS, [("a", 1)])
     script.run(delivery.for_ever(script.policy(backoff_first_s=0.1)))
     assert script.pauses == pytest.approx([0.2, 0.4, 0.8])
@@ -221,9 +210,7 @@ def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:
 
 def test_new_tokens_are_used_soon_after_an_outage() -> None:
     """Regression: the pauses of the outage went on, and made new tokens too old again."""
-    late = '{"code":"token_too_old","retry":"new_token","applied":false,"detail":"late"}'
-    void = Response(200, f'{{"results":[{late}]}}'.encode())
-    script = Script([*[lost()] * 9, void, problem("not_found", 404, "never"), added])
+    script = Script([*[lost()] * 9, batch(VOID), problem("not_found", 404, "never"), added])
     script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
     assert script.pauses[-2:] == pytest.approx([5.0, 0.1])
 

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
@@ -33,9 +34,22 @@ OPTIONS = Options(trust_env=False)
 NOWHERE = "http://127.0.0.1:9"
 
 
-def ran(script: str, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-    """A script in a process of its own: this one has threads, and goes on."""
-    return run_python("-W", "ignore::DeprecationWarning", "-c", script, *words)
+#: Before each script.
+BEGIN = """
+import os, signal, sys, threading
+from counter_client import ClosedError, CounterClient, Options
+from counter_client.spool import Spool
+
+def code_of(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def run(script: str, *words: str | Path, code: int = 0, errors: Sequence[str] = ()) -> None:
+    """Run a script in a process of its own: this one has threads, and goes on."""
+    done = run_python("-W", "ignore::DeprecationWarning", "-c", BEGIN + script, *words)
+    assert (done.returncode, bool(done.stderr)) == (code, bool(errors)), done.stderr
+    assert [each for each in errors if each not in done.stderr] == []
 
 
 def count_of(service: Service, name: str) -> int:
@@ -48,8 +62,6 @@ def test_a_forked_child_leaves_what_is_in_the_spool_to_its_parent(
 ) -> None:
     """Regression: a child that left the `with` block closed the file, and later adds were lost."""
     script = """
-import os, signal, sys
-from counter_client import ClosedError, CounterClient, Options
 client = CounterClient("http://127.0.0.1:9", options=Options(trust_env=False, deadline_s=1.0))
 with client.buffer(spool=sys.argv[1]) as buffer:
     buffer.add("spooled")
@@ -63,14 +75,13 @@ with client.buffer(spool=sys.argv[1]) as buffer:
                 continue
             os._exit(1)
         sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert code_of(child) == 7
     for _ in range(50):
         buffer.add("spooled")
     buffer.sync()
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = ran(script, tmp_path / "spool")
-    assert (done.returncode, done.stderr) == (-9, "")
+    run(script, tmp_path / "spool", code=-9)
     with (
         CounterClient(service.url, options=OPTIONS) as client,
         client.buffer(spool=tmp_path / "spool"),
@@ -82,20 +93,17 @@ with client.buffer(spool=sys.argv[1]) as buffer:
 def test_a_child_that_forgets_a_spool_leaves_its_log_alone(tmp_path: Path) -> None:
     """Regression: the child closed the file, and SQLite removed the log of the parent."""
     script = """
-import os, signal, sys
-from counter_client.spool import Spool
 spool = Spool(sys.argv[1], "default")
 spool.put({"before": 1})
 child = os.fork()
 if child == 0:
     del spool
     sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert code_of(child) == 7
 spool.put({"after": 1})
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = ran(script, tmp_path / "spool")
-    assert (done.returncode, done.stderr) == (-9, "")
+    run(script, tmp_path / "spool", code=-9)
     left = Spool(tmp_path / "spool", "default")
     assert dict(left.unsent()) == {"before": 1, "after": 1}
     left.close()
@@ -104,20 +112,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_client_needs_no_import_to_connect() -> None:
     """Regression: a fork during an import left the child without the codec "idna"."""
     script = """
-import sys
-from counter_client import CounterClient
 CounterClient("http://127.0.0.1:9").close()
 assert "encodings.idna" in sys.modules
 """
-    done = ran(script)
-    assert (done.returncode, done.stderr) == (0, "")
+    run(script)
 
 
 #: A site's module with a buffer that is made when it is imported, under a server that forks three
 #: workers before or after that; each is killed once what it added is on disk.
 SITE = """
-import os, signal, sys, time
-from counter_client import CounterClient, Options
 
 def site():
     client = CounterClient(sys.argv[1], options=Options(trust_env=False, deadline_s=1.0))
@@ -139,7 +142,7 @@ for number in range(3):
         os.kill(os.getpid(), signal.SIGKILL)
     workers.append(child)
 for child in workers:
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+    assert code_of(child) == -9
 if buffer is not None:
     buffer.add("master", 2)
     buffer.sync()
@@ -152,8 +155,7 @@ def test_workers_that_fork_before_or_after_the_import_share_a_spool(
     forks: str, tmp_path: Path
 ) -> None:
     """Regression: the second worker could not open the spool. All are killed."""
-    done = ran(SITE, NOWHERE, tmp_path / "spool", forks)
-    assert (done.returncode, done.stderr) == (-9, "")
+    run(SITE, NOWHERE, tmp_path / "spool", forks, code=-9)
     expected = Counter({"views": 30, "worker-0": 10, "worker-1": 10, "worker-2": 10})
     if forks == "after":
         expected["master"] = 7
@@ -171,8 +173,6 @@ def test_the_end_of_a_forked_worker_sends_what_it_added(service: Service, tmp_pa
     """And the adds of the parent are sent by the parent alone, once."""
     name = f"forked-{uuid4()}"
     script = """
-import os, sys
-from counter_client import CounterClient, Options
 client = CounterClient(sys.argv[1], options=Options(trust_env=False))
 spool = sys.argv[3] or None
 buffer = client.buffer(max_delay=60, spool=spool)
@@ -187,18 +187,15 @@ for _ in range(2):
         sys.exit(7)
     children.append(child)
 for child in children:
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert code_of(child) == 7
 """
     for spool in (tmp_path / "spool", ""):
-        done = ran(script, service.url, name, spool)
-        assert (done.returncode, done.stderr) == (0, "")
+        run(script, service.url, name, spool)
     assert count_of(service, name) == 204
 
 
 def test_a_buffer_that_was_empty_at_the_fork_can_be_flushed_in_the_child(tmp_path: Path) -> None:
     script = """
-import os, sys
-from counter_client import CounterClient, Options
 client = CounterClient("http://127.0.0.1:9", options=Options(trust_env=False))
 with client.buffer(spool=sys.argv[1]) as buffer:
     child = os.fork()
@@ -206,10 +203,9 @@ with client.buffer(spool=sys.argv[1]) as buffer:
         buffer.sync()
         buffer.flush()
         sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert code_of(child) == 7
 """
-    done = ran(script, tmp_path / "spool")
-    assert (done.returncode, done.stderr) == (0, "")
+    run(script, tmp_path / "spool")
 
 
 #: Opens a spool on a line of input, and ends with its input.
@@ -256,8 +252,6 @@ def test_a_client_whose_threads_are_busy_goes_on_in_a_child(service: Service) ->
     """Regression: a lock that another thread held at the fork was held in the child for ever."""
     name = f"busy-{uuid4()}"
     script = """
-import os, sys, threading
-from counter_client import CounterClient, Options
 client = CounterClient(sys.argv[1], options=Options(trust_env=False))
 taken = threading.Thread(target=client._policy.budget.lock.here().acquire)
 taken.start()
@@ -266,10 +260,9 @@ child = os.fork()
 if child == 0:
     client.add(sys.argv[2])
     os._exit(0)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sys.exit(code_of(child))
 """
-    done = ran(script, service.url, name)
-    assert (done.returncode, done.stderr) == (0, "")
+    run(script, service.url, name)
     assert count_of(service, name) == 1
 
 
@@ -277,16 +270,12 @@ def test_adds_left_in_a_buffer_are_sent_at_exit(service: Service) -> None:
     """Regression: it was lost without an error."""
     name = f"left-{uuid4()}"
     script = """
-import sys
-from counter_client import CounterClient, Options
 for url in sys.argv[1:3]:
     client = CounterClient(url, options=Options(trust_env=False, deadline_s=0.2))
     client.buffer(max_delay=60).add(sys.argv[3])
 """
-    done = ran(script, service.url, NOWHERE, name)
-    assert done.returncode == 0
-    assert "a buffer was left open until the program ended" in done.stderr
-    assert NOWHERE in done.stderr
+    errors = ("a buffer was left open until the program ended", NOWHERE)
+    run(script, service.url, NOWHERE, name, errors=errors)
     assert count_of(service, name) == 1
 
 
@@ -394,8 +383,6 @@ def test_threads_of_a_forked_child_can_all_begin_at_once(hedge: str, service: Se
     """Regression: with hedges, threads waited for the event loop of the parent for ever."""
     name = f"threads-{uuid4()}"
     script = """
-import os, sys, threading
-from counter_client import CounterClient, Options
 client = CounterClient(sys.argv[1], options=Options(trust_env=False, hedge_after_s=HEDGE))
 client.add(sys.argv[2])
 child = os.fork()
@@ -410,10 +397,9 @@ if child == 0:
     for each in threads:
         each.join(timeout=20)
     os._exit(sum(each.is_alive() for each in threads))
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sys.exit(code_of(child))
 """
-    done = ran(script.replace("HEDGE", hedge), service.url, name)
-    assert (done.returncode, done.stderr) == (0, "")
+    run(script.replace("HEDGE", hedge), service.url, name)
     assert count_of(service, name) == 9
 
 
@@ -421,8 +407,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_client_goes_on_in_a_child_after_a_fork(hedge: str, service: Service) -> None:
     """With connections and threads of its own. Regression: hedged, a live count waited for ever."""
     script = f"""
-import os, sys
-from counter_client import CounterClient, Options
 client = CounterClient(sys.argv[1], options=Options(trust_env=False, hedge_after_s={hedge}))
 client.add(sys.argv[2])
 child = os.fork()
@@ -432,20 +416,17 @@ for _ in range(20):
     client.add(sys.argv[2])
 if child == 0:
     os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
+assert code_of(child) == 0
 client.close()
 """
     name = f"forked-{uuid4()}"
-    done = ran(script, service.url, name)
-    assert (done.returncode, done.stderr) == (0, "")
+    run(script, service.url, name)
     assert count_of(service, name) == 41
 
 
 def test_a_forked_process_begins_with_an_empty_buffer(service: Service) -> None:
     """Each process sends its own adds. Regression: a lock held at the fork stayed locked."""
     script = """
-import os, sys
-from counter_client import CounterClient, Options
 client = CounterClient(sys.argv[1], options=Options(trust_env=False))
 buffer = client.buffer(max_delay=60)
 buffer.add("forked")
@@ -456,10 +437,9 @@ if child == 0:
     buffer.close()
     os._exit(0)
 buffer._lock.release()
-assert os.waitpid(child, 0)[1] == 0
+assert code_of(child) == 0
 buffer.close()
 client.close()
 """
-    done = ran(script, service.url)
-    assert (done.returncode, done.stderr) == (0, "")
+    run(script, service.url)
     assert count_of(service, "forked") == 11

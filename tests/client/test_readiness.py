@@ -1,8 +1,6 @@
 """A refused connection is retried, unless ``wait_for_ready`` is off and no server answered yet."""
 
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 
@@ -14,24 +12,13 @@ from counter_client import (
     UnknownOutcomeError,
     UnreachableError,
 )
+from tests.client.stranger import http, stranger
 
 URL = "http://127.0.0.1:9"
-
-
-class OneAnswer(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        body = (
-            b'{"namespace":"default","counter":"c","count":0,'
-            b'"as_of":"2026-01-01T00:00:00.000000Z","accuracy":"accurate"}'
-        )
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Be quiet."""
+COUNT = (
+    b'{"namespace":"default","counter":"c","count":0,'
+    b'"as_of":"2026-01-01T00:00:00.000000Z","accuracy":"accurate"}'
+)
 
 
 def options(note: Callable[[Attempt], None], *, wait: bool = False) -> Options:
@@ -79,14 +66,9 @@ def test_an_add_is_always_retried() -> None:
 
 def test_a_read_of_a_server_that_answered_before_is_retried() -> None:
     made: list[Attempt] = []
-    with HTTPServer(("127.0.0.1", 0), OneAnswer) as server:
-        thread = Thread(target=server.handle_request)
-        thread.start()
-        client = CounterClient(
-            f"http://127.0.0.1:{server.server_port}", options=options(made.append)
-        )
+    with stranger(http("200 OK", COUNT)) as other:
+        client = CounterClient(other.url, options=options(made.append))
         assert client.get("c").count == 0
-        thread.join()
     with client, pytest.raises(UnreachableError):
         client.get("c")
     assert len(made) == 1 + 4

@@ -6,7 +6,7 @@ import sqlite3
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +22,7 @@ from counter_client.errors import InvalidParameterError, StoreUnavailableError
 from counter_client.failures import ClosedError, SpoolBusyError
 from counter_client.retrying import Do, Effect, Pause, Send, Steps
 from counter_client.spool import _SCHEMA, ADOPT_EVERY_S, Spool
-from tests.client.ledger import FAULTS, Ledger
+from tests.client.ledger import Ledger, drawing, forever
 from tests.client.script import Script
 from tests.support.child import run_python
 
@@ -36,6 +36,22 @@ def unsent(path: Path) -> dict[str, int]:
     """The totals of the spool at *path*."""
     with closing(Spool(path, "default")) as spool:
         return dict(spool.unsent())
+
+
+@contextmanager
+def opened(path: Path, namespace: str = "default") -> Iterator[Spool]:
+    """The spool at *path* / ``spool``."""
+    with closing(Spool(path / "spool", namespace)) as spool:
+        yield spool
+
+
+@contextmanager
+def full(spool: Spool) -> Iterator[None]:
+    """No write succeeds, and it is reported."""
+    spool._own._db.execute("PRAGMA query_only = 1")
+    with pytest.raises(StoreUnavailableError):
+        yield
+    spool._own._db.execute("PRAGMA query_only = 0")
 
 
 def crash_in(steps: Steps[None], ledger: Ledger, effects: int) -> None:
@@ -71,9 +87,8 @@ def test_each_add_is_counted_once_over_any_number_of_crashes(
     lives: list[tuple[dict[str, int], int]], data: st.DataObject
 ) -> None:
     """Each life of a client puts adds, and ends in the middle of sending."""
-    faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=20)))
-    ledger = Ledger(lambda: next(faults, "none"))
-    script = Script(iter(lambda: ledger.answer, None))
+    ledger = drawing(data, most=20)
+    script = forever(ledger)
     expected = Counter[str]()
     with TemporaryDirectory(dir=MEMORY) as place:
         path = Path(place) / "spool"
@@ -93,15 +108,12 @@ def test_each_add_is_counted_once_over_any_number_of_crashes(
 
 def test_what_was_never_sent_gets_its_token_when_it_is(tmp_path: Path) -> None:
     """So it does not grow too old on the disk, however long the client is away."""
-    spool = Spool(tmp_path / "spool", "default")
-    spool.put({"a": 1})
-    spool.close()
-    again = Spool(tmp_path / "spool", "default")
-    assert dict(again.unsent()) == {"a": 1}
-    assert again.unfinished() == []
-    [item] = again.seal()
-    again.close()
-    with closing(Spool(tmp_path / "spool", "default")) as last:
+    with opened(tmp_path) as spool:
+        spool.put({"a": 1})
+    with opened(tmp_path) as again:
+        assert (dict(again.unsent()), again.unfinished()) == ({"a": 1}, [])
+        [item] = again.seal()
+    with opened(tmp_path) as last:
         assert [each.token for each in last.unfinished()] == [item.token]
 
 
@@ -267,12 +279,11 @@ def test_a_spool_that_is_a_file_belongs_to_one_namespace(tmp_path: Path) -> None
 
 
 def test_namespaces_share_a_directory_and_nothing_in_it(tmp_path: Path) -> None:
-    with closing(Spool(tmp_path / "spool", "a-1")) as spool:
+    with opened(tmp_path, "a-1") as spool:
         spool.put({"c": 1})
-    with closing(Spool(tmp_path / "spool", "a")) as other:
-        assert dict(other.unsent()) == {}
-    with closing(Spool(tmp_path / "spool", "a-1")) as spool:
-        assert dict(spool.unsent()) == {"c": 1}
+    for namespace, expected in (("a", {}), ("a-1", {"c": 1})):
+        with opened(tmp_path, namespace) as spool:
+            assert dict(spool.unsent()) == expected
 
 
 def test_each_buffer_has_a_slot_and_sends_the_adds_of_dead_ones(tmp_path: Path) -> None:
@@ -372,9 +383,8 @@ def test_each_add_is_counted_once_by_buffers_that_share_a_spool(
     steps: list[tuple[int, str]], data: st.DataObject
 ) -> None:
     """They come, add, send and die in any order; the last one sends the rest."""
-    faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=20)))
-    ledger = Ledger(lambda: next(faults, "none"))
-    script = Script(iter(lambda: ledger.answer, None))
+    ledger = drawing(data, most=20)
+    script = forever(ledger)
     expected = Counter[str]()
     living: dict[int, Spool] = {}
 
@@ -432,14 +442,11 @@ def test_a_sync_has_on_disk_what_was_open_when_the_sending_ended(tmp_path: Path)
 
 def test_a_failed_write_is_repeated_with_the_next(tmp_path: Path) -> None:
     """A put that failed must not look durable to the one that follows."""
-    spool = Spool(tmp_path / "spool", "default")
-    spool._own._db.execute("PRAGMA query_only = 1")
-    for adds in ({"a": 1}, {}):
-        with pytest.raises(StoreUnavailableError):
-            spool.put(dict(adds))
-    spool._own._db.execute("PRAGMA query_only = 0")
-    spool.put({})
-    spool.close()
+    with opened(tmp_path) as spool:
+        for adds in ({"a": 1}, {}):
+            with full(spool):
+                spool.put(dict(adds))
+        spool.put({})
     assert unsent(tmp_path / "spool") == {"a": 1}
 
 
@@ -479,10 +486,9 @@ def test_an_acknowledged_put_survives_a_full_disk_at_any_statement(
     lives: list[list[dict[str, int] | int]], data: st.DataObject
 ) -> None:
     """Each life puts or sends. Returned puts count; a failed step moves nothing."""
-    faults = iter(data.draw(st.lists(st.sampled_from(FAULTS), max_size=20)))
     gaps = iter(data.draw(st.lists(st.integers(0, 9), max_size=30)))
-    ledger = Ledger(lambda: next(faults, "none"))
-    script = Script(iter(lambda: ledger.answer, None))
+    ledger = drawing(data, most=20)
+    script = forever(ledger)
     expected = Counter[str]()
     with TemporaryDirectory(dir=MEMORY) as place:
         path = Path(place) / "spool"
@@ -518,14 +524,11 @@ def test_an_acknowledged_put_survives_a_full_disk_at_any_statement(
 
 def test_a_batch_that_failed_to_be_written_stays_in_the_totals(tmp_path: Path) -> None:
     """Regression: its totals left memory before the failed write, and were overwritten on disk."""
-    spool = Spool(tmp_path / "spool", "default")
-    spool.put({"a": 5})
-    spool._own._db.execute("PRAGMA query_only = 1")
-    with pytest.raises(StoreUnavailableError):
-        spool.seal()
-    spool._own._db.execute("PRAGMA query_only = 0")
-    spool.put({"a": 1})
-    spool.close()
+    with opened(tmp_path) as spool:
+        spool.put({"a": 5})
+        with full(spool):
+            spool.seal()
+        spool.put({"a": 1})
     assert unsent(tmp_path / "spool") == {"a": 6}
 
 
@@ -549,15 +552,13 @@ def test_a_put_is_on_disk_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_rejected_adds_are_kept_when_the_disk_is_full(tmp_path: Path) -> None:
     """Regression: a finish with a failed write dropped the batch and its rejected adds."""
-    spool = Spool(tmp_path / "spool", "default")
-    spool.put({"a": 5})
-    [item] = spool.seal()
-    item.result = ClosedError("refused")
-    spool._own._db.execute("PRAGMA query_only = 1")
-    with pytest.raises(StoreUnavailableError):
-        spool.finish()
-    assert [(each.counter, each.delta) for each in spool.refused()] == [("a", 5)]
-    spool.close()
+    with opened(tmp_path) as spool:
+        spool.put({"a": 5})
+        [item] = spool.seal()
+        item.result = ClosedError("refused")
+        with full(spool):
+            spool.finish()
+        assert [(each.counter, each.delta) for each in spool.refused()] == [("a", 5)]
 
 
 #: Adds one by one; every other step finds the disk full. Prints its progress, and dies.
@@ -599,18 +600,16 @@ def test_a_kill_after_a_disk_was_full_leaves_what_was_synced(tmp_path: Path) -> 
     done = run_python("-c", FULL_AND_KILLED, tmp_path / "spool")
     assert (done.returncode, done.stderr) == (-9, "")
     synced, failed = map(int, done.stdout.split())
-    spool = Spool(tmp_path / "spool", "default")
-    left = sum(spool.unsent().values()) + sum(each.delta for each in spool.unfinished())
-    spool.close()
+    with opened(tmp_path) as spool:
+        left = sum(spool.unsent().values()) + sum(each.delta for each in spool.unfinished())
     assert left == synced
     assert failed > 100
 
 
 def test_adds_of_an_earlier_process_count_as_held(tmp_path: Path) -> None:
     """So it is sent at once, and takes its part of the room."""
-    left = Spool(tmp_path / "spool", "default")
-    left.put({"a": 1, "b": 2})
-    left.close()
+    with opened(tmp_path) as left:
+        left.put({"a": 1, "b": 2})
     merging = Merging(Calls("default"), Script([]).policy(), Bounds(1.0, 3), tmp_path / "spool")
     merging.begin()
     assert merging.held == 2

@@ -19,6 +19,7 @@ from counter_client.addresses import by_proxy
 from counter_client.calls import Calls
 from counter_client.failures import error_of_answer
 from counter_client.transport import LiveStream
+from tests.client.callers import both_fail
 from tests.client.script import Script, added_body
 from tests.client.stranger import http, stranger
 
@@ -57,15 +58,11 @@ def test_a_redirect_is_not_followed_and_says_where_it_leads() -> None:
 async def test_a_malformed_response_is_an_error_with_the_token(answer: bytes, said: str) -> None:
     """Regression: a response of many brackets was a RecursionError."""
     with stranger(answer) as other:
-        with (
-            CounterClient(other.url, options=OPTIONS) as client,
-            pytest.raises(UnknownOutcomeError, match=said) as caught,
+        for each in await both_fail(
+            other.url, OPTIONS, lambda client: client.add("c", 2), UnknownOutcomeError, said
         ):
-            client.add("c", 2)
-        assert caught.value.unfinished.items == (("c", 2),)
-        async with AsyncCounterClient(other.url, options=OPTIONS) as patient:
-            with pytest.raises(UnknownOutcomeError, match=said):
-                await patient.add("c", 2)
+            assert isinstance(each, UnknownOutcomeError)
+            assert each.unfinished.items == (("c", 2),)
 
 
 def test_a_compressed_response_is_read() -> None:
@@ -90,15 +87,14 @@ async def test_the_body_that_is_read_is_bounded(
     """Regression: all that came within the time of an attempt was read into memory: gigabytes."""
     said = f"more than {bound} bytes, the most that a client reads"
     with stranger(*pieces) as other:
-        with (
-            CounterClient(other.url, options=OPTIONS) as client,
-            pytest.raises(UnexpectedAnswerError, match=said) as caught,
-        ):
-            client.get_many(["c"]) if many else client.get("c")
-        assert caught.value.retry == "same_token"
-        async with AsyncCounterClient(other.url, options=OPTIONS) as patient:
-            with pytest.raises(UnexpectedAnswerError, match=said):
-                await (patient.get_many(["c"]) if many else patient.get("c"))
+        errors = await both_fail(
+            other.url,
+            OPTIONS,
+            lambda client: client.get_many(["c"]) if many else client.get("c"),
+            UnexpectedAnswerError,
+            said,
+        )
+    assert {each.retry for each in errors} == {"same_token"}
 
 
 def test_an_add_whose_response_is_too_large_has_an_unknown_outcome() -> None:

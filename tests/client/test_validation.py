@@ -28,6 +28,8 @@ def client() -> CounterClient:
         (lambda client: client.add(b"c", 1), "name is text, and this is b'c'"),
         (lambda client: client.get(None), "name is text, and this is None"),
         (lambda client: client.add("", 1), "has 0"),
+        (lambda client: client.add("x" * 257, 1), "has 257"),
+        (lambda client: client.add("a\n", 1), r"U\+000A"),
         (lambda client: client.add("a\ud800", 1), r"U\+D800"),
         (lambda client: client.add("c", token="order-1"), r"Token\.from_key"),
         (lambda client: client.add("c", token=UUID(int=7)), r"the token is UUID"),
@@ -58,6 +60,8 @@ def test_a_call_names_the_invalid_argument(
     ("url", "said"),
     [
         ("127.0.0.1:8080", "must begin with http://"),
+        ("ftp://x", "must begin with http://"),
+        ("", "must begin with http://"),
         ("http://", "names no host"),
         ("http://127.0.0.1:99999", "port 99999"),
         (f"{NOWHERE}?a=b", "query"),
@@ -89,6 +93,9 @@ def test_an_invalid_namespace_is_named(namespace: Any) -> None:
     ("name", "value"),
     [
         ("deadline_s", "3"),
+        ("deadline_s", 0),
+        ("retries_per_s", -1),
+        ("hedge_after_s", "p50"),
         ("deadline_s", True),
         ("deadline_s", float("nan")),
         ("attempt_timeout_s", float("inf")),
