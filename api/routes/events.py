@@ -25,7 +25,7 @@ from api.http.problems import shown
 from api.http.response_models import CloudEventsAnswer
 from api.http.responses import Response
 from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
-from api.telemetry.request_log import LoggedWrite
+from api.telemetry.request_log import OUTCOMES, LoggedWrite
 from counter.config.event_rules import EVENT_TEXT, CloudEvent, adds_of, need_extensions, rules_of
 from counter.core.results import Added, Keyed
 from counter.core.service import CounterService
@@ -52,11 +52,6 @@ _REPRESENTED: Final[Mapping[int, Any]] = {
 _REPRESENTATION: Final = re.compile(
     rb"""(?:^|,)\s*return\s*=\s*"?representation"?\s*(?:[,;]|$)""", re.IGNORECASE
 )
-_OUTCOMES: Final[Mapping[bool | None, str]] = {
-    False: "original",
-    True: "replayed",
-    None: "unverified",
-}
 #: Events of one step, each of at most 20 adds.
 _STEP_EVENTS: Final = 10
 #: RFC 3339, with leap seconds. An event's time is not used, so days of months are not checked.
@@ -102,6 +97,18 @@ def cloud_event(body: CloudEventBody) -> None:
     """A body that the handler reads by itself, in each form that the specification has."""
 
 
+_INGESTS: Final[Mapping[str, Any]] = {
+    "tag": "events",
+    "writes": True,
+    "shows": "a CloudEvent",
+    "problems": (409,),
+    "declares": (prefers, cloud_event),
+    "openapi_extra": _BODIES,
+    "status": NO_CONTENT,
+    "responses": _REPRESENTED,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class EventRoutes:
     """``/v1/namespaces/{namespace}/events``, and the path that OpenMeter's clients append."""
@@ -110,19 +117,7 @@ class EventRoutes:
     batch_items_max: int
     queue: ReadQueue
 
-    @route(
-        "POST",
-        f"{NAMESPACE}/events",
-        Scope.WRITE,
-        tag="events",
-        writes=True,
-        shows="a CloudEvent",
-        problems=(409,),
-        declares=(prefers, cloud_event),
-        openapi_extra=_BODIES,
-        status=NO_CONTENT,
-        responses=_REPRESENTED,
-    )
+    @route("POST", f"{NAMESPACE}/events", Scope.WRITE, **_INGESTS)
     async def ingest_events(self, call: CallOf, namespace: InNamespace) -> Response:
         """Count CloudEvents, each once for its source and id."""
         rules = namespace.settings.event_rules
@@ -146,19 +141,7 @@ class EventRoutes:
             applied = (b"preference-applied", b"return=representation")
             return Response(200, msgspec.json.encode({"results": outcomes}), headers=(applied,))
 
-    @route(
-        "POST",
-        f"{NAMESPACE}/api/v1/events",
-        Scope.WRITE,
-        tag="events",
-        writes=True,
-        shows="a CloudEvent",
-        problems=(409,),
-        declares=(prefers, cloud_event),
-        openapi_extra=_BODIES,
-        status=NO_CONTENT,
-        responses=_REPRESENTED,
-    )
+    @route("POST", f"{NAMESPACE}/api/v1/events", Scope.WRITE, **_INGESTS)
     async def ingest_openmeter_events(self, call: CallOf, namespace: InNamespace) -> Response:
         """The same, for clients of OpenMeter."""
         return await self.ingest_events(call, namespace)
@@ -362,7 +345,7 @@ def _outcomes(
             {
                 "source": event.scope,
                 "id": event.key,
-                "outcome": _OUTCOMES[each[0].replayed] if each else "ignored",
+                "outcome": OUTCOMES[each[0].replayed] if each else "ignored",
                 "adds": [{"counter": counter, "delta": delta} for counter, delta in event.items],
             }
         )

@@ -31,7 +31,8 @@ from counter.types import Namespace, Token
 _log = logging.getLogger(REQUESTS)
 #: Failures logged individually per second; the rest is logged as a number.
 _FAILURES_PER_S: Final = 10
-_OUTCOMES: Final[Mapping[bool | None, str]] = {
+#: The outcomes of adds, by whether they were replayed.
+OUTCOMES: Final[Mapping[bool | None, str]] = {
     False: "original",
     True: "replayed",
     None: "unverified",
@@ -184,7 +185,7 @@ def _results(results: Sequence[Added | CounterError]) -> dict[str, Any]:
     found = Counter(
         outcome_of(each.code, each.applied, each.status)
         if isinstance(each, CounterError)
-        else _OUTCOMES[each.replayed]
+        else OUTCOMES[each.replayed]
         for each in results
     )
     if len(results) == 1:

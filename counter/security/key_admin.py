@@ -6,7 +6,6 @@ keys that reach no further than its own: see :func:`handed_down`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -198,7 +197,7 @@ class KeyAdmin:
         for each in known:
             if each.id == key_id:
                 return each
-        raise NotFoundError(_unknown(name, key_id, known))
+        raise NotFoundError(_unknown(key_id, known))
 
     async def _checked_now_us(self) -> int:
         """Return the checked time, which decides for every process when keys begin and end."""
@@ -387,15 +386,10 @@ def _is_forgettable(key: ApiKey, now_us: int) -> bool:
     return ends_us is not None and ends_us <= now_us - FORGET_AFTER_US
 
 
-def _unknown(name: str, key_id: str | None, known: Sequence[ApiKey]) -> str:
-    """Return the error for an unknown *name*, which is shown only if it cannot contain a secret."""
+def _unknown(key_id: str | None, known: Sequence[ApiKey]) -> str:
+    """Return the error for an unknown key: without what was given, which may hold a secret."""
     if not known:
         return "there are no keys: make one with counter key create"
-    names = {each.id: each.id for each in known} | {each.label: each.id for each in known}
-    names.pop("", None)
-    shown = key_id or (name if len(name) < len(known[0].id) + 4 or name in names else None)
-    if shown is None:
+    if key_id is None:
         return "this is not the id of a key; counter key list shows them"
-    close = dict.fromkeys(names[each] for each in difflib.get_close_matches(shown, names, 3))
-    hint = f"is it {' or '.join(close)}?" if close else "counter key list shows them"
-    return f"there is no key {shown!r}; {hint}"
+    return f"there is no key {key_id!r}; counter key list shows them"

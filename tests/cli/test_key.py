@@ -182,11 +182,12 @@ def test_a_revocation_says_how_soon_it_holds(shell: KeyShell) -> None:
     assert f"key {key_id} was revoked before, at 2" in shell.err
 
 
-def test_an_unknown_id_ends_with_1_and_close_ones(shell: KeyShell) -> None:
+def test_an_unknown_id_ends_with_1(shell: KeyShell) -> None:
     key_id = shell.create().split("_")[1]
+    unknown = ("a" if key_id[0] != "a" else "b") + key_id[1:]
     for command in ("revoke", "rotate"):
-        assert shell.run(command, key_id[:-1]) == (1, "")
-        assert shell.err == f"counter: there is no key {key_id[:-1]!r}; is it {key_id}?\n"
+        assert shell.run(command, unknown) == (1, "")
+        assert f"there is no key {unknown!r}; counter key list shows them" in shell.err
 
 
 @pytest.mark.parametrize(

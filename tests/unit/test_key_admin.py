@@ -236,15 +236,14 @@ async def test_a_rotation_with_an_unknown_outcome_reports_the_new_key(world: Wor
     assert f"a new key {new.id} is stored, and has no use" in raised.value.detail
 
 
-async def test_a_mistyped_id_gets_suggestions(world: World) -> None:
+async def test_an_unknown_id_is_named(world: World) -> None:
     with pytest.raises(NotFoundError, match="there are no keys: make one"):
         await world.admin.revoke("abcdefgh2345")
-    issued = await world.admin.create(RIGHTS)
-    key_id = issued.key.id
-    for mistyped in (key_id[:-1] + ("a" if key_id[-1] != "a" else "b"), key_id[1:], "ci"):
-        with pytest.raises(NotFoundError) as raised:
-            await world.admin.revoke(mistyped)
-        assert raised.value.detail == f"there is no key {mistyped!r}; is it {key_id}?"
+    await world.admin.create(RIGHTS)
+    with pytest.raises(NotFoundError, match="there is no key 'abcdefgh2345'; counter key list"):
+        await world.admin.revoke("abcdefgh2345")
+    with pytest.raises(NotFoundError, match="this is not the id of a key"):
+        await world.admin.revoke("abcdefgh")
 
 
 async def test_no_error_shows_a_secret(world: World) -> None:

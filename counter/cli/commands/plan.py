@@ -10,13 +10,11 @@ from typing import Annotated, Any, Final, get_type_hints
 from cyclopts import Parameter
 
 from counter.cli.terminal import Json, exit_on_error, flag, json_line, print_out
-from counter.durations import format_duration, parse_duration
+from counter.durations import parse_duration
 from counter.errors import StartupError
 from counter.ops import planner
 from counter.quantities import (
-    format_bytes,
     format_number,
-    format_share,
     parse_count,
     parse_rate,
     parse_share,
@@ -83,10 +81,9 @@ def dedup(flags: DedupFlags) -> None:
     """Print how many tokens must be kept, for how long, and their size."""
     with exit_on_error():
         need = planner.DedupNeed(**_values(flags))
-        plan = planner.plan_dedup(need)
+        plan = asdict(planner.plan_dedup(need))
         warnings = planner.dedup_warnings(need)
-        body = asdict(plan) | {"warnings": warnings}
-        print_out(json_line(body) if flags.json else _dedup_text(need, plan), warnings)
+        print_out(json_line(plan | {"warnings": warnings}) if flags.json else _text(plan), warnings)
 
 
 def storage(flags: StorageFlags) -> None:
@@ -95,9 +92,13 @@ def storage(flags: StorageFlags) -> None:
         need = planner.StorageNeed(**_values(flags))
         plan = planner.plan_storage(need)
         body = asdict(plan)
-        width = max(map(len, body))
-        text = "\n".join(f"{name:<{width}}  = {value:,}" for name, value in body.items())
-        print_out(json_line(body) if flags.json else text, planner.storage_warnings(need, plan))
+        warnings = planner.storage_warnings(need, plan)
+        print_out(json_line(body) if flags.json else _text(body), warnings)
+
+
+def _text(plan: Mapping[str, float]) -> str:
+    width = max(map(len, plan))
+    return "\n".join(f"{name:<{width}}  = {format_number(each)}" for name, each in plan.items())
 
 
 def _values(flags: DedupFlags | StorageFlags) -> dict[str, Any]:
@@ -122,32 +123,3 @@ def _values(flags: DedupFlags | StorageFlags) -> dict[str, Any]:
     if problems:
         raise StartupError("\n".join(problems))
     return values
-
-
-def _dedup_text(need: planner.DedupNeed, plan: planner.DedupPlan) -> str:
-    """Return the steps of the plan in columns: name, arithmetic, result."""
-    rate, ttl = f"{format_number(need.rate_per_s)}/s", f"{format_number(plan.ttl_seconds)} s"
-    parts = (need.caller_us, need.retry_us, need.network_us, need.clock_us)
-    total = "given" if need.ttl_us is not None else " + ".join(map(format_duration, parts))
-    duplicates = f"{format_number(plan.duplicates_per_second)}/s"
-    keys, size = format_number(plan.keys), format_bytes(need.record_bytes)
-    keys_per_day = format_number(plan.keys_per_day)
-    in_incident = f"{duplicates} * {format_duration(need.incident_us)}"
-    bound = f"n (n - 1) / (2 * 2^{need.bits}), n = {keys}"
-    return _columns(
-        ("T_ttl", total, ttl),
-        ("keys", f"{format_number(1 + need.margin)} * {rate} * {ttl}", keys),
-        ("bytes held", f"{keys} * {size}", format_bytes(plan.bytes_held)),
-        ("keys a day", f"{rate} * 86,400 s", keys_per_day),
-        ("bytes a day", f"{keys_per_day} * {size}", format_bytes(plan.bytes_per_day)),
-        ("duplicates", f"{format_share(need.duplicates)} of {rate}", duplicates),
-        ("duplicates in an incident", in_incident, format_number(plan.duplicates_in_incident)),
-        ("collision probability", bound, f"{plan.collision_probability:.3g}"),
-        ("shards by xxh64(token)", "at most 4 MiB each", f"{plan.shards:,}"),
-        ("keys a shard", f"{keys} / {plan.shards:,}", format_number(plan.keys_per_shard)),
-    )
-
-
-def _columns(*rows: tuple[str, str, str]) -> str:
-    names, middles, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return "\n".join(f"{a:<{names}}  {b:<{middles}}  = {c}" for a, b, c in rows)

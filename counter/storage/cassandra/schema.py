@@ -67,8 +67,6 @@ _NOTHING_DROPPED: Final = (
 )
 _DROPPED: Final = "SELECT DISTINCT dataset, dropped_before FROM {control}.slices WHERE dataset = ?"
 
-#: Writers and workers must agree on these as long as the dataset's events are kept.
-
 
 async def apply_schema(settings: CassandraSettings) -> list[str]:
     """Apply the schema of *settings*; return a line for each change. Raises StartupError."""
