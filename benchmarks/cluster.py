@@ -27,7 +27,7 @@ from benchmarks.harness import (
     serving,
     wait_until,
 )
-from counter.limits import LEASE_LOOK_US, SECOND
+from counter.limits import LEASE_READ_EVERY_US, SECOND
 from scripts import cluster_jars, cluster_servers
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
 
@@ -177,7 +177,7 @@ class Site:
             return len(list(self.rows("SELECT worker FROM bench.workers"))) == workers
 
         wait_until(f"{workers} workers do not share the slots", shared, 60.0)
-        time.sleep(2 * LEASE_LOOK_US / SECOND)
+        time.sleep(2 * LEASE_READ_EVERY_US / SECOND)
 
     def memcached_stats(self) -> dict[str, int]:
         """Return the statistics of memcached."""

@@ -150,7 +150,7 @@ LEASE_SLOTS: Final = 64
 LEASE_TIME_US: Final = 10 * SECOND
 LEASE_TIME_MIN_US: Final = 6 * SECOND
 #: How often a worker reads which other workers are alive.
-LEASE_LOOK_US: Final = 500 * MILLISECOND
+LEASE_READ_EVERY_US: Final = 500 * MILLISECOND
 #: Counters that one worker reads or writes at once.
 ROLLUP_CONCURRENCY: Final = 64
 
@@ -217,9 +217,11 @@ invariant(
     "the name of a deleted namespace is free long before its events are dropped",
 )
 invariant(16 * SHARDS_MAX <= SHARDS_TOTAL_MAX, "some of the largest namespaces fit the budget")
-invariant(LEASE_LOOK_US * 5 <= LEASE_TIME_MIN_US, "a worker looks often within a lease's time")
 invariant(
-    2 * (LEASE_LOOK_US + STORE_TIMEOUT_US) <= LEASE_TIME_MIN_US - 2 * LEASE_LOOK_US,
+    LEASE_READ_EVERY_US * 5 <= LEASE_TIME_MIN_US, "a worker looks often within a lease's time"
+)
+invariant(
+    2 * (LEASE_READ_EVERY_US + STORE_TIMEOUT_US) <= LEASE_TIME_MIN_US - 2 * LEASE_READ_EVERY_US,
     "a lease lasts for two tries to renew it, each as long as a statement may take",
 )
 invariant(LEASE_TIME_MIN_US <= LEASE_TIME_US, "the default lease time is one that works")

@@ -124,7 +124,7 @@ class AtomicSettler:
     ) -> list[tuple[int, TokenPendingError]]:
         """Return the windows in which an add may still be in flight."""
         try:
-            return await self._resolve_halves(namespace, marks)
+            return await self._resolve_incomplete(namespace, marks)
         except SliceMissingError:
             # Past retention: its window is settled, and its events are gone.
             dropped_us = await self._store.control.dropped_before(namespace.dataset)
@@ -134,7 +134,7 @@ class AtomicSettler:
             _log.info("%d atomic adds lie in a dropped slice", len(marks) - len(kept))
             return await self._settle_group(namespace, kept)
 
-    async def _resolve_halves(
+    async def _resolve_incomplete(
         self, namespace: Namespace, marks: Sequence[AtomicMark]
     ) -> list[tuple[int, TokenPendingError]]:
         """Resolve each add that is incomplete, or that has a decision.
@@ -154,7 +154,7 @@ class AtomicSettler:
             if all(exists) and decision is None:
                 continue
             try:
-                # What is decided was marked then: it is not marked again in each later window.
+                # A decision was marked when it was made, so no new mark is written.
                 await self._resolver.resolve(
                     namespace, mark.events, by_worker=True, is_decided=decision is not None
                 )

@@ -54,7 +54,7 @@ async def in_groups(
 
     async def one(each: _Group) -> None:
         try:
-            async with limiter.turn(weigh(each)):
+            async with limiter.permit(weigh(each)):
                 if failures:
                     return
                 result = await work(each)
@@ -106,7 +106,7 @@ class BatchRoller:
                 self.limiter,
                 groups,
                 lambda each: self._roll_group(namespace, each, batch),
-                lambda entries: self._tell_cache(namespace, entries),
+                lambda entries: self._update_cache(namespace, entries),
                 self._weight,
             )
         return sum(len(entries) for entries in written)
@@ -145,7 +145,7 @@ class BatchRoller:
                 each = plan(name, dirty[name], head or EMPTY_HEAD, batch)
                 if each is not None:
                     plans.append(each)
-        plans, rows = await self._with_rows(namespace, plans, dirty, batch)
+        plans, rows = await self._replan_with_rows(namespace, plans, dirty, batch)
         wanted = [
             (each.counter, window_us)
             for each in plans
@@ -196,19 +196,19 @@ class BatchRoller:
                 undone[each.counter] = deletes if later else deletes[:-1]
         return undone
 
-    async def _tell_cache(self, namespace: Namespace, entries: _Entries) -> None:
+    async def _update_cache(self, namespace: Namespace, entries: _Entries) -> None:
         async for some in in_turns(entries):
             await self.cache.put_many(namespace, some)
 
-    async def _with_rows(
+    async def _replan_with_rows(
         self,
         namespace: Namespace,
         plans: Sequence[Plan],
         dirty: Mapping[str, Dirt],
         batch: BatchTimes,
     ) -> tuple[list[Plan], dict[str, Sequence[WindowRow]]]:
-        """Return the plans; those that fold all their rows are planned again from heads of the
-        same moment."""
+        """Return the plans and the rows of those that fold all rows, planned again from heads that
+        were read with the rows."""
         whole = [each.counter for each in plans if each.whole]
         if not whole:
             return list(plans), {}

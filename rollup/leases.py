@@ -23,14 +23,14 @@ import xxhash
 from counter.background import pause
 from counter.core.clock_guard import ClockGuard
 from counter.errors import UnavailableError
-from counter.limits import LEASE_LOOK_US, LEASE_SLOTS, LEASE_TIME_US, SECOND
+from counter.limits import LEASE_READ_EVERY_US, LEASE_SLOTS, LEASE_TIME_US, SECOND
 from counter.ports import Clock, LeaseStore
 
 _log = logging.getLogger("counter.leases")
 #: The slot of the work that one worker at a time does for all: making and dropping slices.
 MAINTENANCE: Final = "maintenance"
 #: The minimum number of reads within a lease's time.
-_LOOKS_MIN: Final = 5
+_READS_MIN: Final = 5
 #: After failures a worker pauses longer, up to this fraction of its lease's time.
 _PAUSE_MAX: Final = 3
 SLOTS: Final = (MAINTENANCE, *(str(number) for number in range(LEASE_SLOTS)))
@@ -90,13 +90,13 @@ class Leases:
         lease_time_us: int = LEASE_TIME_US,
         guard: ClockGuard | None = None,
     ) -> None:
-        """Another worker takes a dead worker's slots within *lease_time_us*: the lease expires
-        two reads before. The same applies to a worker whose clock *guard* does not trust."""
+        """Another worker gets a dead worker's slots within *lease_time_us*, because the lease
+        expires two reads earlier. The same applies to a worker whose clock *guard* rejects."""
         self._store = store
         self._clock = clock
         self._guard = guard
-        self._look_us = min(LEASE_LOOK_US, lease_time_us // _LOOKS_MIN)
-        self._ttl_us = lease_time_us - 2 * self._look_us
+        self._read_every_us = min(LEASE_READ_EVERY_US, lease_time_us // _READS_MIN)
+        self._ttl_us = lease_time_us - 2 * self._read_every_us
         self.worker = worker
         #: Set when this worker got slots; the waiting task clears it.
         self.taken = asyncio.Event()
@@ -111,8 +111,8 @@ class Leases:
         #: When a slot of another live worker becomes free: until then that worker may not know the
         #: change.
         self._free_us: dict[str, int] = {}
-        #: The slots that were held after the last turn.
-        self._had: frozenset[str] = frozenset()
+        #: The slots that were held after the last update.
+        self._held_before: frozenset[str] = frozenset()
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -130,35 +130,36 @@ class Leases:
         return [slot for slot in SLOTS if self.holds(slot)]
 
     async def keep(self, stop: asyncio.Event) -> None:
-        """Take turns until *stop* is set. Errors do not stop the loop; pauses double after them."""
-        pause_us = self._look_us
+        """Call :meth:`update` until *stop* is set. Errors do not stop the loop; pauses double after
+        them."""
+        pause_us = self._read_every_us
         while not stop.is_set():
             try:
-                await self.turn()
+                await self.update()
             except UnavailableError as error:
-                self._note(error.detail)
+                self._set_trouble(error.detail)
             except Exception:
-                self._note("a turn failed unexpectedly; see the log")
+                self._set_trouble("a turn failed unexpectedly; see the log")
                 _log.exception("a turn of the leases failed unexpectedly")
             if self.trouble is None:
-                pause_us = wait_us = self._look_us
+                pause_us = wait_us = self._read_every_us
             else:
                 # Random, so that workers that failed together do not retry together.
                 wait_us = round(random.uniform(0.5, 1) * pause_us)
-                pause_us = max(self._look_us, min(2 * pause_us, self._ttl_us // _PAUSE_MAX))
+                pause_us = max(self._read_every_us, min(2 * pause_us, self._ttl_us // _PAUSE_MAX))
             await pause(stop, wait_us / SECOND)
 
-    async def turn(self) -> None:
+    async def update(self) -> None:
         """Renew the lease, and compute which slots this worker holds now.
 
         Raises UnavailableError if the store fails, and ClockSkewError if this machine's clock is
         wrong: slots stay held until the lease expires.
         """
         now_us = self._clock.boottime_us()
-        if self._had and now_us >= self._until_us:
+        if self._held_before and now_us >= self._until_us:
             _log.warning("the lease ran out before it was renewed")
-            self._count("lost", self._had)
-            self._had = frozenset()
+            self._count("lost", self._held_before)
+            self._held_before = frozenset()
             # Other workers may hold its slots by now: start as a worker that joins.
             self._owners = {}
         if self._guard is not None:
@@ -167,18 +168,18 @@ class Leases:
             self._guard.check_all()
         if now_us >= self._until_us:
             # A worker that joins must be visible to the others before it reads.
-            await self._renew(now_us)
+            await self._heartbeat(now_us)
             live = await self._store.workers()
         else:
-            _, live = await asyncio.gather(self._renew(now_us), self._store.workers())
-        self._see(tuple(sorted({*live, self.worker})))
+            _, live = await asyncio.gather(self._heartbeat(now_us), self._store.workers())
+        self._share_slots(tuple(sorted({*live, self.worker})))
         held = frozenset(self.held())
-        self._count("given_back", self._had - held)
-        if taken := held - self._had:
+        self._count("given_back", self._held_before - held)
+        if taken := held - self._held_before:
             self._count("taken", taken)
             self.taken.set()
-        self._had = held
-        self._note(None)
+        self._held_before = held
+        self._set_trouble(None)
 
     async def leave(self) -> None:
         """End the lease, so that others need not wait until it expires."""
@@ -190,17 +191,17 @@ class Leases:
         else:
             _log.info("worker %s left", self.worker)
 
-    async def _renew(self, now_us: int) -> None:
+    async def _heartbeat(self, now_us: int) -> None:
         await self._store.heartbeat(self.worker, self._ttl_us)
         # Measured from before the call: the store's time-to-live cannot have begun earlier.
         self._until_us = now_us + self._ttl_us
 
-    def _see(self, live: tuple[str, ...]) -> None:
+    def _share_slots(self, live: tuple[str, ...]) -> None:
         """Compute the shares of the *live* workers.
 
-        A slot that another live worker may still hold is free two reads later: by then that worker
-        has seen the same. A slot that is not free yet waits again whenever the workers change,
-        because others may have seen some of them in another order.
+        A slot that another live worker may still hold is free two reads later, because by then that
+        worker has read the same. If the workers change before that, the wait begins again, because
+        workers may read the changes in different orders.
         """
         if live == self._live and self._owners:
             return
@@ -218,7 +219,7 @@ class Leases:
             else:
                 waits = before.get(slot) in live if before else len(live) > 1
             if waits:
-                self._free_us[slot] = now_us + 2 * self._look_us
+                self._free_us[slot] = now_us + 2 * self._read_every_us
         self._live = live
         ours = sum(owner == self.worker for owner in self._owners.values())
         _log.info("%d workers live; %d of %d slots are ours", len(live), ours, len(SLOTS))
@@ -228,8 +229,8 @@ class Leases:
             self.changes[change] += len(slots)
             _log.info("%s slots %s", change.replace("_", " "), ", ".join(sorted(slots)))
 
-    def _note(self, trouble: str | None) -> None:
-        """Store what is wrong; log it once."""
+    def _set_trouble(self, trouble: str | None) -> None:
+        """Set *trouble*, and log when it begins and ends."""
         if trouble is not None and self.trouble is None:
             _log.warning("the lease cannot be renewed: %s", trouble)
         if trouble is None and self.trouble is not None:

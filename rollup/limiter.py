@@ -41,7 +41,7 @@ class Limiter:
         return int(self._limit)
 
     @asynccontextmanager
-    async def turn(self, weight: int = 1) -> AsyncIterator[None]:
+    async def permit(self, weight: int = 1) -> AsyncIterator[None]:
         """Wait for room, run the body, and adjust the limit by its duration or failure.
 
         Work of *weight* times the usual amount may take that many times as long.

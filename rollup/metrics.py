@@ -70,7 +70,7 @@ class RollupMetrics:
 
     def _lags(self) -> Iterator[Metric]:
         text = "Shards of this worker whose watermark it has not seen yet."
-        yield gauge("rollup_shards_unseen", text, self._worker.unseen)
+        yield gauge("rollup_shards_unseen", text, self._worker.shards_unread)
         lags = self.lags()
         texts = {
             "lag_seconds": "How far the watermark of a shard is behind the clock.",

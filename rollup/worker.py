@@ -40,8 +40,8 @@ from rollup.partitions import Partitions
 from rollup.roller import BatchTimes
 
 _log = logging.getLogger("counter.rollup")
-#: Marks of a shard that are read at once, and rolled up before more are read; so many times more
-#: where each read takes a pass over the events of its windows.
+#: Marks of a shard that one read returns, and that are rolled up before the next read. If each
+#: read passes over all events of its windows, it returns _MARKS_PER_PASS times as many.
 _MARKS_PER_READ: Final = 1_000
 _MARKS_PER_PASS: Final = 20
 #: Windows of a shard that are rolled up before its watermark moves: doubled after each success,
@@ -59,7 +59,7 @@ _MAINTENANCE_EVERY_US: Final = SECOND
 _PARTITIONS_EVERY_US: Final = MINUTE
 _PARTITIONS: Final = "partitions"
 _IDLE: Final = "idle shards"
-_SURPRISE: Final = "a pass failed unexpectedly; see the log"
+_UNEXPECTED: Final = "a pass failed unexpectedly; see the log"
 
 #: A namespace's id and a shard of it.
 _Shard = tuple[int, int]
@@ -69,21 +69,24 @@ _Task = asyncio.Task[int | Exception]
 
 
 class _Due(NamedTuple):
-    """A shard with a closed window, its watermark as last seen, its namespace's name."""
+    """A shard with a closed window that is not rolled up."""
 
+    #: Its watermark as last seen.
     passed_us: int
     key: _Shard
+    #: The name of its namespace.
     name: str
 
 
-class _Some(NamedTuple):
-    """The result of a part of a shard's closed windows: the last instant that is done (None: not
-    all of it), counters written, whether there were marks, and how many windows one part may
-    have."""
+class _Rolled(NamedTuple):
+    """What was rolled up of a shard's closed windows."""
 
+    #: The last instant that is done; None if the part was not finished.
     through_us: int | None
+    #: Counters written.
     written: int
     marks: int
+    #: How many windows the part could have.
     windows: int
 
 
@@ -115,9 +118,11 @@ class RollupWorker:
         #: Audits that run beside the rollup; set by the caller.
         self.audits: Audits | None = None
         self.limiter = Limiter(clock, limit_max=groups)
-        self._lanes = asyncio.Semaphore(1 if store.capabilities.embedded else _SHARDS_AT_ONCE_MAX)
-        #: Passes that wait for a lane.
-        self._waiting = 0
+        self._pass_permits = asyncio.Semaphore(
+            1 if store.capabilities.embedded else _SHARDS_AT_ONCE_MAX
+        )
+        #: Passes that wait for a permit.
+        self._passes_waiting = 0
         self.partitions = Partitions(store, clock)
         self.batches = BatchRoller(
             store, cache, self.limiter, self.partitions, batch_counters=batch
@@ -128,17 +133,17 @@ class RollupWorker:
             self._atomics = AtomicSettler(store, separate, resolver, self.limiter, clock)
         self.maintenance = Maintenance(store, clock, self.partitions, guard)
         self._maintained_us = -_MAINTENANCE_EVERY_US
-        self._looked_us = clock.boottime_us()
+        self._partitions_checked_us = clock.boottime_us()
         self._stop = asyncio.Event()
-        #: Set when this worker got shards, or is to stop.
+        #: Set when this worker got slots, or is to stop.
         self._wake = asyncio.Event() if leases is None else leases.taken
         #: Each shard's watermark as last seen here. It never moves back, so a window that was
         #: passed stays passed, even if another worker works on the shard.
         self._passed_us: dict[_Shard, int] = {}
-        #: How many windows of each shard the next step may take; _WINDOWS_FIRST if missing.
+        #: How many windows of each shard are rolled up at once; _WINDOWS_FIRST if missing.
         self._windows: dict[_Shard, int] = {}
         #: The number of this worker's shards.
-        self._shards = 0
+        self._shard_count = 0
         self._under_way: dict[_Key, _Task] = {}
         self._troubles: dict[_Key, str] = {}
         #: Counters written, passes over shards done and failed, since the process began.
@@ -157,9 +162,9 @@ class RollupWorker:
         return self._namespaces
 
     @property
-    def unseen(self) -> int:
+    def shards_unread(self) -> int:
         """The number of this worker's shards whose watermark was not read yet."""
-        return max(0, self._shards - len(self._passed_us))
+        return max(0, self._shard_count - len(self._passed_us))
 
     @property
     def maintains(self) -> bool:
@@ -180,16 +185,16 @@ class RollupWorker:
         beside it.
         """
         self._stop = stop
-        enough = asyncio.Event()
+        leases_end = asyncio.Event()
         keeping = auditing = None
-        waking = asyncio.create_task(self._wake_at(stop))
+        waking = asyncio.create_task(self._wake_on(stop))
         if self.audits is not None:
             auditing = asyncio.create_task(self.audits.run(stop, lambda: self.maintains))
         if self._leases is not None:
-            keeping = asyncio.create_task(self._leases.keep(enough))
+            keeping = asyncio.create_task(self._leases.keep(leases_end))
         try:
             while not stop.is_set():
-                await self._attempt("look", "all", self._schedule)
+                await self._attempt("schedule", "all", self._schedule)
                 # One event for both, because this waits several times a second.
                 await pause(self._wake, self._pause_us() / SECOND)
                 self._wake.clear()
@@ -203,12 +208,12 @@ class RollupWorker:
             if auditing is not None:
                 auditing.cancel()
             waking.cancel()
-            enough.set()
+            leases_end.set()
             if self._leases is not None and keeping is not None:
                 await keeping
                 await self._leases.leave()
 
-    async def _wake_at(self, stop: asyncio.Event) -> None:
+    async def _wake_on(self, stop: asyncio.Event) -> None:
         """Wake the worker when *stop* is set."""
         await stop.wait()
         self._wake.set()
@@ -238,8 +243,8 @@ class RollupWorker:
         now_us = self._clock.boottime_us()
         if self._holds(MAINTENANCE) and now_us - self._maintained_us >= _MAINTENANCE_EVERY_US:
             self._start(MAINTENANCE, MAINTENANCE, self._maintain)
-        if now_us - self._looked_us >= _PARTITIONS_EVERY_US:
-            self._start(_PARTITIONS, _PARTITIONS, self.look_at_partitions)
+        if now_us - self._partitions_checked_us >= _PARTITIONS_EVERY_US:
+            self._start(_PARTITIONS, _PARTITIONS, self.check_partitions)
         due = self._due()
         # If it fails, each shard gets its own pass.
         await self._attempt(_IDLE, _IDLE, partial(self._pass_idle, due))
@@ -251,9 +256,9 @@ class RollupWorker:
         self._maintained_us = self._clock.boottime_us()
         return 0
 
-    async def look_at_partitions(self) -> int:
+    async def check_partitions(self) -> int:
         """Share how much was written, and compute the event buckets of the next slices."""
-        self._looked_us = self._clock.boottime_us()
+        self._partitions_checked_us = self._clock.boottime_us()
         datasets = {each.dataset.id: each.dataset for each in self._namespaces.all()}
         await self.partitions.check(datasets.values(), is_first=self._holds(MAINTENANCE))
         return 0
@@ -288,7 +293,7 @@ class RollupWorker:
         # Forget the failures of shards that other workers hold now.
         self._passed_us = {key: at for key, at in self._passed_us.items() if key in ours}
         self._windows = {key: number for key, number in self._windows.items() if key in ours}
-        self._shards = len(ours)
+        self._shard_count = len(ours)
         for key in [key for key in self._troubles if key not in ours and isinstance(key, tuple)]:
             del self._troubles[key]
         due.sort(key=lambda each: each.passed_us)
@@ -309,7 +314,7 @@ class RollupWorker:
             shards.setdefault(name, []).append(key)
         if not shards:
             return 0
-        # A fence stays: no clock that is wrong may write it.
+        # A fence is permanent, so a wrong clock must not write it.
         checked_now_us(self._clock, self._guard)
         now_us = await self._store.rollups.fence()
         done = await asyncio.gather(
@@ -322,11 +327,10 @@ class RollupWorker:
         return 0
 
     async def _pass_idle_of(self, name: str, keys: Sequence[_Shard], now_us: int) -> None:
-        """Pass those of one namespace. The order matters: clock, watermark, marks.
+        """Do :meth:`_pass_idle` for one namespace. The order matters: clock, watermark, marks.
 
-        A watermark as last seen here suffices: up to it everything is rolled up, and it never moves
-        back. For a shard whose watermark was not read yet all marks are read, because a crash may
-        have left some to delete.
+        The watermark as last seen suffices, because it never moves back. If a shard's watermark was
+        not read yet, all its marks are read, because a crash may have left some to delete.
         """
         namespace = self._namespaces.get(name)
         self._check_clock(namespace, now_us)
@@ -364,25 +368,25 @@ class RollupWorker:
             )
 
     async def _pass(self, name: str, key: _Shard) -> int:
-        async with self._lane():
+        async with self._pass_permit():
             # Look it up again: this may have waited for long.
             namespace = self._namespaces.get(name)
-            if namespace.id != key[0] or not self._goes_on(key):
+            if namespace.id != key[0] or not self._may_continue(key):
                 return 0
             return await self.roll_shard(namespace, key[1])
 
     @asynccontextmanager
-    async def _lane(self) -> AsyncIterator[None]:
-        """Hold one of the lanes; the longest waiter is next."""
-        self._waiting += 1
+    async def _pass_permit(self) -> AsyncIterator[None]:
+        """Limit the passes that run at once; the one that has waited longest is next."""
+        self._passes_waiting += 1
         try:
-            await self._lanes.acquire()
+            await self._pass_permits.acquire()
         finally:
-            self._waiting -= 1
+            self._passes_waiting -= 1
         try:
             yield
         finally:
-            self._lanes.release()
+            self._pass_permits.release()
 
     async def _attempt(
         self, key: _Key, name: str, work: Callable[[], Awaitable[int]]
@@ -399,9 +403,9 @@ class RollupWorker:
                 _log.warning("the rollup of %s waits: %s", name, error.detail)
             return self._failed(key, error, error.detail)
         except Exception as error:
-            # The rollup must keep running: without it the slices run out, too.
+            # The worker must keep running: it also makes the slices.
             _log.exception("the rollup of %s failed unexpectedly", name)
-            return self._failed(key, error, _SURPRISE)
+            return self._failed(key, error, _UNEXPECTED)
         if self._troubles.pop(key, None) is not None:
             _log.info("the rollup of %s goes on", name)
         return written
@@ -410,13 +414,13 @@ class RollupWorker:
         self.tally["failures"] += 1
         self._troubles[key] = detail
         if isinstance(key, tuple):
-            self._windows[key] = max(1, self._windows_of(key) // 2)
+            self._windows[key] = max(1, self._windows_at_once(key) // 2)
         return error
 
     async def roll_shard(self, namespace: Namespace, shard: int) -> int:
         """Roll up the closed windows of one shard; return how many counters were written.
 
-        It ends after a step if other shards wait for a lane: the next check starts it again.
+        It ends after one part if other passes wait: :meth:`_schedule` starts it again.
 
         The order matters: clock, ``dropped_before``, watermark, marks, checkpoints, events. The
         watermark is read each time, because another worker may have moved it.
@@ -430,25 +434,25 @@ class RollupWorker:
         key = (namespace.id, shard)
         written = 0
         while watermark_us < closed_us:
-            some = await self._roll_some(key, namespace, dropped_before_us, watermark_us, closed_us)
-            self._windows[key] = min(2 * some.windows, _WINDOWS_MAX)
-            written += some.written
-            self.tally["counters"] += some.written
-            if some.through_us is None:
+            part = await self._roll_part(key, namespace, dropped_before_us, watermark_us, closed_us)
+            self._windows[key] = min(2 * part.windows, _WINDOWS_MAX)
+            written += part.written
+            self.tally["counters"] += part.written
+            if part.through_us is None:
                 break
-            watermark_us = some.through_us
+            watermark_us = part.through_us
             await self._store.rollups.advance(namespace, [shard], watermark_us)
-            # Always the first time: a crash may have left some.
-            if some.marks or key not in self._passed_us:
+            # Always the first time: a crash may have left part.
+            if part.marks or key not in self._passed_us:
                 await self._store.rollups.drop_marks(namespace, shard, watermark_us)
-            if self._waiting or not self._goes_on(key):
+            if self._passes_waiting or not self._may_continue(key):
                 break
         self.tally["passes"] += 1
         self._passed_us[key] = watermark_us
         return written
 
     def _check_clock(self, namespace: Namespace, now_us: int) -> None:
-        """Raise UnavailableError if *now_us*, which was just read, may not close windows."""
+        """Raise UnavailableError if *now_us*, which was just read, must not close windows."""
         # A clock that is ahead would close windows that still get events.
         if checked_now_us(self._clock, self._guard, namespace.dataset) < now_us:
             raise ClockSkewError(
@@ -457,43 +461,43 @@ class RollupWorker:
         self._check_namespaces()
 
     @property
-    def _page(self) -> int:
+    def _marks_per_read(self) -> int:
         """How many marks are read at once."""
         store = self._store
         is_pass = store.separate_writes is None and not store.capabilities.embedded
         return _MARKS_PER_READ * _MARKS_PER_PASS if is_pass else _MARKS_PER_READ
 
-    def _windows_of(self, key: _Shard) -> int:
+    def _windows_at_once(self, key: _Shard) -> int:
         return self._windows.get(key, _WINDOWS_FIRST)
 
-    def _goes_on(self, key: _Shard) -> bool:
-        """Return whether to start more work on the shard: not during shutdown, or if it is
-        another worker's now. Unfinished work is harmless: the next worker repeats it."""
+    def _may_continue(self, key: _Shard) -> bool:
+        """Return whether to start more work on the shard: not during shutdown, and not if another
+        worker has it now. Unfinished work is harmless: the next worker repeats it."""
         return not self._stop.is_set() and self._holds_shard(key)
 
-    async def _roll_some(
+    async def _roll_part(
         self,
         key: _Shard,
         namespace: Namespace,
         dropped_before_us: int,
         after_us: int,
         closed_us: int,
-    ) -> _Some:
-        """Roll up some whole windows after *after_us*: at most the shard's bound, and at most a
-        bounded read of marks, but at least one."""
+    ) -> _Rolled:
+        """Roll up some whole windows after *after_us*: as many as the shard's bound and one read of
+        marks allow, but at least one."""
         _, shard = key
         size_us = namespace.settings.rollup_window_us
-        windows = self._windows_of(key)
+        windows = self._windows_at_once(key)
         end_us = window_of(after_us, size_us) + (1 + windows) * size_us
         through_us, is_whole = min(closed_us, end_us - 1), True
         dirty = partial(self._store.rollups.dirty, namespace, shard)
-        marks, rest = await dirty(Span.after(after_us, through_us), self._page)
+        marks, rest = await dirty(Span.after(after_us, through_us), self._marks_per_read)
         if rest is not None:
             # The last window may be incomplete: leave it for the next read, or continue within it.
             last_us = marks[-1].window_us
             is_whole = marks[0].window_us < last_us
             through_us = (last_us if is_whole else last_us + size_us) - 1
-            # What one read cannot return is not asked for: it would be read again.
+            # The next read asks only for what one read can return.
             windows = max(1, (through_us - after_us) // size_us)
         atomics = 0
         if self._atomics is not None:
@@ -501,17 +505,16 @@ class RollupWorker:
                 namespace, shard, after_us=after_us, through_us=through_us
             )
         marks = marks[: bisect_right(marks, through_us, key=lambda mark: mark.window_us)]
-        # Up to the last mark, not to now: after a crash the batch is repeated up to the same
-        # instant.
+        # Up to the last mark, so that a batch that is repeated after a crash has the same end.
         batch_us = marks[-1].window_us + size_us - 1 if marks else through_us
         batch = BatchTimes(batch_us, dropped_before_us, size_us)
         written = await self.batches.roll(namespace, marks, batch)
         while marks and not is_whole and rest is not None:
-            if not self._goes_on(key):
-                return _Some(None, written, len(marks), windows)
-            more, rest = await dirty(Span.after(after_us, through_us), self._page, rest)
+            if not self._may_continue(key):
+                return _Rolled(None, written, len(marks), windows)
+            more, rest = await dirty(Span.after(after_us, through_us), self._marks_per_read, rest)
             written += await self.batches.roll(namespace, more, batch)
-        return _Some(through_us, written, len(marks) + atomics, windows)
+        return _Rolled(through_us, written, len(marks) + atomics, windows)
 
     def _pause_us(self) -> int:
         windows = [each.settings.rollup_window_us for each in self._namespaces.all()]

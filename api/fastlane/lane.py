@@ -57,7 +57,7 @@ _OK: Final = (
 
 
 class FastExchange(Call):
-    """A request to one of these routes, and its response.
+    """An add or a get of one counter, and its response.
 
     See :class:`api.server.exchange.Exchange`."""
 
@@ -81,7 +81,7 @@ class FastExchange(Call):
         self.client, self.scheme = connection.client, connection.scheme
         self.memory = connection.memory
         self.keep_alive: bool = connection.parser.should_keep_alive()
-        #: Whether the usual request, which needs no handler.
+        #: Whether the request has the usual form, so that it needs no handler.
         self.is_quick = is_quick
         self.body_bytes_max = pipeline.body_bytes_max
 
@@ -96,9 +96,9 @@ class FastExchange(Call):
         try:
             is_admitted = self.is_quick and pipeline.admit(self)
         except CounterError as error:
-            self._fail(error)
+            self._send_error(error)
             return
-        namespace = self.found
+        namespace = self.known_namespace
         if not is_admitted or namespace is None:
             connection.start(self._handle())
         elif self.target.method == "GET":
@@ -113,7 +113,7 @@ class FastExchange(Call):
         """Answer with the count, at once if it is cached."""
         count = service.reader.peek(namespace, self.counter, None)
         if count is None:
-            self.connection.start(self._send(self._read(service, namespace)))
+            self.connection.start(self._send_when_done(self._read(service, namespace)))
             return
         response = count_response(namespace.name, count)
         if self.connection.pipeline.shedder.must_wait():
@@ -126,7 +126,7 @@ class FastExchange(Call):
         return Response(200, count_text(namespace.name, count).encode())
 
     def _add(self, service: CounterService, namespace: Namespace) -> bool:
-        """Start the add; return False if the handler must do it."""
+        """Start the add. Return False if the route's handler must do it."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             delta = read_change(bytes(self.unread))
             event = None if delta is None else service.best_effort_event(self.counter, delta)
@@ -134,47 +134,49 @@ class FastExchange(Call):
             event = read_add(bytes(self.unread), self.counter)
         if event is None:
             return False
-        return service.add_soon(namespace, event, partial(self._end_add, namespace, event))
+        return service.add_soon(namespace, event, partial(self._send_outcome, namespace, event))
 
-    def _end_add(self, namespace: Namespace, event: Event, outcome: Written | CounterError) -> None:
-        """Answer with the *outcome* of the add; decide a late one, or a conflict."""
+    def _send_outcome(
+        self, namespace: Namespace, event: Event, outcome: Written | CounterError
+    ) -> None:
+        """Answer with the *outcome* of the add; add a late or conflicting one again, alone."""
         if isinstance(outcome, CounterError):
-            self._fail(outcome)
+            self._send_error(outcome)
         elif outcome in REPLAYED:
             added = Added(event.counter, event.delta, event.event_time_us, REPLAYED[outcome])
             self.send(added_response(namespace, added))
         else:
-            self.connection.start(self._send(self._decide(namespace, event)))
+            self.connection.start(self._send_when_done(self._add_alone(namespace, event)))
 
-    async def _decide(self, namespace: Namespace, event: Event) -> Response:
-        """Return the response to an add that no batch can do: each step under the same token."""
+    async def _add_alone(self, namespace: Namespace, event: Event) -> Response:
+        """Return the response to an add that a shared write could not decide."""
         token = Token(event.event_id, event.event_time_us)
         added = await self.connection.service.add(
             namespace, event.counter, event.delta, token, self.allowance
         )
         return added_response(namespace, added)
 
-    async def _send(self, work: Awaitable[Response]) -> None:
+    async def _send_when_done(self, work: Awaitable[Response]) -> None:
         """Send the response of *work*, or its error."""
         try:
             response = await work
         except Exception as error:
             response = await self.connection.pipeline.response_to(error, self)
-            self._show(response)
+            self._report_failure(response)
         self.send(response)
 
-    def _fail(self, error: CounterError) -> None:
+    def _send_error(self, error: CounterError) -> None:
         response = problem_response(error)
-        self._show(response)
+        self._report_failure(response)
         self.send(response)
 
-    def _show(self, response: Response) -> None:
-        """Show observers a server error."""
+    def _report_failure(self, response: Response) -> None:
+        """Let observers see a server error."""
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.connection.pipeline.show_failure(self, response)
+            self.connection.pipeline.report_failure(self, response)
 
     async def _handle(self) -> None:
-        """Answer with the route's handler."""
+        """Have the route's handler answer."""
         response = await self.connection.pipeline.respond(self)
         if response is not None:
             self.send(response, has_ttl=True)
@@ -256,8 +258,8 @@ class FastLane(HttpProtocol):
         target = self.pipeline.target_of(self.parser.get_method().decode("ascii"), self.url)
         if target.refusal is not None or target.route is None:
             return None
-        adds = target.route.name == _ADD
-        if not adds and target.route.name != _GET:
+        is_add = target.route.name == _ADD
+        if not is_add and target.route.name != _GET:
             return None
         is_busy = self.latest is not None and not self.latest.response_complete
         is_old = self.parser.get_http_version() != "1.1"
@@ -273,7 +275,7 @@ class FastLane(HttpProtocol):
         if host is None or (host != self._host and is_host(host) is None):
             return None
         self._host = host
-        is_usual = not adds or (
+        is_usual = not is_add or (
             first.get(b"content-type") == JSON and b"idempotency-key" not in first
         )
         is_quick = is_usual and not self.pipeline.sees_all

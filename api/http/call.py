@@ -118,16 +118,16 @@ class Call:
     #: The caller; None before authentication.
     caller: Caller | None = None
     #: The namespace of the path; None if there is none, or before it is looked up.
-    found: Namespace | None = None
+    known_namespace: Namespace | None = None
     #: How long its token is honoured; None if it has none, or was not admitted.
     ttls: Ttls | None = None
-    #: The namespace whose rates the request is taken from.
+    #: The namespace whose rate limits the request is charged to.
     rated: Namespace | None = None
     #: Whether the request has passed the pipeline's checks.
     is_admitted: bool = False
     #: Limits the memory of bodies, and rejects writes that would wait for too long.
     shedder: Admission | None = None
-    #: Bytes of the memory that all bodies share.
+    #: Bytes of its body, which count towards the limit on all bodies.
     held: int = 0
     #: Whether the Idempotency-Key is a UUIDv7, so that its time is the token's.
     key_is_token: bool = False

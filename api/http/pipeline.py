@@ -76,7 +76,7 @@ _log = logging.getLogger("counter.api")
 class Observer(Protocol):
     """Observe requests to ``/v1``, in the task that answers them."""
 
-    #: Whether it must see every request; otherwise those on the fast lane are not observed.
+    #: Whether it must see every request; otherwise it sees only failures on the fast lane.
     wants_all: bool
 
     def begin(self, call: Call) -> Ended | None:
@@ -129,7 +129,7 @@ class Pipeline:
         self.tally = tally
         self.ids = RequestIds()
         self.body_bytes_max = body_bytes_max
-        #: Whether every request must be answered here, because an observer wants to see all.
+        #: Whether an observer wants all requests, so that none is answered on the fast lane.
         self.sees_all = any(each.wants_all for each in observers)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -202,11 +202,11 @@ class Pipeline:
         return response.with_headers(*(call.ttls.of_key if is_key else call.ttls.of_token))
 
     def admit(self, call: Call, *, is_fresh: bool = False) -> bool:
-        """Identify and authorise the caller, look the namespace up, and take the request from the
-        rates: in this order, so that a client without a key learns nothing about what exists.
+        """Identify and authorise the caller, look the namespace up, and charge the request to the
+        rate limits: in this order, so that a client without a key learns nothing about what exists.
 
-        Return False if the directory of namespaces must be read again before the look-up; then call
-        this again with *is_fresh*. Raises CounterError.
+        Return False if the directory of namespaces must be read first: then read it, and call this
+        again with *is_fresh*. Raises CounterError.
         """
         # A target without a route has a refusal.
         route: Any = call.route
@@ -224,14 +224,14 @@ class Pipeline:
             route.latest or (name and self._namespaces.needs_reread(name, writes=route.writes))
         ):
             return False
-        call.found = self._namespaces.find(name)
+        call.known_namespace = self._namespaces.find(name)
         # The namespace's rate does not apply to changes of its settings: otherwise a namespace at
         # its limit could not get a higher one.
-        call.rated = None if route.latest else call.found
-        if route.takes_tokens and call.found is not None:
-            ttls = self._ttls.get(call.found.id)
-            is_known = ttls is not None and ttls.namespace is call.found
-            call.ttls = ttls if is_known else self._new_ttls(call.found)
+        call.rated = None if route.latest else call.known_namespace
+        if route.takes_tokens and call.known_namespace is not None:
+            ttls = self._ttls.get(call.known_namespace.id)
+            is_known = ttls is not None and ttls.namespace is call.known_namespace
+            call.ttls = ttls if is_known else self._new_ttls(call.known_namespace)
         caller.admit(call.rated, route.adds)
         call.is_admitted = True
         return True
@@ -266,8 +266,8 @@ class Pipeline:
         ttls = self._ttls[namespace.id] = Ttls(namespace, *headers)
         return ttls
 
-    def show_failure(self, call: Call, response: Response) -> None:
-        """Show observers a request that failed and was answered directly."""
+    def report_failure(self, call: Call, response: Response) -> None:
+        """Let observers see a request that failed and was answered on the fast lane."""
         for observer in self._observers:
             if (end := observer.begin(call)) is not None:
                 end(response)

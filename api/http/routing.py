@@ -71,9 +71,9 @@ CallOf = Annotated[Call, Depends(call_of)]
 
 def namespace_of(call: CallOf) -> Namespace:
     """Return the namespace of the path. Raises NamespaceUnknownError."""
-    if call.found is None:
+    if call.known_namespace is None:
         raise unknown(call.namespace)
-    return call.found
+    return call.known_namespace
 
 
 #: The parameter of a handler whose namespace must exist.

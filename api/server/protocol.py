@@ -57,7 +57,7 @@ from counter.limits import (
 
 _CHECK_EVERY_S: Final = 1.0
 #: A client that reads so much of its responses within the time limit is slow, but not gone.
-_TAKEN_BYTES_MIN: Final = 64 * 1024
+_PROGRESS_BYTES_MIN: Final = 64 * 1024
 _CLOSE_NOTIFY_S: Final = 0.5
 _REASONS: Final[Mapping[type[CounterError], str]] = {
     OverloadedError: FULL,
@@ -94,6 +94,7 @@ class HttpProtocol(asyncio.Protocol):
     server: tuple[str, int] | None = None
     scheme = "http"
     transport: Any
+    #: Since when the rest of a request, or a first one, is awaited.
     waiting_since_s: float | None = None
     #: Since when no request is under way on a connection that had one.
     idle_since_s: float | None = None
@@ -107,12 +108,13 @@ class HttpProtocol(asyncio.Protocol):
     latest: Exchange | None = None
     running: Exchange | None = None
     is_reading_paused: bool = False
-    #: Since when the client does not read, and the buffer size at that time.
-    untaken: tuple[float, int] | None = None
+    #: Since when the client has not read its responses, and the unsent bytes at that time.
+    stalled: tuple[float, int] | None = None
     #: Whether it is above the connection limit; then only health checks are answered.
     is_spare: bool = False
-    #: Whether reading has stopped: complete requests are answered, then it is closed.
-    is_deaf: bool = False
+    #: Whether no more is read: complete requests are answered, then the connection is closed.
+    has_stopped_reading: bool = False
+    #: Whether the client has sent nothing yet.
     _is_silent: bool = False
     #: The client address whose limit it counts towards.
     _peer: str | None = None
@@ -128,7 +130,7 @@ class HttpProtocol(asyncio.Protocol):
     #: The size of the slice being parsed.
     _slice_bytes: int = 0
     #: The head of a request that asks for another protocol, without the header that does.
-    _plain: bytes = b""
+    _plain_head: bytes = b""
 
     def __init__(self, app: App, ids: RequestIds, shared: Connections) -> None:
         """*ids* makes ids for answers without a parsed request, *shared* is the state of all
@@ -173,7 +175,7 @@ class HttpProtocol(asyncio.Protocol):
         self._peer = peer
         if len(shared.open) > shared.most and not shared.make_room():
             if len(shared.open) > shared.most + CONNECTIONS_SPARE:
-                self._refuse(self._full())
+                self._refuse(self._full_error())
                 return
             self.is_spare = True
             self.loop.call_later(SPARE_REQUEST_US / SECOND, self._end_spare)
@@ -183,9 +185,9 @@ class HttpProtocol(asyncio.Protocol):
     def _end_spare(self) -> None:
         """Reject a spare connection that has sent no health check."""
         if self.latest is None and not self.transport.is_closing():
-            self._refuse(self._full())
+            self._refuse(self._full_error())
 
-    def _full(self) -> OverloadedError:
+    def _full_error(self) -> OverloadedError:
         return OverloadedError(
             f"this process already has {self.shared.most} connections; close some, or try"
             " another server",
@@ -201,7 +203,7 @@ class HttpProtocol(asyncio.Protocol):
         self.pending.clear()
         self._unread = b""
         self.waiting_since_s = None
-        self._hold()
+        self._update_held_bytes()
         shared.silent.pop(self, None)
         if self._peer is not None:
             shared.peers.release(self._peer)
@@ -215,7 +217,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         # The client read its responses; the next check starts a new measurement.
-        self.untaken = None
+        self.stalled = None
         self.writable.set()
 
     def write(self, data: bytes) -> None:
@@ -232,7 +234,7 @@ class HttpProtocol(asyncio.Protocol):
     def resume_reading(self) -> None:
         """Resume reading unless requests are pending; the last of them resumes it. Buffered bytes
         are parsed first."""
-        if not self.pending and not self._has_more() and self.is_reading_paused:
+        if not self.pending and not self._parse_rest_soon() and self.is_reading_paused:
             self.is_reading_paused = False
             self.transport.resume_reading()
 
@@ -247,24 +249,24 @@ class HttpProtocol(asyncio.Protocol):
         self.start(exchange.run(self.app))
 
     def data_received(self, data: bytes) -> None:
-        if self.is_deaf:
+        if self.has_stopped_reading:
             return
         if self._is_silent:
             self._is_silent = False
             self.shared.silent.pop(self, None)
         if self._unread:
             self._unread += data
-            self._hold()
+            self._update_held_bytes()
         elif len(data) <= _SMALL_BYTES:
             self._read(data)
             if self.waiting_since_s is not None or self._held_bytes:
-                self._hold()
+                self._update_held_bytes()
         else:
             self._unread = data
             self._read_in_turn()
             if self._unread:
                 self.pause_reading()
-                self._hold()
+                self._update_held_bytes()
 
     def _read_in_turn(self) -> None:
         """Enqueue the connection to parse its buffered bytes."""
@@ -279,35 +281,36 @@ class HttpProtocol(asyncio.Protocol):
         to parse."""
         unread, start = self._unread, 0
         while start < len(unread) and not (
-            self.pending or self.is_deaf or self.transport.is_closing()
+            self.pending or self.has_stopped_reading or self.transport.is_closing()
         ):
             if start and self.shared.queue.now_s() >= end_s:
                 break
             self._read(unread[start : start + _SLICE_BYTES])
             start += _SLICE_BYTES
-        if self.is_deaf or self.transport.is_closing():
+        if self.has_stopped_reading or self.transport.is_closing():
             # Discard the rest.
             start = len(unread)
         self._unread = unread[start:]
         self._is_queued = bool(self._unread) and not self.pending
-        if not (self._unread or self.is_deaf or self.transport.is_closing()):
+        if not (self._unread or self.has_stopped_reading or self.transport.is_closing()):
             self.resume_reading()
-        self._hold()
+        self._update_held_bytes()
         return self._is_queued
 
-    def _has_more(self) -> bool:
-        """Whether buffered bytes are left to parse; if so, schedule it."""
-        if self.is_deaf:
+    def _parse_rest_soon(self) -> bool:
+        """Schedule the parsing of buffered bytes. Return whether reading must stay paused: bytes
+        are left to parse, a body waits, or reading has stopped."""
+        if self.has_stopped_reading:
             return True
         if self._unread:
             # Not at once: the parser may be running.
             self.loop.call_soon(self._read_in_turn)
         elif self._held_bytes:
-            self._hold()
+            self._update_held_bytes()
         return bool(self._unread) or self._has_body()
 
     def _has_body(self) -> bool:
-        """Whether enough of a body waits for its handler, which asks for more when it has that."""
+        """Return whether enough of a body waits for its handler, which resumes reading."""
         latest = self.latest
         return (
             latest is not None
@@ -341,7 +344,7 @@ class HttpProtocol(asyncio.Protocol):
                 except HttpParserUpgrade as upgrade:
                     since_s = self.waiting_since_s
                     self.parser = self._new_parser()
-                    self.parser.feed_data(self._plain)
+                    self.parser.feed_data(self._plain_head)
                     if self.waiting_since_s is not None:
                         self.waiting_since_s = since_s
                     data = data[upgrade.args[0] :]
@@ -356,7 +359,7 @@ class HttpProtocol(asyncio.Protocol):
                 self.refusal or BadRequestError("Invalid HTTP request received. Send HTTP/1.1.")
             )
 
-    def _plain_head(self) -> bytes:
+    def _head_without_upgrade(self) -> bytes:
         """Return the head of the request without Upgrade. Raises ValueError for CONNECT."""
         method = self.parser.get_method()
         if method == b"CONNECT":
@@ -365,7 +368,7 @@ class HttpProtocol(asyncio.Protocol):
         headers = b"".join(b"%s: %s\r\n" % each for each in self.headers if each[0] != b"upgrade")
         return b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, headers)
 
-    def _hold(self) -> None:
+    def _update_held_bytes(self) -> None:
         """Update the shared count of memory held by unfinished requests."""
         held = len(self._unread) + _REQUEST_BYTES * len(self.pending)
         if self.waiting_since_s is not None:
@@ -411,7 +414,7 @@ class HttpProtocol(asyncio.Protocol):
         if self.is_spare or self.head_bytes > HEAD_BYTES_MAX:
             self._check_head()
         if self.parser.should_upgrade():
-            self._plain = self._plain_head()
+            self._plain_head = self._head_without_upgrade()
             return
         if len(self.url) > URL_BYTES_MAX:
             self.refusal = UriTooLongError(
@@ -489,7 +492,7 @@ class HttpProtocol(asyncio.Protocol):
 
         The size is exact, because the head may start or end within a slice."""
         if self.is_spare and self.url not in _HEALTH_CHECKS:
-            self.refusal = self._full()
+            self.refusal = self._full_error()
             raise ValueError("too many connections")
         # "GET ", " HTTP/1.1" and two line ends; then ": " and a line end per header.
         size = 18 + len(self.url) + sum(4 + len(name) + len(value) for name, value in self.headers)
@@ -519,7 +522,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def end_response(self, exchange: Exchange) -> None:
         """Continue with the next request after the response of *exchange*, or close."""
-        is_last = not exchange.keep_alive or (self.is_deaf and not self.pending)
+        is_last = not exchange.keep_alive or (self.has_stopped_reading and not self.pending)
         if exchange.expects_continue and exchange.more_body and not exchange.was_continued:
             # No 100 Continue was sent: the next bytes may be a body or another request.
             is_last = True
@@ -570,7 +573,7 @@ class HttpProtocol(asyncio.Protocol):
             self.time_out_after(now_s - self.waiting_since_s)
         elif self.idle_since_s is not None and now_s - self.idle_since_s > self.shared.keep_alive_s:
             self.transport.close()
-        self.cut_if_untaken(now_s)
+        self.abort_if_stalled(now_s)
 
     def _is_answering(self) -> bool:
         """Whether the response to a request that is not complete has begun, and has not ended."""
@@ -602,24 +605,24 @@ class HttpProtocol(asyncio.Protocol):
             self.running.changed.set()
         return True
 
-    def cut_if_untaken(self, now_s: float) -> None:
+    def abort_if_stalled(self, now_s: float) -> None:
         """Abort the connection if its client has read too little for too long.
 
         This also bounds a closing connection, which nothing else would end.
         """
         if self.writable.is_set() and not self.transport.is_closing():
-            self.untaken = None
+            self.stalled = None
             return
         size = self.transport.get_write_buffer_size()
-        if self.untaken is None or size <= self.untaken[1] - _TAKEN_BYTES_MIN:
-            self.untaken = now_s, size
+        if self.stalled is None or size <= self.stalled[1] - _PROGRESS_BYTES_MIN:
+            self.stalled = now_s, size
             return
         limit_s = self.shared.request_timeout_us / SECOND
         if self.shared.is_draining and not size:
             # Everything is sent. TLS waits for a close_notify, which a client with a connection
             # pool sends only when it uses the connection again.
             limit_s = min(limit_s, _CLOSE_NOTIFY_S)
-        if now_s - self.untaken[0] > limit_s:
+        if now_s - self.stalled[0] > limit_s:
             if size:
                 self.shared.count_end(UNTAKEN)
             self.transport.abort()
@@ -652,7 +655,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _stop_reading(self) -> None:
         """Stop reading, answer the complete requests, and close."""
-        self.is_deaf = True
+        self.has_stopped_reading = True
         self.pause_reading()
         if self.latest is not None and not self.latest.more_body:
             self.latest.keep_alive = False

@@ -87,7 +87,7 @@ async def test_a_hot_counter_has_the_next_slice_made_with_more_event_buckets(
         clock.advance(SECOND // 4)
     clock.advance(CLOSING)
     await one.worker.tick()
-    await one.worker.look_at_partitions()
+    await one.worker.check_partitions()
     (size,) = await other.store.partition_sizes.recorded(namespace.dataset)
     assert size.counter == "hot"
     assert size.size_bytes == 100 * EVENT_BYTES

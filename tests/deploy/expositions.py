@@ -55,10 +55,10 @@ async def of_a_worker() -> str:
     await guard.measure()
     process = world.process("a", guard=guard)
     assert process.leases is not None
-    await process.leases.turn()
+    await process.leases.update()
     await world.add_many(3)
     world.clock.advance(CLOSING)
-    await process.leases.turn()
+    await process.leases.update()
     await process.worker.tick()
     process.worker.partitions.outlooks["default"] = Outlook(1, 2, 3_000_000, 5_000_000, 1)
     store = SimpleNamespace(

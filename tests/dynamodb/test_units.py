@@ -11,7 +11,7 @@ import pytest
 
 from counter.core.clock_guard import ClockGuard
 from counter.core.service import CounterService
-from counter.limits import DAY, HOUR, LEASE_LOOK_US, SECOND
+from counter.limits import DAY, HOUR, LEASE_READ_EVERY_US, SECOND
 from counter.security.keys import KeyRing
 from counter.storage.dynamodb.control import DynamodbControl
 from counter.storage.dynamodb.driver import DynamodbOptions
@@ -260,16 +260,16 @@ async def test_polling(site: Site) -> None:
     process, clock = site.processes[0], site.clock
     leases = Leases(site.store.leases, clock, "worker", guard=process.guard)
     keys = KeyRing(site.store.keys, clock)
-    await leases.turn()
+    await leases.update()
     site.meter.taken()
     await DynamodbControl.read_clock(site.store.control)
     for _ in range(2):
         await process.api.namespaces.refresh()
         await keys.refresh()
         await process.worker.maintenance.run_once()
-    looks = 2 * SECOND // LEASE_LOOK_US
+    looks = 2 * SECOND // LEASE_READ_EVERY_US
     for _ in range(looks):
-        await leases.turn()
+        await leases.update()
     # Each second namespaces, keys and a quarter of a unit of the clock; datasets, slices twice and
     # `dropped_before` in the process that maintains the slices.
     assert site.meter.taken() == Units(looks, looks + 2 * 2.25 + 2 * 4)

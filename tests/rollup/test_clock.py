@@ -7,7 +7,7 @@ import pytest
 
 from counter.core.clock_guard import ClockGuard
 from counter.errors import ClockSkewError
-from counter.limits import DAY, LEASE_LOOK_US, MINUTE, SECOND
+from counter.limits import DAY, LEASE_READ_EVERY_US, MINUTE, SECOND
 from counter.types import ClockReading
 from rollup.leases import MAINTENANCE, SLOTS, Leases
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, Process, World, begun
@@ -71,11 +71,11 @@ async def test_a_worker_with_a_wrong_clock_gives_up_its_slots() -> None:
     [(wrong, its_guard), (right, _)] = crew
     assert leases_of(wrong).holds(MAINTENANCE)
     await measured(its_guard, world, 10 * SECOND)
-    for _ in range(LEASE_TIME // LEASE_LOOK_US):
-        world.clock.advance(LEASE_LOOK_US)
+    for _ in range(LEASE_TIME // LEASE_READ_EVERY_US):
+        world.clock.advance(LEASE_READ_EVERY_US)
         with suppress(ClockSkewError):
-            await leases_of(wrong).turn()
-        await leases_of(right).turn()
+            await leases_of(wrong).update()
+        await leases_of(right).update()
     assert leases_of(wrong).held() == []
     assert leases_of(right).held() == list(SLOTS)
     await measured(its_guard, world)

@@ -146,7 +146,7 @@ async def test_a_step_is_bounded_however_long_the_rollup_stood() -> None:
 
 
 async def inside(limiter: Limiter, leave: asyncio.Event, order: list[str], name: str) -> None:
-    async with limiter.turn():
+    async with limiter.permit():
         order.append(name)
         await leave.wait()
 
@@ -191,7 +191,7 @@ async def test_no_failure_of_its_store_ends_the_keeping_of_leases() -> None:
 
     with (
         patch.object(store.leases, "heartbeat", heartbeat),
-        patch.object(leases, "_look_us", 1_000),
+        patch.object(leases, "_read_every_us", 1_000),
     ):
         keeping = asyncio.create_task(leases.keep(stop))
         await eventually(lambda: len(leases.held()) == len(SLOTS), "the slots are held")
@@ -212,10 +212,10 @@ async def test_slots_that_another_worker_took_are_not_held() -> None:
     one, other = (
         Leases(store.leases, clock, name, lease_time_us=10 * SECOND) for name in ("a", "b")
     )
-    await one.turn()
+    await one.update()
     clock.advance(11 * SECOND)
-    await other.turn()
-    await one.turn()
+    await other.update()
+    await one.update()
     assert not set(one.held()) & set(other.held())
 
 

@@ -44,7 +44,7 @@ async def watched() -> AsyncIterator[Watched]:
     await guard.measure()
     process = world.process("a", guard=guard)
     assert process.leases is not None
-    await process.leases.turn()
+    await process.leases.update()
     health = Health(
         world.store, world.clock, guard, process.leases, process.worker, MemoryCache(world.clock)
     )
@@ -82,7 +82,7 @@ async def test_metrics_report_progress_and_lag(watched: Watched) -> None:
     await world.add_many(30)
     world.clock.advance(CLOSING)
     assert process.leases is not None
-    await process.leases.turn()
+    await process.leases.update()
     await process.worker.tick()
     found = await watched.metrics()
     assert found["counter_rollup_counters_total"] == 30

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counter.errors import StoreUnavailableError
-from counter.limits import LEASE_LOOK_US, LEASE_SLOTS, LEASE_TIME_MIN_US, SECOND
+from counter.limits import LEASE_READ_EVERY_US, LEASE_SLOTS, LEASE_TIME_MIN_US, SECOND
 from counter.storage.memory.store import MemoryLeases
 from counter.testing.clock import FakeClock
 from rollup.leases import MAINTENANCE, SLOTS, Leases, share_out, slot_of, worker_id
@@ -20,7 +20,7 @@ from tests.support.virtual import virtually
 from tests.support.waiting import eventually
 
 LEASE_TIME = 10 * SECOND
-LOOK = LEASE_LOOK_US
+LOOK = LEASE_READ_EVERY_US
 #: Leases run out two looks before.
 HELD = LEASE_TIME - 2 * LOOK
 names = st.lists(st.text("abcdef", min_size=1), min_size=1, max_size=9, unique=True)
@@ -76,7 +76,7 @@ class Crew:
         self.clock.advance(LOOK)
 
     async def turn(self, worker: Leases) -> None:
-        await worker.turn()
+        await worker.update()
         now_us = self.clock.boottime_us()
         is_late = now_us - self._looked_us.get(worker, now_us) > LOOK
         (self._late.add if is_late else self._late.discard)(worker)
@@ -212,7 +212,7 @@ async def test_a_lease_is_renewed_long_before_it_runs_out() -> None:
     crew = Crew()
     worker = crew.join("a")
     for _ in range(60):
-        await worker.turn()
+        await worker.update()
         crew.clock.advance(LOOK)
         assert len(worker.held()) == len(SLOTS)
 
@@ -251,16 +251,16 @@ async def test_failing_leases_keep_only_the_held_shards() -> None:
     clock = FakeClock(START_US)
     store = Broken(clock)
     worker = Leases(store, clock, "a", lease_time_us=LEASE_TIME)
-    await worker.turn()
+    await worker.update()
     store.fails = "all"
     for _ in range(HELD // LOOK):
         assert len(worker.held()) == len(SLOTS)
         with pytest.raises(StoreUnavailableError):
-            await worker.turn()
+            await worker.update()
         clock.advance(LOOK)
     assert worker.held() == []
     store.fails = ""
-    await worker.turn()
+    await worker.update()
     assert len(worker.held()) == len(SLOTS)
 
 
@@ -293,7 +293,7 @@ async def test_a_look_is_one_write_and_one_read() -> None:
         patch.object(kept, "workers", wraps=kept.workers) as reads,
     ):
         for _ in range(100):
-            await worker.turn()
+            await worker.update()
             clock.advance(LOOK)
     assert (writes.await_count, reads.await_count) == (100, 100)
 
@@ -389,5 +389,5 @@ async def test_a_worker_that_joins_is_seen_before_it_looks() -> None:
         return ["a"]
 
     with patch.object(store, "heartbeat", heartbeat), patch.object(store, "workers", workers):
-        await Leases(store, clock, "a", lease_time_us=LEASE_TIME).turn()
+        await Leases(store, clock, "a", lease_time_us=LEASE_TIME).update()
     assert steps == ["seen", "looks"]

@@ -45,7 +45,7 @@ class Desk:
             await asyncio.gather(*tasks)
 
     async def stay(self, event: asyncio.Event) -> None:
-        async with self.limiter.turn():
+        async with self.limiter.permit():
             await event.wait()
 
     async def round_trip(self, took_us: int) -> None:
@@ -55,7 +55,7 @@ class Desk:
 
     async def fail(self, error: Exception) -> None:
         with suppress(type(error)):
-            async with self.limiter.turn():
+            async with self.limiter.permit():
                 self.clock.advance(1)
                 raise error
 
@@ -77,7 +77,7 @@ async def test_a_limit_that_is_not_reached_does_not_grow() -> None:
     desk = Desk()
     before = desk.limiter.limit
     for _ in range(100):
-        async with desk.limiter.turn():
+        async with desk.limiter.permit():
             desk.clock.advance(FAST)
     assert desk.limiter.limit == before
 
@@ -122,7 +122,7 @@ async def test_waiters_enter_in_order_and_within_the_limit() -> None:
 
     async def work(number: int) -> None:
         nonlocal inside
-        async with desk.limiter.turn():
+        async with desk.limiter.permit():
             inside += 1
             assert inside <= desk.limiter.limit
             order.append(number)
@@ -146,7 +146,7 @@ def test_no_turn_is_ever_lost(steps: list[tuple[str, int]]) -> None:
         tasks: list[asyncio.Task[None]] = []
 
         async def work(fails: bool, took_us: int) -> None:
-            async with desk.limiter.turn():
+            async with desk.limiter.permit():
                 await asyncio.sleep(0)
                 desk.clock.advance(took_us * MILLISECOND)
                 if fails:
@@ -170,9 +170,9 @@ async def test_work_of_many_times_the_usual_amount_may_take_as_many_times_as_lon
     """A group of a backlog sums many windows: its time does not show a slow store."""
     desk = Desk()
     before = desk.limiter.limit
-    async with desk.limiter.turn(weight=5):
+    async with desk.limiter.permit(weight=5):
         desk.clock.advance(5 * LATENCY_TARGET_US)
     assert desk.limiter.limit == before
-    async with desk.limiter.turn(weight=5):
+    async with desk.limiter.permit(weight=5):
         desk.clock.advance(5 * LATENCY_TARGET_US + 1)
     assert desk.limiter.limit == before // 2

@@ -108,7 +108,7 @@ async def pass_slice(
     for each in processes:
         await each.worker.tick()
     for each in processes:
-        await each.worker.look_at_partitions()
+        await each.worker.check_partitions()
     now_us = world.clock.now_us()
     world.clock.advance(SLICE - now_us % SLICE)
     for each in processes:
@@ -160,7 +160,7 @@ async def test_slices_follow_the_counts_of_another_worker() -> None:
     await world.turns(a, b)
     for each in (other, maker):
         await each.worker.tick()
-        await each.worker.look_at_partitions()
+        await each.worker.check_partitions()
     for each in (other, maker):
         outlook = each.worker.partitions.outlooks["default"]
         assert (outlook.buckets_now, outlook.buckets_next) == (1, 4)
@@ -185,7 +185,7 @@ async def test_a_new_worker_makes_slices_by_known_counts() -> None:
     for _ in range(35):
         await world.add("hot")
     await world.roll_up(a)
-    await a.worker.look_at_partitions()
+    await a.worker.check_partitions()
     for expected in (4, 4):
         world.clock.advance(SLICE)
         await world.process().worker.tick()
@@ -227,11 +227,11 @@ async def test_sizes_reported_by_nodes_count_too() -> None:
     with patch.object(world.store.partition_sizes, "observe", return_value=[seen]) as asked:
         await a.worker.tick()
         for _ in range(3):
-            await a.worker.look_at_partitions()
+            await a.worker.check_partitions()
         assert asked.call_count == 1
         await pass_slice(world, a, adds=1)
         world.clock.advance(SLICE)
-        await a.worker.look_at_partitions()
+        await a.worker.check_partitions()
     assert asked.call_count == 2
     assert (await numbers(world))[-1] == 2
 
@@ -283,7 +283,7 @@ async def test_a_worker_that_is_far_behind_records_no_size_that_no_longer_counts
     oldest_us = now_us - (SLICES_REMEMBERED - 1) * SLICE
     for start_us in (oldest_us - SLICE, oldest_us):
         counted("hot", start_us, 35)
-    await a.worker.look_at_partitions()
+    await a.worker.check_partitions()
     assert [each.start_us for each in await world.store.partition_sizes.recorded(dataset)] == [
         oldest_us
     ]
@@ -302,7 +302,7 @@ async def test_a_planned_change_is_reported_once(caplog: pytest.LogCaptureFixtur
         for each in (a, b):
             await each.worker.tick()
         for each in (a, b, a, b):
-            await each.worker.look_at_partitions()
+            await each.worker.check_partitions()
     lines = [each.getMessage() for each in caplog.records if each.name == "counter.partitions"]
     assert len(lines) == 2
     assert lines[0] == (

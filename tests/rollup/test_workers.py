@@ -566,7 +566,7 @@ async def test_a_counter_whose_rows_are_read_is_planned_from_the_head_of_their_m
     assert before is not None
     await world.process().worker.tick()
     [head] = await world.store.rollups.heads(namespace, ["c"])
-    [planned], rows = await batches._with_rows(namespace, [before], dirty, batch)
+    [planned], rows = await batches._replan_with_rows(namespace, [before], dirty, batch)
     assert head is not None
     assert planned.head == head
     assert [each.total for each in rows["c"]] == [5]

@@ -13,7 +13,7 @@ from typing import Any
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
-from counter.limits import LEASE_LOOK_US, MINUTE, SECOND
+from counter.limits import LEASE_READ_EVERY_US, MINUTE, SECOND
 from counter.ports import wrapped
 from counter.storage.memory import MemoryCache, MemoryStore
 from counter.testing.clock import FakeClock
@@ -158,10 +158,10 @@ class World:
     async def turns(self, *processes: Process) -> None:
         """Let each look three times: a released slot is free two looks later."""
         for _ in range(3):
-            self.clock.advance(LEASE_LOOK_US)
+            self.clock.advance(LEASE_READ_EVERY_US)
             for each in processes:
                 assert each.leases is not None
-                await each.leases.turn()
+                await each.leases.update()
 
     def token(self, age_us: int = 0) -> Token:
         return Token(next(self._nonces).to_bytes(16, "big"), self.clock.now_us() - age_us)

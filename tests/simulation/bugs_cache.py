@@ -22,7 +22,7 @@ BUGS = (
         "cached-a-window-ahead",
         "a worker puts counts into the cache as of the end of the next window",
         Edit(
-            BatchRoller._tell_cache,
+            BatchRoller._update_cache,
             "self.cache.put_many(namespace, some)",
             "self.cache.put_many(namespace, [\n"
             "            (name, Checkpoint(\n"

@@ -17,7 +17,7 @@ BUGS = (
         "through-window-end",
         "a batch reaches to the end of its last window, one microsecond too far",
         Edit(
-            _Worker._roll_some,
+            _Worker._roll_part,
             "marks[-1].window_us + size_us - 1 if marks",
             "marks[-1].window_us + size_us if marks",
         ),
@@ -37,7 +37,7 @@ BUGS = (
         "clock-after-marks",
         "a worker takes the windows for closed by a clock that it reads after the marks",
         Edit(
-            _Worker._roll_some,
+            _Worker._roll_part,
             "batch_us = marks[-1]",
             "through_us = max(through_us, closed_through(namespace, self._clock.now_us()))\n"
             "    batch_us = marks[-1]",
@@ -144,7 +144,7 @@ BUGS = (
         "half-an-atomic-add",
         "an atomic add of which some items are found is left as it is",
         Edit(
-            atomics.AtomicSettler._resolve_halves,
+            atomics.AtomicSettler._resolve_incomplete,
             "if all(exists) and decision is None:",
             "if any(exists) and decision is None:",
         ),
@@ -153,7 +153,7 @@ BUGS = (
         "atomic-add-not-found",
         "an atomic add of which no item is found is left undecided",
         Edit(
-            atomics.AtomicSettler._resolve_halves,
+            atomics.AtomicSettler._resolve_incomplete,
             "if all(exists) and decision is None:",
             "if (all(exists) or not any(exists)) and decision is None:",
         ),
@@ -162,7 +162,7 @@ BUGS = (
         "decision-ignored",
         "an existing decision about an atomic add is ignored if its items are found",
         Edit(
-            atomics.AtomicSettler._resolve_halves,
+            atomics.AtomicSettler._resolve_incomplete,
             "if all(exists) and decision is None:",
             "if all(exists):",
         ),
@@ -170,7 +170,7 @@ BUGS = (
     bug(
         "atomic-adds-not-settled",
         "a worker sums windows without looking at their atomic adds",
-        Edit(atomics.AtomicSettler._resolve_halves, "if not marks:", "if True:"),
+        Edit(atomics.AtomicSettler._resolve_incomplete, "if not marks:", "if True:"),
     ),
     bug(
         "slices-by-any-clock",

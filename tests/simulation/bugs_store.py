@@ -52,7 +52,7 @@ BUGS = (
         "marks-dropped-early",
         "marks are dropped before the watermark has passed them",
         Edit(
-            RollupWorker._roll_some,
+            RollupWorker._roll_part,
             "batch = BatchTimes(",
             "await self._store.rollups.drop_marks(namespace, shard, through_us)\n"
             "    batch = BatchTimes(",

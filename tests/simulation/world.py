@@ -375,7 +375,7 @@ def deterministic(config: Config, now_s: Callable[[], float]) -> Iterator[list[s
             patch("rollup.parts._COMPARE_EVERY_S", 4.0),
             patch("counter.core.clock_guard._READINGS", 1),
             patch("rollup.worker._MAINTENANCE_EVERY_US", 3 * SECOND),
-            patch("rollup.leases.LEASE_LOOK_US", 3 * SECOND),
+            patch("rollup.leases.LEASE_READ_EVERY_US", 3 * SECOND),
             patch("rollup.leases.LEASE_SLOTS", _SLOTS),
             patch("rollup.leases.SLOTS", slots),
         ):
