@@ -233,7 +233,7 @@ async def test_a_stream_waits_until_the_load_admits_it(wire: Wire, waits: list[f
     refusals = chain([OverloadedError("full")] * 2, repeat(None))
     async with open_stream(wire.port) as client:
         await client.status()
-        with patch.object(wire.service.load, "refuses", lambda: next(refusals)):
+        with patch.object(wire.service.load, "refusal", lambda: next(refusals)):
             client.send(line(1))
             await client.is_added()
     assert waits == [0.05, 0.05]

@@ -266,7 +266,7 @@ async def test_nothing_is_looked_up_for_a_key_that_is_not_for_it(
     key = await door.key(Scope.READ, "mine")
     namespaces = door.app.application.service.namespaces
     looked: list[str] = []
-    for name in ("find", "get", "doubts"):
+    for name in ("find", "get", "needs_reread"):
         found = getattr(namespaces, name)
 
         def look(namespace: str, *given: object, _found: object = found, **more: object) -> object:
