@@ -193,6 +193,7 @@ async def test_a_thread_that_does_not_come_back_is_not_waited_for(
     lane = RequestQueue(new_server(clock, 0.001), work)
     work.open.clear()
     assert "does not answer at all" in await reason(lane)
+    await eventually(lambda: bool(work.batches), "the thread has begun")
     clock.advance(RETRY_AFTER_US)
     assert "does not answer at all" in await reason(lane)
     assert len(work.batches) == 1
