@@ -10,7 +10,8 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from counter.storage.sqlite import ALL_PAGES, SqliteStore, page_sums
 from counter.storage.sqlite.backup import back_up, restore
 from counter.storage.sqlite.page_sums import PageSums
 from counter.testing.clock import FakeClock
-from counter.types import Token
+from counter.types import Namespace, Token
 from rollup.maintenance import Maintenance
 from rollup.worker import RollupWorker
 from tests.rollup.world import DATASET, SETTINGS
@@ -59,40 +60,51 @@ def copied(source: Path, target: Path) -> Path:
     return target
 
 
-async def filled(place: Path, draw: random.Random) -> list[Disk]:
-    """Have a service count, roll up and copy its log; return its directory at some moments."""
-    clock = FakeClock(START_US)
-    store = SqliteStore(place / "data", clock, [DATASET])
-    store.database._wal_pages = 60
+@asynccontextmanager
+async def counting(
+    data: Path, clock: FakeClock, name: str = "n", *, wal_pages: int = 1_000
+) -> AsyncIterator[tuple[SqliteStore, CounterService, Namespace]]:
+    """A service over *data*, and a new namespace of it."""
+    store = SqliteStore(data, clock, [DATASET])
+    store.database._wal_pages = wal_pages
     await store.open()
     service = CounterService(store, MemoryCache(clock), clock)
-    maintenance = Maintenance(store, clock)
-    await maintenance.run_once()
-    namespace = await service.namespaces.create("n", replace(SETTINGS, shards=2))
-    worker = RollupWorker(store, MemoryCache(clock), clock, service.namespaces)
+    await Maintenance(store, clock).run_once()
+    yield store, service, await service.namespaces.create(name, replace(SETTINGS, shards=2))
+    await store.close()
+
+
+async def filled(place: Path, draw: random.Random) -> list[Disk]:
+    """Have a service count, roll up and copy its log; return its directory at some moments."""
+    clock, data = FakeClock(START_US), place / "data"
     counts: Counter[str] = Counter()
     tokens: list[tuple[str, int, Token]] = []
     disks: list[Disk] = []
-    earlier = copied(place / "data", place / "earlier-0")
-    for moment in range(1, 5):
-        for _ in range(draw.randint(40, 90)):
-            name, delta = draw.choice(COUNTERS), draw.randint(-9, 99)
-            token = Token(draw.randbytes(16), clock.now_us() - draw.randrange(SECOND))
-            await service.add(namespace, name, delta, token)
-            counts[name] += delta
-            tokens.append((name, delta, token))
-            clock.advance(draw.choice([0, SECOND // 10, SECOND]))
-        if moment % 2:
-            clock.advance(10 * SECOND)
-            await worker.tick()
-            await service.add(namespace, "counter 0", 1, Token(draw.randbytes(16), clock.now_us()))
-            counts["counter 0"] += 1
-        at = copied(place / "data", place / f"killed-{moment}")
+
+    def note(name: str, earlier: Path) -> Path:
+        at = copied(data, place / name)
         disks.append(Disk(at, earlier, clock.now_us(), dict(counts), tokens[-20:]))
-        earlier = at
-    await store.close()
-    at = copied(place / "data", place / "stopped")
-    disks.append(Disk(at, earlier, clock.now_us(), dict(counts), tokens[-20:]))
+        return at
+
+    async with counting(data, clock, wal_pages=60) as (store, service, namespace):
+        worker = RollupWorker(store, MemoryCache(clock), clock, service.namespaces)
+        earlier = copied(data, place / "earlier-0")
+        for moment in range(1, 5):
+            for _ in range(draw.randint(40, 90)):
+                name, delta = draw.choice(COUNTERS), draw.randint(-9, 99)
+                token = Token(draw.randbytes(16), clock.now_us() - draw.randrange(SECOND))
+                await service.add(namespace, name, delta, token)
+                counts[name] += delta
+                tokens.append((name, delta, token))
+                clock.advance(draw.choice([0, SECOND // 10, SECOND]))
+            if moment % 2:
+                clock.advance(10 * SECOND)
+                await worker.tick()
+                last = Token(draw.randbytes(16), clock.now_us())
+                await service.add(namespace, "counter 0", 1, last)
+                counts["counter 0"] += 1
+            earlier = note(f"killed-{moment}", earlier)
+    note("stopped", earlier)
     return disks
 
 
@@ -285,20 +297,15 @@ async def test_no_backup_is_made_of_a_log_that_was_damaged_beside_a_service(
     """SQLite checks the frames of its log only after a crash."""
     monkeypatch.setattr(page_sums, "_PAUSE_S", 0)
     clock, data = FakeClock(START_US), fast_dir / "data"
-    store = SqliteStore(data, clock, [DATASET])
-    await store.open()
-    service = CounterService(store, MemoryCache(clock), clock)
-    await Maintenance(store, clock).run_once()
-    namespace = await service.namespaces.create("n", SETTINGS)
-    await service.add(namespace, "counter", 1, Token(bytes(range(16)), clock.now_us()))
-    await asyncio.to_thread(backed_up, data, fast_dir / "whole", clock.now_us())
-    log = bytearray((data / "counter.db-wal").read_bytes())
-    log[log.rindex(bytes(range(16)))] ^= 1
-    (data / "counter.db-wal").write_bytes(log)
-    with pytest.raises(DamagedError, match="what is in page"):
-        await asyncio.to_thread(backed_up, data, fast_dir / "damaged", clock.now_us())
-    assert not (fast_dir / "damaged").exists()
-    await store.close()
+    async with counting(data, clock) as (_, service, namespace):
+        await service.add(namespace, "counter", 1, Token(bytes(range(16)), clock.now_us()))
+        await asyncio.to_thread(backed_up, data, fast_dir / "whole", clock.now_us())
+        log = bytearray((data / "counter.db-wal").read_bytes())
+        log[log.rindex(bytes(range(16)))] ^= 1
+        (data / "counter.db-wal").write_bytes(log)
+        with pytest.raises(DamagedError, match="what is in page"):
+            await asyncio.to_thread(backed_up, data, fast_dir / "damaged", clock.now_us())
+        assert not (fast_dir / "damaged").exists()
 
 
 async def test_a_power_loss_while_the_log_is_deleted_loses_nothing(
@@ -323,12 +330,8 @@ async def test_a_power_loss_while_the_log_is_deleted_loses_nothing(
     monkeypatch.setattr(PageSums, "flush", flushed)
     monkeypatch.setattr(PageSums, "close", lose_power)
     for life in range(2):
-        store = SqliteStore(data, clock, [DATASET])
-        await store.open()
-        service = CounterService(store, MemoryCache(clock), clock)
-        await Maintenance(store, clock).run_once()
-        await service.namespaces.create(f"n{life}", SETTINGS)
-        await store.close()
+        async with counting(data, clock, f"n{life}"):
+            pass
     store = SqliteStore(after, clock, [DATASET])
     await store.open()
     assert {each.name for each in await store.control.namespaces()} == {"n0", "n1"}
@@ -340,12 +343,6 @@ async def test_a_backup_during_writes_reports_no_damage(
 ) -> None:
     """While all pages of a large database are read, its log is copied into it again and again."""
     clock, data = FakeClock(START_US), fast_dir / "data"
-    store = SqliteStore(data, clock, [DATASET])
-    store.database._wal_pages = 1
-    await store.open()
-    service = CounterService(store, MemoryCache(clock), clock)
-    await Maintenance(store, clock).run_once()
-    namespace = await service.namespaces.create("n", SETTINGS)
     loop = asyncio.get_running_loop()
     sums_of, looks = page_sums._file_sums, []
 
@@ -358,7 +355,7 @@ async def test_a_backup_during_writes_reports_no_damage(
 
     monkeypatch.setattr(page_sums, "_file_sums", at_length)
     monkeypatch.setattr(page_sums, "_PAUSE_S", 0)
-    await asyncio.to_thread(page_sums.check_pages, data / "counter.db")
+    async with counting(data, clock, wal_pages=1) as (_, service, namespace):
+        await asyncio.to_thread(page_sums.check_pages, data / "counter.db")
     whole, again = looks
     assert 0 < again < 10 < whole
-    await store.close()
