@@ -10,6 +10,7 @@ import pytest
 from counter.background import loop_factory
 from tests.support.app import App, running
 from tests.support.certificates import Authority, Signed
+from tests.support.virtual import no_deadline_by_the_wall
 from tests.support.wire import Wire, wired
 
 
@@ -25,8 +26,9 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture
 async def app(storage: str, fast_dir: Path) -> AsyncIterator[App]:
     """The service in this process: over one store each way in, as no response depends on both."""
-    async with running(storage, fast_dir, over_socket=storage == "sqlite") as each:
-        yield each
+    with no_deadline_by_the_wall():
+        async with running(storage, fast_dir, over_socket=storage == "sqlite") as each:
+            yield each
 
 
 @pytest.fixture(params=["fast lane", "application"])

@@ -29,15 +29,6 @@ async def test_every_item_counts(rest: Rest, app: App) -> None:
     assert await counts(rest, "from", "to") == [-5, 5]
 
 
-async def test_hedges_count_once(rest: Rest, app: App) -> None:
-    token = fresh(app.clock.now_us())
-    answers = await asyncio.gather(
-        *(rest.atomic_add([("a", 1), ("b", 2)], token) for _ in range(10))
-    )
-    assert {answer.status_code for answer in answers} == {200}
-    assert await counts(rest, "a", "b") == [1, 2]
-
-
 async def test_a_counter_named_twice_counts_twice(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us())
     for replayed in (False, True):
@@ -123,12 +114,6 @@ async def test_one_bad_item_refuses_all(
 ) -> None:
     answer = await rest.atomic_add(items, fresh(app.clock.now_us()))
     assert_problem(answer, "invalid_body", *names)
-    assert await rest.names() == []
-
-
-async def test_a_missing_token_is_refused(rest: Rest) -> None:
-    answer = await rest.atomic_add([("a", 1)], None)
-    assert_problem(answer, "token_missing")
     assert await rest.names() == []
 
 

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.support.app import App, every_store, running, store_that_fails, store_that_stalls
-from tests.support.rest import Rest, fresh, item
+from tests.support.rest import Rest, fresh
 from tests.support.times import MINUTE, SECOND
 
 
@@ -116,21 +116,6 @@ async def test_a_key_deletes_once_without_a_body(rest: Rest, app: App) -> None:
     assert (await rest.delete("c", key="one")).json()["replayed"] is True
     answer = await rest.delete("c")
     assert (answer.status_code, answer.json()["code"]) == (400, "token_missing")
-
-
-async def test_a_counter_is_deleted_and_written_again_many_times(rest: Rest, app: App) -> None:
-    for turn in range(1, 6):
-        app.clock.advance(MINUTE)
-        now_us = app.clock.now_us()
-        await rest.batch_add([item(name, turn, fresh(now_us)) for name in ("a", "b")])
-        if turn % 2:
-            await app.roll_up()
-        assert await rest.names() == ["a", "b"]
-        await rest.delete("a", fresh(now_us + 1))
-        assert await rest.names() == ["b"]
-        if turn % 3:
-            await app.roll_up()
-    assert (await rest.count("a"), await rest.count("b")) == (0, 15)
 
 
 async def test_deleting_a_best_effort_counter_removes_its_number(rest: Rest, app: App) -> None:

@@ -49,13 +49,6 @@ async def test_add_and_get_counts_the_add_it_makes(rest: Rest, app: App) -> None
         assert answer.json()["as_of"] == rfc3339(app.clock.now_us())
 
 
-async def test_a_token_has_its_own_life_on_every_counter(rest: Rest, app: App) -> None:
-    token = fresh(app.clock.now_us())
-    for counter in ("c", "d"):
-        assert (await rest.add(counter, 1, token)).json()["replayed"] is False
-    assert [await rest.count(counter) for counter in ("c", "d")] == [1, 1]
-
-
 async def test_a_token_of_the_future_is_asked_to_come_back(rest: Rest, app: App) -> None:
     token = fresh(app.clock.now_us() + 5 * SECOND + 1)
     answer = await rest.add("c", 1, token)
@@ -143,35 +136,29 @@ async def test_a_token_older_than_the_namespace_is_void_at_once(rest: Rest, app:
     assert_problem(answer, "token_too_old", applied=False)
 
 
-@pytest.mark.parametrize("late", [False, True])
-async def test_another_delta_under_a_used_token_is_a_conflict(
-    rest: Rest, app: App, late: bool
-) -> None:
-    token = fresh(app.clock.now_us())
-    await rest.add("c", 1, token)
-    app.clock.advance(MINUTE if late else 0)
-    answer = await rest.add("c", 2, token)
-    assert_problem(answer, "token_conflict")
-    assert await rest.count("c") == 1
-
-
 @every_store
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_clear_and_an_add_under_one_token_are_a_conflict(
+async def test_another_payload_under_a_used_token_is_a_conflict(
     rest: Rest, app: App, late: bool
 ) -> None:
     added, cleared = fresh(app.clock.now_us() - 1), fresh(app.clock.now_us() - 2)
     await rest.clear("c", cleared)
     await rest.add("c", 1, added)
     app.clock.advance(MINUTE if late else 0)
-    for answer in (await rest.clear("c", added), await rest.add("c", 1, cleared)):
+    for answer in (
+        await rest.clear("c", added),
+        await rest.add("c", 1, cleared),
+        await rest.add("c", 2, added),
+    ):
         assert_problem(answer, "token_conflict")
     assert await rest.count("c") == 1
 
 
-@pytest.mark.parametrize("verb", ["add", "add-and-get", "clear"])
+@pytest.mark.parametrize("verb", ["add", "add-and-get", "clear", "atomic/add"])
 async def test_a_missing_token_is_refused(rest: Rest, verb: str) -> None:
-    answer = await rest.post(rest.path("c", verb), {} if verb == "clear" else {"delta": 1})
+    body = {"clear": {}, "atomic/add": {"items": [{"counter": "a", "delta": 1}]}}
+    path = rest.path(None if "atomic" in verb else "c", verb)
+    answer = await rest.post(path, body.get(verb, {"delta": 1}))
     assert_problem(answer, "token_missing", "idempotency_token", "Idempotency-Key")
     assert await rest.names() == []
 
@@ -228,17 +215,6 @@ async def test_a_clear_erases_events_up_to_its_time(rest: Rest, app: App) -> Non
     await app.roll_up_after(MINUTE)
     assert await rest.count("c") == 100
     assert await rest.count("c", "1h") == 100
-
-
-async def test_a_clear_is_retried_like_an_add(rest: Rest, app: App) -> None:
-    token = fresh(app.clock.now_us())
-    await rest.add("c", 1, fresh(app.clock.now_us()))
-    await rest.clear("c", token)
-    await rest.add("c", 2, fresh(app.clock.now_us() + 1))
-    again = await rest.clear("c", token)
-    assert again.json()["replayed"] is True
-    assert again.headers["idempotency-replayed"] == "true"
-    assert await rest.count("c") == 2
 
 
 async def test_a_derived_token_is_one_of_its_own(rest: Rest, app: App) -> None:

@@ -3,14 +3,14 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import pytest_asyncio
 
-from counter.testing.clock import FakeClock
 from tests.support.app import running
 from tests.support.bytes_on_wire import CLOSE, JSON, LAST, get, one, post, request
 from tests.support.needs import miss
@@ -199,45 +199,28 @@ async def test_an_invalid_url_is_refused_with_the_right_encoding(
         assert fix in problem_in(await wire.tell(line.encode()), "bad_request")["detail"]
 
 
-class Sleepy:
-    """The writer's clock: the process sleeps for a minute after its first reading, once armed."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self._clock = clock
-        self.armed = False
-
-    def now_us(self) -> int:
-        return self._read(self._clock.now_us)
-
-    def wall_us(self) -> int:
-        return self._read(self._clock.wall_us)
-
-    def forget_after(self, time_us: int) -> None:
-        self._clock.forget_after(time_us)
-
-    def boottime_us(self) -> int:
-        return self._read(self._clock.boottime_us)
-
-    def _read(self, read: Callable[[], int]) -> int:
-        instant_us = read()
-        if self.armed:
-            self.armed = False
-            self._clock.advance(MINUTE)
-        return instant_us
-
-
 async def test_a_pause_between_the_deadline_and_the_age_check_acknowledges_nothing(
     tmp_path: Path,
 ) -> None:
     """Paused there for longer than a window takes to close, the event would be in no count."""
     async with running("memory", tmp_path) as app:
-        sleepy, mark = Sleepy(app.clock), app.store.separate_writes.mark
+        mark, sleepy, falls_asleep = app.store.separate_writes.mark, Mock(wraps=app.clock), []
 
         async def marks(*arguments: Any) -> Any:
             left = await mark(*arguments)
-            sleepy.armed = True
+            falls_asleep.append(True)
             return left
 
+        def slept_after(read: Callable[[], int]) -> int:
+            """The reading before a minute of sleep, if it is the first one after the mark."""
+            instant_us = read()
+            if falls_asleep:
+                falls_asleep.clear()
+                app.clock.advance(MINUTE)
+            return instant_us
+
+        for name in ("now_us", "wall_us", "boottime_us"):
+            setattr(sleepy, name, partial(slept_after, getattr(app.clock, name)))
         token = fresh(app.clock.now_us())
         with (
             patch.object(app.application.service._writer, "_clock", sleepy),
