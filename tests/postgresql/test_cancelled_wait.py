@@ -151,7 +151,8 @@ async def _through(pair: Pair, is_pooled: bool) -> AsyncIterator[str]:
 async def test_no_call_acknowledges_a_write_before_the_standby_has_it(
     pair: Pair, is_pooled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await pair.begin()
+    # Longer than a loaded machine takes to cancel a wait.
+    await pair.begin(write_timeout="5s")
     async with service(pair.primary.dsn()):
         pass  # Makes the slices.
     operator = await asyncpg.connect(pair.primary.dsn())
