@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from counter.errors import InvariantError, OverloadedError, WriteTimeoutError
 from counter.storage.shared.batching import Batch, Batcher
+from tests.support.virtual import virtually
 
 _Batch = Batch[str, int, str | BaseException]
 _Batcher = Batcher[str, int, str | BaseException]
@@ -250,7 +251,9 @@ async def outcome(future: asyncio.Future[Any]) -> Any:
 class Schedule:
     """Any order of puts, ends, cancellations and turns of the event loop, and the invariants."""
 
-    def __init__(self, items_max: int, at_once: int, waiting_max: int, interrupts: bool) -> None:
+    def __init__(
+        self, items_max: int, at_once: int, waiting_max: int, interrupts: bool, lingers: bool
+    ) -> None:
         self.items_max, self.at_once, self.waiting_max = items_max, at_once, waiting_max
         self.begun: list[_Batch] = []
         self.batcher = _Batcher(
@@ -259,6 +262,7 @@ class Schedule:
             items_max=items_max,
             waiting_max=waiting_max,
             at_once=at_once,
+            linger_s=1.0 if lingers else 0.0,
             interrupts=interrupts,
         )
         self.number = 0
@@ -310,7 +314,7 @@ class Schedule:
         closing = asyncio.create_task(self.batcher.close())
         while not closing.done():
             await self.step("end", "", 0)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
         assert not any(self.waiting.values())
         for at, (key, items, task) in enumerate(self.tasks):
             with suppress(asyncio.CancelledError):
@@ -336,6 +340,7 @@ _STEPS = st.tuples(
     at_once=st.integers(1, 3),
     waiting_max=st.integers(4, 9),
     interrupts=st.booleans(),
+    lingers=st.booleans(),
 )
 def test_in_every_order_of_events_each_item_is_committed_once_and_answered(
     steps: list[tuple[str, str, int]],
@@ -343,16 +348,17 @@ def test_in_every_order_of_events_each_item_is_committed_once_and_answered(
     at_once: int,
     waiting_max: int,
     interrupts: bool,
+    lingers: bool,
 ) -> None:
     """Within the bounds, in order, and each caller gets its own outcomes."""
 
     async def run() -> None:
-        schedule = Schedule(items_max, at_once, waiting_max, interrupts)
+        schedule = Schedule(items_max, at_once, waiting_max, interrupts, lingers)
         for step in steps:
             await schedule.step(*step)
         await schedule.finish()
 
-    asyncio.run(run())
+    virtually(run())
 
 
 async def some_turns() -> None:
@@ -394,3 +400,102 @@ async def test_items_behind_an_overdue_batch_are_sent(commits: Commits) -> None:
     commits.end_all()
     assert await asyncio.gather(*waits) == [["a1"], ["a2"]]
     await batcher.close()
+
+
+_ROUNDING_S = 1e-9
+
+
+class Loaded:
+    """A store whose commits take 0.5 ms, on virtual time; the items of each commit."""
+
+    COMMIT_S = 0.0005
+
+    def __init__(self) -> None:
+        self.batcher = _Batcher(
+            self._commit, name="the store", items_max=100, waiting_max=1_000, linger_s=0.002
+        )
+        self.commits: list[int] = []
+        self.longest_s = 0.0
+
+    def _commit(self, batches: Sequence[_Batch]) -> None:
+        for batch in batches:
+            self.commits.append(len(batch.items))
+            asyncio.get_running_loop().call_later(self.COMMIT_S, batch.end_all, "")
+
+    async def put(self) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await self.batcher.put("a", [1])
+        self.longest_s = max(self.longest_s, loop.time() - began_s)
+
+    async def put_repeatedly(self, times: int) -> None:
+        for _ in range(times):
+            await self.put()
+
+    async def put_at_pace(self, every_s: float, times: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(times):
+                tasks.create_task(self.put())
+                await asyncio.sleep(every_s)
+
+
+def test_at_half_load_batches_linger_for_company() -> None:
+    """An item waits for its commit, the one before, and 2 ms."""
+    store = Loaded()
+    virtually(store.put_at_pace(0.0001, 1_000))
+    assert len(store.commits) < 1_000 / 15
+    assert store.longest_s < 0.002 + 2 * store.COMMIT_S + _ROUNDING_S
+
+
+@pytest.mark.parametrize("every_s", [0.0004, 0.002], ids=["few", "lone"])
+def test_few_items_do_not_linger(every_s: float) -> None:
+    store = Loaded()
+    virtually(store.put_at_pace(every_s, 100))
+    assert store.longest_s < 2 * store.COMMIT_S + _ROUNDING_S
+
+
+@pytest.mark.parametrize("callers", [1, 2, 8, 23])
+def test_a_batch_leaves_when_all_callers_wait_in_it(callers: int) -> None:
+    """Callers that send their next item when the last one is answered are not held up."""
+    store = Loaded()
+
+    async def load() -> None:
+        await asyncio.gather(*(store.put_repeatedly(50) for _ in range(callers)))
+
+    virtually(load())
+    assert store.longest_s < 2 * store.COMMIT_S + _ROUNDING_S
+
+
+def test_callers_that_left_are_waited_for_once() -> None:
+    store = Loaded()
+
+    async def load() -> None:
+        await asyncio.gather(*(store.put_repeatedly(50) for _ in range(20)))
+        store.longest_s = 0.0
+        store.commits.clear()
+        await asyncio.gather(*(store.put_repeatedly(50) for _ in range(10)))
+
+    virtually(load())
+    assert len(store.commits) == 50
+    assert store.longest_s < 0.002 + 2 * store.COMMIT_S + _ROUNDING_S
+
+
+def test_a_full_batch_does_not_linger() -> None:
+    store = Loaded()
+
+    async def load() -> None:
+        await asyncio.gather(*(store.put_repeatedly(50) for _ in range(64)))
+
+    virtually(load())
+    assert store.longest_s < 2 * store.COMMIT_S + _ROUNDING_S
+
+
+def test_an_idle_batcher_that_lingered_is_closed_at_once_or_after_its_time() -> None:
+    store = Loaded()
+
+    async def load() -> None:
+        await store.put_at_pace(0.0001, 100)
+        await store.batcher.close()
+        assert not store.batcher._queues
+
+    virtually(load())

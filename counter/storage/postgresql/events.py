@@ -15,7 +15,7 @@ from counter.metrics import StoreTally
 from counter.partitions import shard_of
 from counter.ports import Counted
 from counter.storage.postgresql.database import PostgresqlDatabase, within
-from counter.storage.shared.batching import Batch, Batcher
+from counter.storage.shared.batching import LINGER_S, Batch, Batcher
 from counter.types import Event, EventPage, Fold, Namespace, Span, Written
 
 _OUTCOMES: Final = (Written.NEW, Written.REPLAYED, Written.CONFLICT, Written.LATE)
@@ -111,6 +111,7 @@ class PostgresqlEvents:
             # The rest of the connections is for reads.
             at_once=max(1, database.options.connections_max - _CONNECTIONS_KEPT),
             patience_s=_PATIENCE_S,
+            linger_s=LINGER_S,
         )
 
     @property

@@ -4,6 +4,12 @@ A store's round trip or transaction costs nearly the same for one item as for a 
 of one key that are put in one turn of the event loop leave together, and items that are put while a
 batch is under way leave when it has ended. An item that comes alone waits for no other, and a slow
 store makes larger batches, and more of them only up to a bound.
+
+At half of a store's load batches would be small, because each ends before many items have come, and
+their cost is nearly that of large ones. So after a batch the next one may linger for a few
+milliseconds, as in the producer of Apache Kafka (``linger.ms``) and by PostgreSQL's
+``commit_delay``: only while items come fast enough to share it, and only until all callers that are
+known wait in it.
 """
 
 from __future__ import annotations
@@ -20,8 +26,16 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Items that one caller put, and the future of their outcomes.
-_Put = tuple[Sequence[T], asyncio.Future[Any]]
+#: Items that one caller put, the future of their outcomes, and their weight.
+_Put = tuple[Sequence[T], asyncio.Future[Any], int]
+#: How long a batch lingers in a store whose commit takes about as long.
+LINGER_S: Final = 0.004
+#: The weight that makes a batch cheap enough: it leaves without lingering.
+_ENOUGH: Final = 24
+#: A batch lingers only if at least this weight is expected to come meanwhile.
+_WORTH_WAITING: Final = 12
+#: The time that the rate of items is averaged over.
+_RATE_OVER_S: Final = 0.01
 
 
 class _Uninterrupted(asyncio.Future[Any]):
@@ -34,31 +48,63 @@ class _Uninterrupted(asyncio.Future[Any]):
 class _Queue(Generic[K, T]):
     """What waits under one key, and the number of its batches that are under way."""
 
-    __slots__ = ("is_ready", "items", "key", "overdue", "puts", "under_way")
+    __slots__ = (
+        *("callers", "is_ready", "items", "key", "left_s", "lingers", "overdue", "pending"),
+        *("puts", "rate_per_s", "under_way", "weight"),
+    )
 
     def __init__(self, key: K) -> None:
         self.key = key
         self.puts: list[_Put[T]] = []
-        #: The number of items in *puts*.
+        #: The number of items in *puts*, and their weight.
         self.items = 0
+        self.weight = 0
         self.under_way = 0
         #: Batches in flight longer than patience_s; they do not block the next one.
         self.overdue = 0
         #: Whether it is ready for a commit.
         self.is_ready = False
+        #: The weight that waits or is under way, and the most of it that was seen lately.
+        self.pending = 0
+        self.callers = 0
+        #: When the last batch left, and the average weight a second that comes.
+        self.left_s: float | None = None
+        self.rate_per_s = 0.0
+        #: Ends the lingering of the next batch.
+        self.lingers: asyncio.TimerHandle | None = None
+
+    def put(self, put: _Put[T]) -> None:
+        """Have *put* wait."""
+        items, _, weight = put
+        self.puts.append(put)
+        self.items += len(items)
+        self.weight += weight
+        self.pending += weight
+        self.callers = max(self.callers, self.pending)
+
+    def left(self, weight: int, now_s: float) -> None:
+        """Measure the rate at which items come, when a batch leaves."""
+        if self.left_s is not None:
+            passed_s = now_s - self.left_s
+            self.rate_per_s += (weight - self.rate_per_s * passed_s) / (passed_s + _RATE_OVER_S)
+        self.left_s = now_s
+        if self.lingers is not None:
+            self.lingers.cancel()
+            self.lingers = None
 
     def take(self, items_max: int) -> list[_Put[T]]:
         """Remove whole puts from the front, with at most *items_max* items if it is not one put."""
         puts = self.puts
         if self.items <= items_max:
-            self.puts, self.items = [], 0
+            self.puts, self.items, self.weight = [], 0, 0
             return puts
         taken = items = 0
-        for put, _ in puts:
+        for put, _, weight in puts:
             if taken and items + len(put) > items_max:
                 break
             taken += 1
             items += len(put)
+            self.weight -= weight
         self.puts, self.items = puts[taken:], self.items - items
         return puts[:taken]
 
@@ -66,7 +112,7 @@ class _Queue(Generic[K, T]):
 class Batch(Generic[K, T, R]):
     """Items of one key that are committed together. It must be ended once, in the event loop."""
 
-    __slots__ = ("_ended", "_puts", "is_overdue", "items", "key", "queue", "timer")
+    __slots__ = ("_ended", "_puts", "is_overdue", "items", "key", "queue", "timer", "weight")
 
     def __init__(
         self, queue: _Queue[K, T], puts: list[_Put[T]], ended: Callable[[Batch[K, T, R]], None]
@@ -77,18 +123,19 @@ class Batch(Generic[K, T, R]):
         self.is_overdue = False
         self.timer: asyncio.TimerHandle | None = None
         self.key = queue.key
-        self.items = [item for items, _ in puts for item in items]
+        self.items = [item for items, _, _ in puts for item in items]
+        self.weight = sum(weight for _, _, weight in puts)
 
     @property
     def parts(self) -> list[Sequence[T]]:
         """The items, as they were put."""
-        return [items for items, _ in self._puts]
+        return [items for items, _, _ in self._puts]
 
     def end(self, outcomes: Sequence[R]) -> None:
         """Give each item its own outcome, and let the next batch of the key leave."""
         invariant(len(outcomes) == len(self.items), "a batch has one outcome for each item")
         start = 0
-        for items, future in self._puts:
+        for items, future, _ in self._puts:
             end = start + len(items)
             # It is done if its caller was cancelled or was answered early.
             if not future.done():
@@ -106,7 +153,7 @@ class Batch(Generic[K, T, R]):
 
 
 def _answer(puts: Iterable[_Put[T]], outcome: Any) -> None:
-    for items, future in puts:
+    for items, future, _ in puts:
         if not future.done():
             future.set_result([outcome] * len(items))
 
@@ -119,7 +166,7 @@ class Batcher(Generic[K, T, R]):
     the second and further ones leave only if *items_max* items wait, or if those before them have
     taken longer than *patience_s* each: a batch that stalls holds back no other. A batch has at
     most *items_max* items, or one put if that has more. *waiting_max* items of a key may wait to
-    leave.
+    leave. After a batch the next one lingers for at most *linger_s*, if that is not 0.
 
     A cancelled caller leaves its items behind: they are committed with the others. Unless
     *interrupts*, it gets its CancelledError only when its batch has ended.
@@ -134,6 +181,7 @@ class Batcher(Generic[K, T, R]):
         waiting_max: int,
         at_once: int = 1,
         patience_s: float = math.inf,
+        linger_s: float = 0.0,
         interrupts: bool = True,
     ) -> None:
         """*name* identifies the resource in error messages."""
@@ -143,6 +191,7 @@ class Batcher(Generic[K, T, R]):
         self._waiting_max: Final = waiting_max
         self._at_once: Final = at_once
         self._patience_s: Final = patience_s
+        self._linger_s: Final = linger_s
         self._future: Final[type[asyncio.Future[Any]]] = (
             asyncio.Future if interrupts else _Uninterrupted
         )
@@ -162,8 +211,11 @@ class Batcher(Generic[K, T, R]):
         queue = self._queues.get(key)
         return queue is not None and queue.under_way > 0
 
-    def put(self, key: K, items: Sequence[T]) -> asyncio.Future[Sequence[R]]:
-        """Have one or more *items* committed in one batch; await an outcome for each.
+    def put(
+        self, key: K, items: Sequence[T], weight: int | None = None
+    ) -> asyncio.Future[Sequence[R]]:
+        """Have one or more *items* committed in one batch; await an outcome for each. *weight* is
+        how many callers wait for them, by default their number.
 
         Raises OverloadedError, before any work, if too many items wait or after :meth:`close`.
         """
@@ -173,8 +225,7 @@ class Batcher(Generic[K, T, R]):
         if queue is None:
             queue = self._queues[key] = _Queue(key)
         future = self._future(loop=asyncio.get_running_loop())
-        queue.puts.append((items, future))
-        queue.items += len(items)
+        queue.put((items, future, len(items) if weight is None else weight))
         self._update_ready(queue)
         return future
 
@@ -207,8 +258,8 @@ class Batcher(Generic[K, T, R]):
         """Give all items of *key* that wait *outcome*: they do not leave."""
         queue = self._queues.get(key)
         if queue is not None:
-            puts, queue.puts, queue.items = queue.puts, [], 0
-            _answer(puts, outcome)
+            queue.pending -= queue.weight
+            _answer(queue.take(queue.items), outcome)
 
     def commit_ready(self) -> None:
         """Commit the ready queues now, not at the end of this turn of the event loop."""
@@ -225,8 +276,10 @@ class Batcher(Generic[K, T, R]):
     def _next(self, queue: _Queue[K, T]) -> Batch[K, T, R]:
         batch: Batch[K, T, R] = Batch(queue, queue.take(self._items_max), self._ended)
         queue.under_way += 1
+        loop = asyncio.get_running_loop()
+        if self._linger_s:
+            queue.left(batch.weight, loop.time())
         if self._patience_s < math.inf:
-            loop = asyncio.get_running_loop()
             batch.timer = loop.call_later(self._patience_s, self._overdue, batch)
         return batch
 
@@ -250,6 +303,9 @@ class Batcher(Generic[K, T, R]):
     def _may_commit(self, queue: _Queue[K, T]) -> bool:
         if queue.under_way >= self._at_once:
             return False
+        is_small = queue.items < self._items_max and queue.weight < min(_ENOUGH, queue.callers)
+        if queue.lingers is not None and is_small:
+            return False
         return queue.items >= (1 if queue.under_way == queue.overdue else self._items_max)
 
     def _update_ready(self, queue: _Queue[K, T]) -> None:
@@ -262,7 +318,7 @@ class Batcher(Generic[K, T, R]):
                 # What is put until then is committed together.
                 asyncio.get_running_loop().call_soon(self.commit_ready)
             self._ready.append(queue)
-        elif not (queue.under_way or queue.items):
+        elif not (queue.under_way or queue.items or queue.lingers):
             del self._queues[queue.key]
             self._idle.set()
 
@@ -275,6 +331,16 @@ class Batcher(Generic[K, T, R]):
         queue = batch.queue
         queue.under_way -= 1
         queue.overdue -= batch.is_overdue
+        queue.pending -= batch.weight
         if batch.timer is not None:
             batch.timer.cancel()
+        if queue.rate_per_s * self._linger_s >= _WORTH_WAITING and queue.under_way == 0:
+            loop = asyncio.get_running_loop()
+            queue.lingers = loop.call_later(self._linger_s, self._lingered, queue)
+        self._update_ready(queue)
+
+    def _lingered(self, queue: _Queue[K, T]) -> None:
+        queue.lingers = None
+        # Callers that did not come in time are not waited for again.
+        queue.callers = queue.pending
         self._update_ready(queue)

@@ -17,7 +17,7 @@ from counter.limits import MILLISECOND, SECOND
 from counter.metrics import Calls, StoreTally
 from counter.ports import Clock
 from counter.quantities import format_bytes
-from counter.storage.shared.batching import Batch, Batcher
+from counter.storage.shared.batching import LINGER_S, Batch, Batcher
 from counter.storage.shared.bridge import Worker
 from counter.storage.sqlite.live import Ids, LiveTail
 from counter.storage.sqlite.page_sums import PAGES_CHECKED_AT_START, PageSums, damaged
@@ -107,9 +107,16 @@ class ThreadQueue:
     """
 
     def __init__(
-        self, name: str, execute: Execute, *, jobs_max: int, calls: Calls | None = None
+        self,
+        name: str,
+        execute: Execute,
+        *,
+        jobs_max: int,
+        calls: Calls | None = None,
+        linger_s: float = 0.0,
     ) -> None:
-        """*calls* counts the batches, and the jobs of them that the store failed."""
+        """*calls* counts the batches, and the jobs of them that the store failed. *linger_s* is
+        that of :class:`Batcher`."""
         self._execute = execute
         self._calls = calls or Calls()
         self._batcher: Batcher[None, Any, Any] = Batcher(
@@ -117,17 +124,18 @@ class ThreadQueue:
             name="the store",
             items_max=jobs_max,
             waiting_max=jobs_max,
+            linger_s=linger_s,
             interrupts=False,
         )
         self._worker = Worker(name, self._run, self._ended)
         self._worker.start()
 
-    async def call(self, job: Any) -> Any:
-        """Return the result of *job* when its batch is done.
+    async def call(self, job: Any, weight: int = 1) -> Any:
+        """Return the result of *job*, for which *weight* callers wait, when its batch is done.
 
         Raises what the job raised, and OverloadedError, before any work, if too many jobs wait.
         """
-        (result,) = await self._batcher.put(None, (job,))
+        (result,) = await self._batcher.put(None, (job,), weight)
         if isinstance(result, BaseException):
             raise result
         return result
@@ -278,7 +286,11 @@ class SqliteDatabase:
         jobs_max = limits.PENDING_WRITES_MAX
         calls = self.tally.calls
         self.writer = ThreadQueue(
-            "counter-writer", self._write_batch, jobs_max=jobs_max, calls=calls["write"]
+            "counter-writer",
+            self._write_batch,
+            jobs_max=jobs_max,
+            calls=calls["write"],
+            linger_s=LINGER_S,
         )
         reading, scanning = (partial(_read_batch, c) for c in (self._reading, self._scanning))
         self.reader = ThreadQueue("counter-reader", reading, jobs_max=jobs_max, calls=calls["read"])

@@ -51,7 +51,7 @@ class SqliteEvents:
 
     async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
         result: Sequence[Written] = await self._db.writer.call(
-            (self._appending, (namespace, events))
+            (self._appending, (namespace, events)), len(events)
         )
         return result
 
