@@ -15,6 +15,7 @@ import uvicorn
 from api.http.call import App
 from api.http.connections import Connections
 from api.server.protocol import cut_slow_clients
+from api.server.sockets import BACKLOG
 from api.server.tls import Certificates, TlsListener
 from counter.background import pause
 from counter.config.settings import Settings
@@ -120,7 +121,8 @@ class Server(uvicorn.Server):
             timeout_us = self._settings.request_timeout
             return TlsListener(listener, self.protocol, self._certificates, timeout_us, self.shared)
         loop = asyncio.get_running_loop()
-        return await loop.create_server(self.protocol, sock=listener)
+        # Without it asyncio makes the queue of connections shorter: 100.
+        return await loop.create_server(self.protocol, sock=listener, backlog=BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down gracefully."""

@@ -17,7 +17,7 @@ from counter.config.settings import Settings
 from counter.errors import StartupError
 from counter.limits import CONNECTIONS_SPARE, HANDSHAKES_MAX
 
-_BACKLOG: Final = 2_048
+BACKLOG: Final = 2_048
 _PRIVILEGED_PORTS: Final = 1_024
 #: File descriptors besides client connections: SQLite files, connections to the store and the
 #: cache, pipes.
@@ -33,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except (OSError, UnicodeError) as error:
         listener.close()
         said = getattr(error, "strerror", None) or error
@@ -108,7 +108,7 @@ def connections_max(settings: Settings) -> int:
 
     Raises StartupError if a configured number does not fit."""
     # Some connections are accepted before the limit is checked.
-    coming = _BACKLOG if settings.https_cert is None else HANDSHAKES_MAX
+    coming = BACKLOG if settings.https_cert is None else HANDSHAKES_MAX
     besides = coming + CONNECTIONS_SPARE + _OTHER_FILES
     wanted = settings.connections_max + besides
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
