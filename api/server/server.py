@@ -121,7 +121,7 @@ class Server(uvicorn.Server):
             timeout_us = self._settings.request_timeout
             return TlsListener(listener, self.protocol, self._certificates, timeout_us, self.shared)
         loop = asyncio.get_running_loop()
-        # Without it asyncio makes the queue of connections shorter: 100.
+        # asyncio listens again, with a backlog of 100 by default.
         return await loop.create_server(self.protocol, sock=listener, backlog=BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -64,7 +64,7 @@ def test_every_process_needs_a_valid_port() -> None:
 
 
 async def test_a_burst_of_connections_waits_to_be_accepted() -> None:
-    """Regression: the queue was asyncio's of 100, and a burst of more was reset."""
+    """Regression: the backlog was asyncio's default of 100, and larger bursts were reset."""
     listener = listen("127.0.0.1", 0)
     server = Server(Mock(), asyncio.Protocol, Connections(), Settings())
     with listener, patch.object(asyncio.get_running_loop(), "create_server") as creates:

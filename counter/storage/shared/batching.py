@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 #: Items that one caller put, the future of their outcomes, and their weight.
 _Put = tuple[Sequence[T], asyncio.Future[Any], int]
-#: How long a batch lingers in a store whose commit takes about as long.
+#: How long a batch may linger in a store that commits in groups.
 LINGER_S: Final = 0.004
 #: The weight that makes a batch cheap enough: it leaves without lingering.
 _ENOUGH: Final = 24
