@@ -334,7 +334,8 @@ class Batcher(Generic[K, T, R]):
         queue.pending -= batch.weight
         if batch.timer is not None:
             batch.timer.cancel()
-        if queue.rate_per_s * self._linger_s >= _WORTH_WAITING and queue.under_way == 0:
+        is_worth_it = queue.rate_per_s * self._linger_s >= _WORTH_WAITING
+        if is_worth_it and queue.weight < _ENOUGH and queue.under_way == 0:
             loop = asyncio.get_running_loop()
             queue.lingers = loop.call_later(self._linger_s, self._lingered, queue)
         self._update_ready(queue)
