@@ -413,8 +413,8 @@ class DecisionStore(Protocol):
         ...
 
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
-        """Return the generation time reserved for *nonce*: that of *wanted*, if there was none, or
-        one that *wanted* replaces."""
+        """Return the generation time reserved for *nonce*. Store *wanted* if there is no
+        reservation, or one that *wanted* replaces."""
         ...
 
 

@@ -237,22 +237,22 @@ class Decision(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """A generation time for an arbitrary key: it takes the place of one that has expired."""
+    """A generation time to reserve for an arbitrary key."""
 
     time_us: int
     expires_us: int
-    #: How long after its end one that is stored is kept.
+    #: How long a stored reservation is kept after its *expires_us*.
     kept_us: int = 0
-    #: One that is stored with this time is replaced, expired or not.
+    #: A stored reservation of this time is replaced even if it has not expired.
     replaces_us: int | None = None
 
     @property
     def expired_us(self) -> int:
-        """Return the latest end of what has expired."""
+        """Return the largest *expires_us* of stored reservations that have expired."""
         return self.time_us - self.kept_us
 
     def replaces(self, time_us: int, expires_us: int) -> bool:
-        """Return whether it takes the place of a stored one."""
+        """Return whether this replaces a stored reservation with these values."""
         return expires_us <= self.expired_us or time_us == self.replaces_us
 
 

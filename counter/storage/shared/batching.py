@@ -5,11 +5,10 @@ of one key that are put in one turn of the event loop leave together, and items 
 batch is under way leave when it has ended. An item that comes alone waits for no other, and a slow
 store makes larger batches, and more of them only up to a bound.
 
-At half of a store's load batches would be small, because each ends before many items have come, and
-their cost is nearly that of large ones. So after a batch the next one may linger for a few
-milliseconds, as in the producer of Apache Kafka (``linger.ms``) and by PostgreSQL's
-``commit_delay``: only while items come fast enough to share it, and only until all callers that are
-known wait in it.
+At half of the peak load batches would be small, and a small batch costs nearly as much as a large
+one. So after a batch the next one may linger for a few milliseconds, as with ``linger.ms`` of
+Apache Kafka and ``commit_delay`` of PostgreSQL: only while items arrive fast enough to share it,
+and only until it has one item of each recent caller.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _Put = tuple[Sequence[T], asyncio.Future[Any], int]
 LINGER_S: Final = 0.004
 #: The weight that makes a batch cheap enough: it leaves without lingering.
 _ENOUGH: Final = 24
-#: A batch lingers only if at least this weight is expected to come meanwhile.
+#: A batch lingers only if at least this weight is expected to arrive in that time.
 _WORTH_WAITING: Final = 12
 #: The time that the rate of items is averaged over.
 _RATE_OVER_S: Final = 0.01
@@ -64,10 +63,10 @@ class _Queue(Generic[K, T]):
         self.overdue = 0
         #: Whether it is ready for a commit.
         self.is_ready = False
-        #: The weight that waits or is under way, and the most of it that was seen lately.
+        #: The weight that waits or is under way, and its recent maximum.
         self.pending = 0
         self.callers = 0
-        #: When the last batch left, and the average weight a second that comes.
+        #: When the last batch left, and the average weight that arrives per second.
         self.left_s: float | None = None
         self.rate_per_s = 0.0
         #: Ends the lingering of the next batch.
@@ -83,7 +82,7 @@ class _Queue(Generic[K, T]):
         self.callers = max(self.callers, self.pending)
 
     def left(self, weight: int, now_s: float) -> None:
-        """Measure the rate at which items come, when a batch leaves."""
+        """Update the arrival rate when a batch leaves, and end its lingering."""
         if self.left_s is not None:
             passed_s = now_s - self.left_s
             self.rate_per_s += (weight - self.rate_per_s * passed_s) / (passed_s + _RATE_OVER_S)
@@ -342,6 +341,6 @@ class Batcher(Generic[K, T, R]):
 
     def _lingered(self, queue: _Queue[K, T]) -> None:
         queue.lingers = None
-        # Callers that did not come in time are not waited for again.
+        # Do not wait again for callers that sent nothing in this time.
         queue.callers = queue.pending
         self._update_ready(queue)

@@ -18,7 +18,7 @@ from counter.types import Event, Fold, Namespace, Span
 from counter.windows import window_of
 
 _IDS_MAX: Final = 50_000
-#: About half a million sums: the windows that are not rolled up yet, at the peak of one process.
+#: About half a million sums.
 _TAIL_BYTES_MAX: Final = 64 * 1024 * 1024
 #: A sum in memory, besides the characters of its counter's name.
 _SUM_BYTES: Final = 130
@@ -73,10 +73,10 @@ class _Window:
 class LiveTail:
     """Sums of committed events by namespace, window and counter.
 
-    Complete or absent: a namespace's sums are complete from an instant on, and what is asked about
-    earlier events must be read from the log. So a window that may lack an event is forgotten, and
-    all before it. Windows are forgotten when checkpoints include them; if the others need more
-    than a bound of memory, the oldest of the largest namespace go.
+    From an instant on, a namespace's sums are complete; earlier events must be read from the log.
+    So a window that may lack an event is forgotten, with all before it. Windows are also forgotten
+    when checkpoints include them, and, above the memory limit, the oldest ones of the largest
+    namespace.
     """
 
     def __init__(self) -> None:
