@@ -60,7 +60,7 @@ def test_a_wrong_count_is_reported_with_both_numbers(data: Path, shell: Shell) -
 
 
 def test_json_has_the_mismatches(data: Path, shell: Shell) -> None:
-    damage(data, "UPDATE windows SET total = 31 WHERE total = 30")
+    damage(data, "UPDATE recent_windows SET total = 31 WHERE total = 30")
     code, found = audited(shell)
     assert code == 1
     (mismatch,) = found["mismatches"]
@@ -74,7 +74,7 @@ def test_json_has_the_mismatches(data: Path, shell: Shell) -> None:
 def test_a_repair_counts_again_and_says_so(data: Path, shell: Shell) -> None:
     """Rows that are wrong or lost, and checkpoints; afterwards all is right."""
     damage(data, "UPDATE counters SET checkpoint = 8 WHERE name = 'a/1'")
-    damage(data, "DELETE FROM windows WHERE total = -7")
+    damage(data, "DELETE FROM recent_windows WHERE total = -7")
     code, found = audited(shell, "--audit-log=acts.jsonl", "--repair", "--all")
     assert (code, found["mismatches"], sorted(found["repaired"])) == (3, [], ["a/1", "b"])
     act = json.loads(Path("acts.jsonl").read_text(encoding="utf-8"))

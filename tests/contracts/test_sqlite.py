@@ -11,9 +11,12 @@ import pytest
 from counter.ports import Store
 from counter.storage.sqlite import SqliteStore
 from counter.testing.atomic_cases import TransactionalCases
+from counter.testing.audit_cases import AuditCases, SettledAuditCases
 from counter.testing.cases import DATASET, NOW, StoreCases
 from counter.testing.clock import FakeClock
-from counter.testing.rollup_cases import MarkCases
+from counter.testing.control_cases import PurgeCases
+from counter.testing.fold_cases import ScanCases
+from counter.testing.rollup_cases import CountsCases, MarkCases
 from counter.testing.suites import add_suites
 from counter.types import Namespace
 
@@ -29,10 +32,14 @@ class OnSqlite(StoreCases):
 
     async def lose_row(self, store: Store, namespace: Namespace, row: tuple[str, int]) -> None:
         assert isinstance(store, SqliteStore)
-        sql = "DELETE FROM windows WHERE start = ? AND counter IN (SELECT id FROM counters"
-        sql += " WHERE namespace = ? AND name = ?)"
+        sql = "start = ? AND counter IN (SELECT id FROM counters WHERE namespace = ? AND name = ?)"
         key = (row[1], namespace.id, row[0])
-        await store.database.write(lambda connection: connection.execute(sql, key))
+
+        def lose(connection: sqlite3.Connection) -> None:
+            for table in ("windows", "recent_windows"):
+                connection.execute(f"DELETE FROM {table} WHERE {sql}", key)
+
+        await store.database.write(lose)
 
 
 add_suites(globals(), OnSqlite)
@@ -53,6 +60,38 @@ class TestMarksOfTheLog(OnSqlite, MarkCases):
 @pytest.mark.usefixtures("no_tail")
 class TestTransactionalOverTheLog(OnSqlite, TransactionalCases):
     """The same where the log must be read for what is dirty."""
+
+
+@pytest.fixture
+def groups_of_one() -> Iterator[None]:
+    """Have only the latest window's rows be in order of time."""
+    with patch("counter.storage.sqlite.window_rows._GROUP_WINDOWS", 1):
+        yield
+
+
+@pytest.mark.usefixtures("groups_of_one")
+class TestCountsOfGroups(OnSqlite, CountsCases):
+    """Rows and checkpoints where a rollup moves the rows of the windows before."""
+
+
+@pytest.mark.usefixtures("groups_of_one")
+class TestAuditOfGroups(OnSqlite, AuditCases):
+    """Audits where rows are moved."""
+
+
+@pytest.mark.usefixtures("groups_of_one")
+class TestSettledAuditOfGroups(OnSqlite, SettledAuditCases):
+    """Audits of settled folds where rows are moved."""
+
+
+@pytest.mark.usefixtures("groups_of_one")
+class TestScanOfGroups(OnSqlite, ScanCases):
+    """Scans of events, which find windows by their rows, where rows are moved."""
+
+
+@pytest.mark.usefixtures("groups_of_one")
+class TestPurgeOfGroups(OnSqlite, PurgeCases):
+    """Deleted namespaces where rows are moved."""
 
 
 async def test_a_database_of_an_earlier_version_is_upgraded(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from counter.errors import InvariantError, NamespaceUnknownError, StoreUnavailab
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.storage.sqlite.live import LiveTail
+from counter.storage.sqlite.schema import SCHEMA_VERSION
 from counter.testing.cases import (
     DATASET,
     NOW,
@@ -217,7 +218,7 @@ async def test_a_data_directory_with_marks_goes_on(tmp_path: Path) -> None:
         assert await marks(store, namespace) == before
         assert len(before) == 3
     assert rows_of(tmp_path, "SELECT start, recount FROM marks") == [(NOW + WINDOW, T0)]
-    assert rows_of(tmp_path, "PRAGMA user_version") == [(4,)]
+    assert rows_of(tmp_path, "PRAGMA user_version") == [(SCHEMA_VERSION,)]
 
 
 async def test_adds_missing_from_the_tail_are_found_in_the_log(tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ async def test_checksums_grow_without_linux_calls(
     desk, sums = Desk(fast_dir), fast_dir / "counter.db-sums"
     await desk.open()
     size = sums.stat().st_size
-    for number in range(200):
+    for number in range(800):
         await desk.add(number)
     assert sums.stat().st_size > size
     await desk.store.close()
@@ -381,7 +381,7 @@ async def test_without_room_for_checksums_adds_and_the_next_start_go_on(
     await served.open()
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with patch.object(page_sums, "_extend", side_effect=full) as grow:
-        for number in range(200):
+        for number in range(800):
             await served.add(number)
     assert grow.call_count == 1
     assert ["no checksums of pages are kept" in each.message for each in caplog.records] == [True]

@@ -421,13 +421,18 @@ def _purge(connection: sqlite3.Connection, now_us: int, horizon_us: int) -> bool
 
 
 def _purge_counters(connection: sqlite3.Connection, namespace_id: int) -> bool:
-    """Delete some counters of a deleted namespace; False if none were left.
+    """Delete some counters of a deleted namespace, and some rows; False if none were left.
 
     Their events are dropped with their slices: ids are never reused, so they are unreachable.
     """
+    rows = connection.execute(
+        "DELETE FROM recent_windows WHERE (namespace, start, counter) IN (SELECT namespace, start,"
+        " counter FROM recent_windows WHERE namespace = ? LIMIT ?)",
+        (namespace_id, _PURGE_ROWS),
+    ).rowcount
     ids = connection.execute(
         "SELECT id FROM counters WHERE namespace = ? LIMIT ?", (namespace_id, _PURGE_COUNTERS)
     ).fetchall()
     for table, column in (("windows", "counter"), ("pending", "counter"), ("counters", "id")):
         connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", ids)
-    return bool(ids)
+    return bool(ids or rows)

@@ -6,7 +6,6 @@ step is one set-based statement.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
@@ -24,7 +23,8 @@ from counter.storage.sqlite.database import (
     chunks,
     insert,
 )
-from counter.storage.sqlite.schema import events_table, one_json, to_fold, to_json
+from counter.storage.sqlite.schema import events_table, from_json, one_json, to_fold, to_json
+from counter.storage.sqlite.window_rows import starts_of
 from counter.types import DELETED, Event, EventPage, Fold, Namespace, Outcome, Slice, Span, Written
 from counter.windows import accept_limit_at
 
@@ -139,7 +139,8 @@ class SqliteEvents:
                 return []
             size_us = namespace.settings.rollup_window_us
             found: list[Event] = []
-            for part in spans_of(connection, ids[counter], watermark_us, size_us, span):
+            key = (namespace.id, ids[counter])
+            for part in spans_of(connection, key, watermark_us, size_us, span):
                 for each in reversed(self._db.slices[namespace.dataset.id]):
                     if (
                         each.start_us < part.to_us
@@ -147,9 +148,9 @@ class SqliteEvents:
                         and len(found) < limit
                     ):
                         table = events_table(namespace.dataset.id, each.start_us)
-                        key = (counter, ids[counter])
+                        named = (counter, ids[counter])
                         wanted = limit - len(found)
-                        found += scan_rows(connection, table, key, part, before, wanted)
+                        found += scan_rows(connection, table, named, part, before, wanted)
                 if len(found) == limit:
                     break
             return found
@@ -664,7 +665,7 @@ def sums_between(
     while found == _SUMS_AT_ONCE:
         found = 0
         for (text,) in connection.execute(sql, (first_us, last_us, after_id, *wanted)).fetchall():
-            part = sorted(json.loads(text))
+            part = sorted(from_json(text))
             found, after_id = found + len(part), part[-1][0]
             yield part
 
@@ -689,24 +690,21 @@ def _latest_clear(
 
 def spans_of(
     connection: sqlite3.Connection,
-    counter_id: int,
+    key: tuple[int, int],
     watermark_us: int,
     size_us: int,
     span: Span,
 ) -> Iterator[Span]:
-    """Return the parts of *span* that may contain events of a counter, latest first.
+    """Return the parts of *span* that may contain events of a counter, given by the ids of its
+    namespace and its own, latest first.
 
     The part after the watermark is one part; before it, each window with a row is one.
     """
     from_us, to_us = span
     if to_us > watermark_us + 1:
         yield Span(max(from_us, watermark_us + 1), to_us)
-    starts = connection.execute(
-        "SELECT start FROM windows WHERE counter = ? AND start > ? AND start < ?"
-        " ORDER BY start DESC",
-        (counter_id, from_us - size_us, min(to_us, watermark_us + 1)),
-    )
-    for (start_us,) in starts:
+    rolled_up = Span(from_us - size_us + 1, min(to_us, watermark_us + 1))
+    for start_us in starts_of(connection, *key, rolled_up):
         yield Span(max(from_us, start_us), min(to_us, start_us + size_us))
 
 

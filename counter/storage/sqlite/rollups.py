@@ -32,6 +32,15 @@ from counter.storage.sqlite.events import (
     sums_between,
 )
 from counter.storage.sqlite.schema import events_table, one_json, to_cell, to_fold, to_json
+from counter.storage.sqlite.window_rows import (
+    RowsToWrite,
+    delete_settled_rows,
+    group_of,
+    has_passed_rows,
+    move_rows,
+    read_rows,
+    write_rows,
+)
 from counter.types import (
     Checkpoint,
     CounterUpdate,
@@ -53,9 +62,6 @@ _LOOKED_UP_AT_ONCE: Final = 1_000
 _FOLDED_AT_ONCE: Final = 10_000
 _BY_NAME: Final = "c.namespace = ? AND c.name = j.value"
 _BY_ID: Final = "c.id = j.value"
-_COUNTERS_OF_ROWS: Final = (
-    " FROM json_each(?) j CROSS JOIN counters c ON c.id = json_extract(j.value, '$[0]')"
-)
 
 #: One counter's head, and whether it has pending recounts.
 _ONE_HEAD: Final = (
@@ -252,63 +258,49 @@ class SqliteRollups:
     async def rows(
         self, namespace: Namespace, counters: Sequence[str], span: Span
     ) -> Sequence[Sequence[WindowRow]]:
-        sql = (
-            "SELECT json_group_array(json_array(k, start, cleared, total)) FROM ("
-            " SELECT j.key AS k, w.start, w.cleared, w.total FROM json_each(?) j"
-            " CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
-            " CROSS JOIN windows w ON w.counter = c.id AND w.start >= ? AND w.start < ?"
-            " ORDER BY j.key, w.start)"
+        return await self._db.scan(
+            lambda connection: read_rows(connection, namespace.id, counters, span)
         )
-        parameters = (to_json(counters), namespace.id, *span)
-
-        def query(connection: sqlite3.Connection) -> list[list[WindowRow]]:
-            found: list[list[WindowRow]] = [[] for _ in counters]
-            for index, start_us, cleared, total in one_json(connection, sql, parameters):
-                found[index].append(WindowRow(start_us, bool(cleared), int(total)))
-            return found
-
-        return await self._db.scan(query)
 
     async def apply(
         self, namespace: Namespace, updates: Sequence[CounterUpdate], *, through_us: int
     ) -> None:
         ids = await self._ids_of(namespace, updates)
-        rows = to_json(
-            (
-                ids[each.counter],
-                row.window_us,
-                int(row.cleared),
-                to_cell(row.total),
-                each.checkpoint.time_us,
-            )
-            for each in updates
-            for row in each.rows
-        )
+        group_us = group_of(namespace, through_us)
+        rows = RowsToWrite.of(((ids[each.counter], each) for each in updates), group_us)
         heads = to_json(
             (ids[each.counter], each.checkpoint.time_us, to_cell(each.checkpoint.count))
             for each in updates
         )
-        settled = to_json(
+        settled = [
             (ids[each.counter], each.settled.time_us, to_cell(each.settled.count))
             for each in updates
             if each.settled is not None
-        )
+        ]
         done = to_json(
             (ids[each.counter], pending.recount_us, pending.window_us)
             for each in updates
             for pending in each.pending_done
         )
 
-        def change(connection: sqlite3.Connection) -> None:
+        def change(connection: sqlite3.Connection) -> bool:
             _update_heads(connection, "checkpoint", heads)
-            if settled != "[]":
-                _update_heads(connection, "settled", settled)
-                _delete_settled_rows(connection, settled)
-            _upsert_rows(connection, rows)
+            if settled:
+                _update_heads(connection, "settled", to_json(settled))
+                settled_us = max(time_us for _, time_us, _ in settled)
+                delete_settled_rows(connection, namespace.id, to_json(settled), settled_us)
+            write_rows(connection, namespace.id, rows)
             if done != "[]":
                 _delete_pending(connection, done)
+            return has_passed_rows(connection, namespace.id, group_us)
 
-        await self._db.write(change)
+        left = rows.number if await self._db.write(change) else 0
+        while left > 0:
+            # At least as many as were written, so that they never pile up.
+            moved = await self._db.write(
+                lambda connection: move_rows(connection, namespace.id, group_us)
+            )
+            left = left - moved if moved else 0
 
     async def _ids_of(
         self, namespace: Namespace, updates: Sequence[CounterUpdate]
@@ -477,28 +469,6 @@ def _update_heads(connection: sqlite3.Connection, column: str, rows: str) -> Non
         " json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS at,"
         " json_extract(value, '$[2]') AS count FROM json_each(?)) n"
         f" WHERE counters.id = n.id AND n.at >= coalesce(counters.{column}_at, 0)",
-        (rows,),
-    )
-
-
-def _upsert_rows(connection: sqlite3.Connection, rows: str) -> None:
-    """Set rows, except settled ones and those of a batch that is older than the checkpoint."""
-    connection.execute(
-        "INSERT INTO windows SELECT c.id, json_extract(j.value, '$[1]'),"
-        f" json_extract(j.value, '$[2]'), json_extract(j.value, '$[3]'){_COUNTERS_OF_ROWS}"
-        " WHERE c.checkpoint_at <= json_extract(j.value, '$[4]')"
-        " AND json_extract(j.value, '$[1]') > coalesce(c.settled_at, 0)"
-        " ON CONFLICT (counter, start) DO UPDATE SET cleared = excluded.cleared,"
-        " total = excluded.total",
-        (rows,),
-    )
-
-
-def _delete_settled_rows(connection: sqlite3.Connection, rows: str) -> None:
-    connection.execute(
-        "DELETE FROM windows WHERE (counter, start) IN (SELECT w.counter, w.start"
-        f"{_COUNTERS_OF_ROWS} CROSS JOIN windows w"
-        " ON w.counter = c.id AND w.start <= c.settled_at)",
         (rows,),
     )
 

@@ -7,19 +7,20 @@ high and low 32 bits of deltas are summed separately, so nothing overflows.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
+
+import msgspec
 
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import INT64_MAX, INT64_MIN, WAL_BYTES_KEPT
 from counter.regular_file import sync_directory
 from counter.types import Fold
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
 #: For a reader, and for the writer. Further pages are in the kernel's cache.
 _PAGE_CACHE_KIB: Final = (4_096, 8_192)
@@ -56,6 +57,11 @@ CREATE TABLE IF NOT EXISTS windows (
     counter INTEGER NOT NULL, start INTEGER NOT NULL, cleared INTEGER NOT NULL, total,
     PRIMARY KEY (counter, start)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS recent_windows (
+    namespace INTEGER NOT NULL, start INTEGER NOT NULL, counter INTEGER NOT NULL,
+    cleared INTEGER NOT NULL, total,
+    PRIMARY KEY (namespace, start, counter)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS pending (
     counter INTEGER NOT NULL, recount INTEGER NOT NULL, start INTEGER NOT NULL,
     PRIMARY KEY (counter, recount, start)
@@ -91,6 +97,8 @@ UPGRADES: Mapping[int, str] = {
     2: "DELETE FROM marks WHERE recount = 0;",
     # A program that keeps no checksums of pages must not write to it.
     3: "",
+    # A program that does not read recent_windows must not open it.
+    4: "",
 }
 
 EVENTS_DDL: Final = """
@@ -167,17 +175,23 @@ def to_fold(clears: int, high: int | None, low: int | None) -> Fold:
 
 def to_json(values: Iterable[Any]) -> str:
     """Return arguments of a set-based statement, for ``json_each``."""
-    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+    return msgspec.json.encode(list(values)).decode()
 
 
-def one_json(connection: sqlite3.Connection, sql: str, parameters: Iterable[Any]) -> Any:
+#: Return the value that JSON text contains; its integers are of 64 bits.
+from_json: Final = msgspec.json.decode
+
+
+def one_json(
+    connection: sqlite3.Connection, sql: str, parameters: Sequence[Any] | dict[str, Any]
+) -> Any:
     """Return the one JSON value that *sql* selects.
 
     Results are one row of JSON because sqlite3 releases and reacquires the interpreter lock at
     every row: with a busy event loop each of them would wait for a whole switch interval.
     """
-    row = connection.execute(sql, tuple(parameters)).fetchone()
-    return json.loads(row[0])
+    row = connection.execute(sql, parameters).fetchone()
+    return from_json(row[0])
 
 
 def unavailable(error: sqlite3.Error) -> StoreUnavailableError:
