@@ -36,8 +36,10 @@ from benchmarks import (
     results,
     rollups,
     sdk_buffered,
+    soak,
     start,
 )
+from benchmarks.document import write_document
 from benchmarks.harness import Bench, BenchError, MissingToolError
 from benchmarks.loads import find_wrk
 from benchmarks.results import Report, Stamp
@@ -46,6 +48,8 @@ from counter.background import tune_interpreter
 SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "single-adds": adds.single,
     "half-load": adds.at_half,
+    "soak": soak.run,
+    "soak-short": soak.short,
     "peers": peers.run,
     "batch-adds": adds.batches,
     "add-streams": add_streams.run,
@@ -68,6 +72,8 @@ SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "cluster-gets": cluster_gets.run,
     "cluster-rollups": cluster_rollups.run,
 }
+#: It takes an hour.
+_NAMED_ONLY: Final = "soak"
 _WITHOUT_WRK: Final = frozenset(
     {"rollups", "postgresql-rollups", "sdk-buffered", "start", "growth-rollup", "cluster-rollups"}
 )
@@ -92,7 +98,7 @@ def main(
     Parameters
     ----------
     subjects
-        Which ones, by their names in benchmarks/README.md; if none is named, all.
+        Which ones, by their names in benchmarks/README.md; if none is named, all but soak.
         Those of the cluster need Java, Maven and memcached, dynamodb-adds the first two.
     quick
         One short round on little data: checks every count, and its figures mean nothing.
@@ -103,14 +109,14 @@ def main(
     folder
         Where the data directories go; it is left empty. A temporary folder if not given.
     write
-        Write benchmarks/results.json and docs/benchmarks.md. A quick run never does.
+        Write benchmarks/results.json, and the pages in docs/. A quick run never does.
     render
-        Only rewrite docs/benchmarks.md from benchmarks/results.json.
+        Only rewrite the pages from benchmarks/results.json.
     draw
         Run so many of the subjects, drawn at random; the same *seed* draws the same ones.
     """
     if render:
-        results.write_document()
+        write_document()
         return 0
     # In a log there is no terminal to ask for its width, and 80 columns break the table.
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -139,7 +145,7 @@ def main(
     console.print(results.table(reports))
     if write and not quick:
         results.store(reports, list(SUBJECTS))
-        results.write_document()
+        write_document()
     return 0
 
 
@@ -160,9 +166,9 @@ def _ending_in_order() -> Iterator[None]:
 
 
 def _that_can_run(console: Console) -> list[str]:
-    """All subjects; those of the cluster and of DynamoDB are left out, with a word, if it cannot be
-    started."""
-    names = list(SUBJECTS)
+    """All subjects but the one of an hour; those of the cluster and of DynamoDB are left out, with
+    a word, if it cannot be started."""
+    names = [name for name in SUBJECTS if name != _NAMED_ONLY]
     for kind, problem in (("cluster-", cluster.missing()), ("dynamodb-", dynamodb.missing())):
         if problem:
             console.print(f"no {kind} subjects: {problem}", markup=False, soft_wrap=True)

@@ -124,6 +124,13 @@ def load(
     """Load *server* with one of benchmarks/wrk/. Raises BenchError unless all went well; if
     requests *may_fail*, those that did are no part of its rate."""
     found = run_wrk(server, script, *arguments, connections=connections, seconds=seconds)
+    return load_of(server, found, weight=weight, may_fail=may_fail)
+
+
+def load_of(
+    server: Server, found: Mapping[str, Any], *, weight: int = 1, may_fail: bool = False
+) -> Load:
+    """The load that :func:`run_wrk` *found*. Raises BenchError as :func:`load` does."""
     requests, bad = found["requests"], found["bad"]
     check(bad == 0 or may_fail, f"{bad} of {requests} answers were no success\n{server.log()}")
     check(requests > bad, f"none of {bad} answers was a success\n{server.log()}")

@@ -1,4 +1,4 @@
-"""Figures, their conditions, and their tables in docs/benchmarks.md."""
+"""Figures and their conditions, and where they are stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from benchmarks.harness import ROOT, Bench
 from benchmarks.loads import Load
 
 RESULTS: Final = ROOT / "benchmarks" / "results.json"
-DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
 _LIBRARIES: Final = ("uvicorn", "uvloop", "httptools", "pydantic", "starlette")
 _FSYNCS: Final = 50
 _PAGE_BYTES: Final = 4_096
@@ -214,48 +213,6 @@ def stored() -> list[Report]:
         body["conditions"] = tuple((name, value) for name, value in body["conditions"])
         found.append(Report(**body))
     return found
-
-
-def render(reports: Sequence[Report]) -> str:
-    """docs/benchmarks.md: every number with the command that measured it."""
-    parts = [
-        "# Benchmarks\n",
-        "Written by `./scripts/bench`; `./scripts/bench --render` rewrites it from"
-        " `benchmarks/results.json`. Each figure with a target is the median of alternating rounds"
-        " of one run; after every round the counts were compared with the acknowledged adds. A"
-        " missed target is shown and fails no test.\n",
-        "The conditions below each table include the load of other processes. If that was high,"
-        " figures per second are low and vary; ratios and figures per CPU second are more"
-        " reliable.\n",
-    ]
-    for report in reports:
-        parts.append(f"## {report.title}\n")
-        parts.append(f"{report.method}\n")
-        parts.append(f"Measured {report.measured_at} in {report.seconds:.0f} s by:\n")
-        parts.append(f"    {report.command}\n")
-        parts.append("| | measured | target | |\n|---|---:|---|---|")
-        parts += map(_row, report.figures)
-        listed = "; ".join(f"{name}: {value}" for name, value in report.conditions)
-        parts.append(f"\n{listed}.\n")
-    return "\n".join(parts)
-
-
-def _row(figure: Figure) -> str:
-    notes = [figure.note] if figure.note else []
-    if len(figure.rounds) > 1:
-        low, high = min(figure.rounds), max(figure.rounds)
-        notes.append(f"rounds {quantity(low, '')} to {quantity(high, '')}")
-    small = f"<br><small>{'; '.join(notes)}</small>" if notes else ""
-    value = quantity(figure.value, figure.unit)
-    verdict = figure.verdict
-    if not figure.meets(figure.value):
-        verdict = f"**{verdict}**"
-    return f"| {figure.what}{small} | {value} | {figure.target} | {verdict} |"
-
-
-def write_document() -> None:
-    """Write docs/benchmarks.md from the stored results."""
-    DOCUMENT.write_text(render(stored()), encoding="utf-8")
 
 
 def _machine() -> tuple[tuple[str, str], ...]:

@@ -5,28 +5,33 @@ ffi.cdef("typedef struct { long s; long ns; } bench_time; int clock_gettime(int,
 local common = {}
 local reading = ffi.new("bench_time")
 local latest_us = 0
-local second, second_text = -1, ""
+local second, second_text, second_of = -1, "", {}
 
--- RFC 3339 with microseconds, strictly later than the one before.
-function common.generation_time()
-  ffi.C.clock_gettime(0, reading)
-  local us = tonumber(reading.s) * 1000000 + math.floor(tonumber(reading.ns) / 1000)
-  latest_us = math.max(latest_us + 1, us)
-  local now = math.floor(latest_us / 1000000)
-  if now ~= second then
-    second, second_text = now, os.date("!%Y-%m-%dT%H:%M:%S", now)
-  end
-  return string.format("%s.%06dZ", second_text, latest_us % 1000000)
-end
-
--- The time of now, and that of the last generation_time, in microseconds.
+-- The time of now in microseconds.
 function common.now_us()
   ffi.C.clock_gettime(0, reading)
   return tonumber(reading.s) * 1e6 + math.floor(tonumber(reading.ns) / 1e3)
 end
 
-function common.latest_us()
-  return latest_us
+-- RFC 3339 with microseconds: the given time, or now; strictly later than the one before.
+function common.generation_time(us)
+  latest_us = math.max(latest_us + 1, us or common.now_us())
+  local now = math.floor(latest_us / 1000000)
+  if now ~= second then
+    second, second_text = now, os.date("!%Y-%m-%dT%H:%M:%S", now)
+    second_of[second_text] = now
+  end
+  return string.format("%s.%06dZ", second_text, latest_us % 1000000)
+end
+
+-- How many microseconds ago the generation_time was that comes back in the body of a response; nil
+-- if there is none.
+function common.passed_us(body)
+  local at = select(2, body:find('"event_time":"', 1, true))
+  if at then
+    local seconds = second_of[body:sub(at + 1, at + 19)]
+    return common.now_us() - seconds * 1e6 - tonumber(body:sub(at + 21, at + 26))
+  end
 end
 
 -- The value that a *share* of those in *histogram*, a table of how often each came, do not pass.
@@ -55,11 +60,11 @@ function common.nonce()
   return prefix .. string.format("%016x", issued)
 end
 
--- The body of an add of 1.
-function common.add_body()
+-- The body of an add of 1, under a token of the given time, or of now.
+function common.add_body(us)
   return string.format(
     '{"delta":1,"idempotency_token":{"token":"%s","generation_time":"%s"}}',
-    common.nonce(), common.generation_time())
+    common.nonce(), common.generation_time(us))
 end
 
 function common.begin(run)
@@ -98,18 +103,18 @@ function common.setup(thread)
   table.insert(threads, thread)
 end
 
--- One line of JSON; `sent` is what was put on the wire, answered or not. wrk asks the first thread
--- for one more request than it sends, to look at it.
-function common.done(summary, latency)
+-- One line of JSON, with the given members before the usual ones; `sent` is what was put on the wire,
+-- answered or not. wrk asks the first thread for one more request than it sends, to look at it.
+function common.done(summary, latency, _, given)
   local sent = -1
   for _, thread in ipairs(threads) do
     sent = sent + thread:get("sent")
   end
   local errors = summary.errors
   io.write(string.format(
-    'RESULT {"requests":%d,"seconds":%.6f,"bytes":%d,"sent":%d,"bad":%d,"broken":%d,'
+    'RESULT {%s"requests":%d,"seconds":%.6f,"bytes":%d,"sent":%d,"bad":%d,"broken":%d,'
       .. '"p50_ms":%.3f,"p99_ms":%.3f}\n',
-    summary.requests, summary.duration / 1e6, summary.bytes, sent, errors.status,
+    given or "", summary.requests, summary.duration / 1e6, summary.bytes, sent, errors.status,
     errors.connect + errors.read + errors.write + errors.timeout,
     latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
 end

@@ -4,7 +4,7 @@
 -- many milliseconds a client waits for its answer. A request is good if it is answered 200 in time.
 local common = dofile(debug.getinfo(1, "S").source:match("@(.*/)") .. "common.lua")
 local base, counters, size, rate, patience
-local turn, seconds_of = nil, {}
+local turn
 local heads = {}
 sent, offered, accepted, good, refused = 0, 0, 0, 0, 0
 -- Of the requests that were answered 200, how many took so many milliseconds.
@@ -28,15 +28,8 @@ function delay()
   return math.floor(math.max(0, turn - now) * 1e3 + math.random())
 end
 
--- The time is that of the sending, and comes back in the answer: so a response shows how long it took.
-local function stamp()
-  local time = common.generation_time()
-  seconds_of[time:sub(1, 19)] = math.floor(common.latest_us() / 1e6)
-  return time
-end
-
-local function batch(time)
-  local tail = string.format('","generation_time":"%s"}}', time)
+local function batch()
+  local tail = string.format('","generation_time":"%s"}}', common.generation_time())
   local items = {}
   for i = 1, size do
     local counter = common.zipf(counters)
@@ -53,22 +46,18 @@ end
 function request()
   sent = sent + 1
   if size > 1 then
-    return batch(stamp())
+    return batch()
   end
   return common.post(
-    string.format("%s/counters/c%07d/add", base, common.zipf(counters)),
-    string.format('{"delta":1,"idempotency_token":{"token":"%s","generation_time":"%s"}}',
-      common.nonce(), stamp()))
+    string.format("%s/counters/c%07d/add", base, common.zipf(counters)), common.add_body())
 end
 
 function response(status, headers, body)
-  local at = status == 200 and select(2, body:find('"event_time":"', 1, true))
-  if not at then
+  local us = status == 200 and common.passed_us(body)
+  if not us then
     refused = refused + 1
     return
   end
-  local second = seconds_of[body:sub(at + 1, at + 19)]
-  local us = common.now_us() - second * 1e6 - tonumber(body:sub(at + 21, at + 26))
   accepted = accepted + 1
   if us <= patience then
     good = good + 1
