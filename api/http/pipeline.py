@@ -115,6 +115,10 @@ class Pipeline:
         observers: Sequence[Observer] = (),
     ) -> None:
         self.routes: Mapping[str, Route] = {each.name: each for each in routes}
+        #: By the number of slashes in their paths: a name has none.
+        self._routes_of: dict[int, list[Route]] = {}
+        for each in routes:
+            self._routes_of.setdefault(each.path.count("/"), []).append(each)
         self._namespaces = namespaces
         self._site = site
         self._page_paths = frozenset(getattr(each, "path", "") for each in site.routes)
@@ -159,7 +163,7 @@ class Pipeline:
         parts = path.partition(b"?")[0].split(b"/")[2:]
         routed = b"/".join([b"/v1", *parts]).decode("latin-1")
         allowed: list[str] = []
-        for route in self.routes.values():
+        for route in self._routes_of.get(routed.count("/"), ()):
             found = route.path_regex.match(routed)
             if found is not None and route.method == method:
                 return _target_of(route, found.groupdict())

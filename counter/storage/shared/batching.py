@@ -33,6 +33,8 @@ LINGER_S: Final = 0.004
 _ENOUGH: Final = 24
 #: A batch lingers only if at least this weight is expected to arrive in that time.
 _WORTH_WAITING: Final = 12
+#: Items that are worth a commit of their own while another one is under way.
+_FURTHER_AT: Final = 16
 #: The time that the rate of items is averaged over.
 _RATE_OVER_S: Final = 0.01
 
@@ -162,10 +164,11 @@ class Batcher(Generic[K, T, R]):
 
     *commit* gets the batches that leave in one turn of the event loop, begins to commit them and
     returns; each is ended later. It must not raise. Of each key *at_once* batches may be under way;
-    the second and further ones leave only if *items_max* items wait, or if those before them have
-    taken longer than *patience_s* each: a batch that stalls holds back no other. A batch has at
-    most *items_max* items, or one put if that has more. *waiting_max* items of a key may wait to
-    leave. After a batch the next one lingers for at most *linger_s*, if that is not 0.
+    the second and further ones leave only if *items_max* items wait (or ``_FURTHER_AT``, if batches
+    linger), or if those before them have taken longer than *patience_s* each: a batch that stalls
+    holds back no other. A batch has at most *items_max* items, or one put if that has more.
+    *waiting_max* items of a key may wait to leave. After a batch the next one lingers for at most
+    *linger_s*, if that is not 0.
 
     A cancelled caller leaves its items behind: they are committed with the others. Unless
     *interrupts*, it gets its CancelledError only when its batch has ended.
@@ -189,6 +192,7 @@ class Batcher(Generic[K, T, R]):
         self._items_max: Final = items_max
         self._waiting_max: Final = waiting_max
         self._at_once: Final = at_once
+        self._further_at: Final = min(_FURTHER_AT, items_max) if linger_s else items_max
         self._patience_s: Final = patience_s
         self._linger_s: Final = linger_s
         self._future: Final[type[asyncio.Future[Any]]] = (
@@ -305,7 +309,7 @@ class Batcher(Generic[K, T, R]):
         is_small = queue.items < self._items_max and queue.weight < min(_ENOUGH, queue.callers)
         if queue.lingers is not None and is_small:
             return False
-        return queue.items >= (1 if queue.under_way == queue.overdue else self._items_max)
+        return queue.items >= (1 if queue.under_way == queue.overdue else self._further_at)
 
     def _update_ready(self, queue: _Queue[K, T]) -> None:
         """Make *queue* ready if a batch of it may be committed, and forget it if it is idle."""
