@@ -23,7 +23,7 @@ from counter.windows import window_of
 #: The windows of a group.
 _GROUP_WINDOWS: Final = 64
 #: Of each window the rows of so many counters are moved in one transaction, to keep it short.
-_MOVED_OF_WINDOW: Final = 32
+_MOVED_OF_WINDOW: Final = 8
 #: The starts of a namespace's windows in recent_windows that are in a span.
 _STARTS: Final = (
     "WITH RECURSIVE starts(at) AS (SELECT min(start) FROM recent_windows"
