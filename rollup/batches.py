@@ -189,6 +189,8 @@ class BatchRoller:
         """
         undone: dict[str, Collection[Pending]] = {}
         for each in plans:
+            if not each.head.pending:
+                continue
             deletes = sorted(pending for pending in each.head.pending if pending.is_delete)
             if deletes:
                 after = EventPage(Span(deletes[-1].window_us + 1, TIME_MAX_US), limit=1)

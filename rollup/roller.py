@@ -77,6 +77,10 @@ def group(found: dict[str, Dirt], marks: Iterable[DirtyMark]) -> None:
 def plan(counter: str, dirt: Dirt, head: Head, batch: BatchTimes) -> Plan | None:
     """Return what to read for *counter*; None if there is nothing to do."""
     done_us = head.checkpoint.time_us
+    settles = batch.dropped_before_us - 1 > head.settled.time_us
+    if dirt.windows and min(dirt.windows) > done_us and not (dirt.recounts or head.pending):
+        # Most counters. The rest of this function would return the same.
+        return Plan(counter, head, tuple(sorted(dirt.windows)), (), settles, dirt.handle)
     target_us = max(batch.through_us, done_us)
     new = tuple(sorted(window_us for window_us in dirt.windows if window_us > done_us))
     # A checkpoint can be visible before the rows of its batch: a batch that timed out may exist on
@@ -90,7 +94,6 @@ def plan(counter: str, dirt: Dirt, head: Head, batch: BatchTimes) -> Plan | None
     ]
     pending = recounts_of(head, target_us, batch.dropped_before_us)
     recounts = tuple(sorted({*asked, *pending}))
-    settles = batch.dropped_before_us - 1 > head.settled.time_us
     if not (new or recounts or head.pending) and done_us >= batch.through_us:
         return None
     return Plan(counter, head, new, recounts, settles, dirt.handle)
@@ -122,7 +125,8 @@ def update(
             old = (row for row in in_order if row.window_us <= settled_us)
             settled = Checkpoint(settled_us, fold_rows(head.settled.count, old))
     else:
-        count = fold_rows(head.checkpoint.count, sorted(fresh))
+        # New windows only, in order.
+        count = fold_rows(head.checkpoint.count, fresh)
     done = tuple(
         each
         for each in head.pending

@@ -79,11 +79,10 @@ class MemoryCache:
     ) -> None:
         now_us = self._clock.boottime_us()
         for counter, checkpoint in entries:
-            key = (namespace.id, counter)
             stored = self._get(namespace, counter, now_us)
             if stored is None or stored.time_us <= checkpoint.time_us:
-                self._entries[key] = (now_us, checkpoint)
-                self._entries.move_to_end(key)
+                # It is the last one: a new entry, or one that was just looked up.
+                self._entries[namespace.id, counter] = (now_us, checkpoint)
         while len(self._entries) > self._entries_max:
             self._entries.popitem(last=False)
 

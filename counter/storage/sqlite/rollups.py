@@ -59,7 +59,7 @@ from counter.windows import window_of
 #: Names or ids of counters that one statement looks up.
 _LOOKED_UP_AT_ONCE: Final = 1_000
 #: Counters of the live tail whose sums one pass over a window reads.
-_FOLDED_AT_ONCE: Final = 10_000
+_FOLDED_AT_ONCE: Final = 100_000
 _BY_NAME: Final = "c.namespace = ? AND c.name = j.value"
 _BY_ID: Final = "c.id = j.value"
 
@@ -446,7 +446,7 @@ def _select_heads(
             heads[names[index]] = Head(
                 Checkpoint(time_us or 0, int(count or 0)),
                 Checkpoint(settled_us or 0, int(settled or 0)),
-                tuple(Pending(*each) for each in pending or ()),
+                tuple(Pending(*each) for each in pending) if pending else (),
             )
     return heads
 
