@@ -12,7 +12,7 @@ from benchmarks.results import Figure, Report, quantity, stored
 
 DOCS: Final = ROOT / "docs"
 _FRONT: Final = "benchmarks.md"
-_PLOT: Final = "assets/peers.svg"
+_PLOT: Final = "benchmarks/peers.svg"
 _PEERS: Final = "one counter, 64 connections: "
 _GETS: Final = "gets a CPU second of a hot counter"
 _RETENTION: Final = "7 days"
@@ -174,7 +174,7 @@ def _plot(figures: Sequence[Figure]) -> str:
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-        f' width="{width}" height="{height}" role="img" aria-label="Adds a second">\n'
+        f' width="{width}" height="{height}" role="img">\n<title>Adds a second</title>\n'
         "<style>text{font:13px sans-serif;fill:#24292f}rect{fill:#57606a}rect:first-of-type"
         "{fill:#0969da}@media(prefers-color-scheme:dark){text{fill:#d0d7de}rect{fill:#8b949e}"
         "rect:first-of-type{fill:#58a6ff}}</style>\n" + "\n".join(bars) + "\n</svg>\n"

@@ -18,6 +18,7 @@ from counter.core.service import CounterService
 from counter.errors import StartupError
 from counter.storage.memory import MemoryCache
 from counter.storage.sqlite import backup as backups
+from counter.storage.sqlite.schema import SCHEMA_VERSION
 from tests.cli.shell import Shell, exit_code
 from tests.support.filled import COUNTERS, SETTINGS, fill, opened
 from tests.support.waiting import eventually
@@ -317,7 +318,7 @@ def test_a_backup_of_the_version_before_is_restored(place: Path, shell: Shell) -
         shell.said("backup", f"new-{number}", f"--data={of}")
         restored = f"restored-{number}"
         shell.said("restore", f"new-{number}", f"--data={restored}", "--without-keys")
-    assert rows(place / "restored-1" / "counter.db", "PRAGMA user_version") == [(4,)]
+    assert rows(place / "restored-1" / "counter.db", "PRAGMA user_version") == [(SCHEMA_VERSION,)]
 
 
 def test_a_database_of_a_newer_program_is_not_restored(place: Path, shell: Shell) -> None:

@@ -24,9 +24,7 @@ from counter.types import Checkpoint, CounterUpdate, Span, WindowRow
 WINDOWS, GROUP, COUNTERS = 12, 3, 5
 NAMES = [f"c{number}" for number in range(COUNTERS)]
 #: Two namespaces have the same names; their counters are not the same.
-IDS = {
-    (space, name): 1 + space * COUNTERS + at for space in (0, 1) for at, name in enumerate(NAMES)
-}
+IDS = {key: number for number, key in enumerate(product((0, 1), NAMES), 1)}
 spaces, names, windows = st.integers(0, 1), st.sampled_from(NAMES), st.integers(0, WINDOWS - 1)
 totals = st.integers(-(2**70), 2**70)
 acts = st.one_of(
