@@ -9,14 +9,14 @@ from unittest.mock import patch
 import pytest
 
 from counter.ports import Store
-from counter.storage.sqlite import SqliteStore
+from counter.storage.sqlite import SqliteStore, window_rows
 from counter.testing.atomic_cases import TransactionalCases
 from counter.testing.audit_cases import AuditCases, SettledAuditCases
-from counter.testing.cases import DATASET, NOW, StoreCases
+from counter.testing.cases import DATASET, NOW, T0, WINDOW, StoreCases, make_namespace
 from counter.testing.clock import FakeClock
 from counter.testing.control_cases import PurgeCases
 from counter.testing.fold_cases import ScanCases
-from counter.testing.rollup_cases import CountsCases, MarkCases
+from counter.testing.rollup_cases import CountsCases, MarkCases, apply, end, row, update
 from counter.testing.suites import add_suites
 from counter.types import Namespace
 
@@ -110,3 +110,36 @@ async def test_a_database_of_an_earlier_version_is_upgraded(tmp_path: Path) -> N
     after = await store.control.lease_tokens(1, NOW)
     await store.close()
     assert after == before._replace(first=before.first + 7)
+
+
+async def test_rows_of_passed_groups_are_moved_as_others_are_written(tmp_path: Path) -> None:
+    """Rows of the group of windows that is rolled up are in order of time, and none is there for
+    longer than the next group takes."""
+    group, counters = window_rows._GROUP_WINDOWS, ("a", "b", "c")
+    store = SqliteStore(tmp_path, FakeClock(NOW), [DATASET])
+    await store.open()
+    namespace = await make_namespace(store)
+    for number in range(3 * group):
+        updates = [
+            update(row(number, 1), through=number, count=number + 1, counter=name)
+            for name in counters
+        ]
+        await apply(store, namespace, *updates)
+        recent, moved = await store.database.read(_starts)
+        group_us = end(number) - end(number) % (group * WINDOW)
+        assert recent[-1] == T0 + number * WINDOW
+        assert recent[0] >= group_us - group * WINDOW
+        assert not moved or moved[-1] < group_us
+        assert len(recent) + len(moved) == number + 1
+        assert bool(moved) == (group_us > T0), "a passed group moves with the next rollup"
+    await store.close()
+
+
+def _starts(connection: sqlite3.Connection) -> tuple[list[int], list[int]]:
+    """The starts of windows with rows in order of time, and of those in order of counters."""
+    sql = "SELECT DISTINCT start FROM {} ORDER BY start"
+    recent, moved = (
+        [start_us for (start_us,) in connection.execute(sql.format(table))]
+        for table in ("recent_windows", "windows")
+    )
+    return recent, moved

@@ -5,7 +5,7 @@ from contextlib import closing
 from itertools import product
 from unittest.mock import patch
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counter.limits import SECOND
@@ -111,6 +111,9 @@ class Rows:
                 assert list(starts) == [row.window_us for row in reversed(rows)]
 
 
+@example(
+    acts=[("roll", 0, 3, {"c0": {3: (False, 1)}}), ("settle", 0, 3, {"c0"})], bounds=(1, WINDOWS)
+)
 @given(acts=st.lists(acts, max_size=12), bounds=st.tuples(windows, windows))
 def test_rows_are_read_as_they_were_written(
     acts: list[tuple[str, int, int, object]], bounds: tuple[int, int]
