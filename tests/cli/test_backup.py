@@ -308,12 +308,15 @@ def test_a_backup_that_was_made_while_a_slice_is_deleted_is_restored(
     shell.said("restore", "other", "--data=again")
 
 
-def test_a_backup_of_the_version_before_is_restored(place: Path, shell: Shell) -> None:
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_a_backup_of_a_version_before_is_restored(place: Path, shell: Shell, version: int) -> None:
     """As the upgrade finds it, and as the upgrade leaves it."""
     (place / "data" / "counter.db-sums").unlink(missing_ok=True)
     with closing(sqlite3.connect(place / "data" / "counter.db")) as connection:
-        connection.execute("ALTER TABLE tokens DROP COLUMN time")
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute("DROP TABLE recent_windows")
+        if version == 1:
+            connection.execute("ALTER TABLE tokens DROP COLUMN time")
+        connection.execute(f"PRAGMA user_version = {version}")
     for number, of in enumerate(("data", "restored-0")):
         shell.said("backup", f"new-{number}", f"--data={of}")
         restored = f"restored-{number}"

@@ -38,6 +38,7 @@ DATABASE: Final = "counter.db"
 #: is revoked in the copy, too.
 FILES: Final = (DATABASE, KEYS_FILE)
 
+_CREATE_TABLE: Final = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+)")
 _EVENTS_TABLE: Final = re.compile(rf"({DROPPED})?events_\d+_\d+", re.ASCII)
 _PAGES_PER_STEP: Final = 64
 #: How far ids advance at a restore, so that ids assigned after the copy are not assigned again:
@@ -131,15 +132,16 @@ def check_schema(path: Path) -> None:
                     # SQLite quotes the name of a table that was renamed.
                     made.execute(EVENTS_DDL.format(table=f'"{name}"' if match[1] else name))
         expected = _objects(made)
-    # A column that an upgrade adds is the last one, as in a new database.
+    # What later versions add. A column is the last one, as in a new database.
     added = [] if is_keys else [UPGRADES[each] for each in range(version, newest) if version]
     for each in added:
-        if not each.startswith("ALTER TABLE "):
-            # It changes rows only.
-            continue
-        table, _, column = each.removeprefix("ALTER TABLE ").rstrip(";").partition(" ADD COLUMN ")
-        kind, sql = expected[table]
-        expected[table] = (kind, sql.replace(f",{''.join(column.split())}", ""))
+        if created := _CREATE_TABLE.match(each):
+            del expected[created[1]]
+        if each.startswith("ALTER TABLE "):
+            altered = each.removeprefix("ALTER TABLE ").rstrip(";")
+            table, _, column = altered.partition(" ADD COLUMN ")
+            kind, sql = expected[table]
+            expected[table] = (kind, sql.replace(f",{''.join(column.split())}", ""))
     differing = sorted(
         name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
     )

@@ -13,6 +13,7 @@ there would be four of them for each counter of a batch.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from heapq import merge
 from itertools import chain, groupby, islice, repeat
 from typing import Any, Final
 
-from counter.errors import InvariantError, NamespaceUnknownError
+from counter.errors import InvariantError, NamespaceUnknownError, UnavailableError
 from counter.partitions import shard_of, slice_of
 from counter.storage.sqlite.database import SqliteDatabase, bulk
 from counter.storage.sqlite.events import (
@@ -56,10 +57,13 @@ from counter.types import (
 )
 from counter.windows import window_of
 
+_log = logging.getLogger("counter.sqlite")
 #: Names or ids of counters that one statement looks up.
 _LOOKED_UP_AT_ONCE: Final = 1_000
 #: Counters of the live tail whose sums one pass over a window reads.
 _FOLDED_AT_ONCE: Final = 100_000
+#: Rows that a batch moves at least: with as many as it writes, those of a burst would stay long.
+_MOVED_MIN: Final = 2_000
 _BY_NAME: Final = "c.namespace = ? AND c.name = j.value"
 _BY_ID: Final = "c.id = j.value"
 
@@ -76,6 +80,8 @@ class SqliteRollups:
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._db = database
+        #: See :func:`move_rows`.
+        self._moved_counters = 8
 
     async def fence(self) -> int:
         """Return the clock, read by the writer between two commits."""
@@ -294,12 +300,22 @@ class SqliteRollups:
                 _delete_pending(connection, done)
             return has_passed_rows(connection, namespace.id, group_us)
 
-        left = rows.number if await self._db.write(change) else 0
+        if await self._db.write(change):
+            await self._move_rows(namespace, group_us, max(rows.recent_rows, _MOVED_MIN))
+
+    async def _move_rows(self, namespace: Namespace, group_us: int, left: int) -> None:
+        """Move at least *left* rows of the windows before *group_us*, if so many are there."""
         while left > 0:
-            # At least as many as were written, so that they never pile up.
-            moved = await self._db.write(
-                lambda connection: move_rows(connection, namespace.id, group_us)
-            )
+
+            def change(connection: sqlite3.Connection) -> tuple[int, int]:
+                return move_rows(connection, namespace.id, group_us, self._moved_counters)
+
+            try:
+                moved, self._moved_counters = await self._db.write(change)
+            except UnavailableError as error:
+                # What is written stays written, and the next batch moves them.
+                _log.warning("rows of %s are not moved yet: %s", namespace.name, error.detail)
+                return
             left = left - moved if moved else 0
 
     async def _ids_of(

@@ -29,7 +29,15 @@ _BUSY_TIMEOUT_S: Final = 5.0
 #: The suffix of a file's name while it is restored.
 UNFINISHED: Final = ".restoring"
 
-DDL: Final = """
+_RECENT_WINDOWS: Final = """
+CREATE TABLE IF NOT EXISTS recent_windows (
+    namespace INTEGER NOT NULL, start INTEGER NOT NULL, counter INTEGER NOT NULL,
+    cleared INTEGER NOT NULL, total,
+    PRIMARY KEY (namespace, start, counter)
+) WITHOUT ROWID;
+"""
+DDL: Final = (
+    """
 CREATE TABLE IF NOT EXISTS datasets (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL,
     dropped_before INTEGER NOT NULL DEFAULT 0
@@ -56,11 +64,6 @@ CREATE TABLE IF NOT EXISTS counters (
 CREATE TABLE IF NOT EXISTS windows (
     counter INTEGER NOT NULL, start INTEGER NOT NULL, cleared INTEGER NOT NULL, total,
     PRIMARY KEY (counter, start)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS recent_windows (
-    namespace INTEGER NOT NULL, start INTEGER NOT NULL, counter INTEGER NOT NULL,
-    cleared INTEGER NOT NULL, total,
-    PRIMARY KEY (namespace, start, counter)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS pending (
     counter INTEGER NOT NULL, recount INTEGER NOT NULL, start INTEGER NOT NULL,
@@ -89,16 +92,18 @@ INSERT OR IGNORE INTO tokens (one, store, next) VALUES (1, randomblob(8), 0);
 CREATE INDEX IF NOT EXISTS resolutions_by_time ON resolutions (event_time);
 CREATE INDEX IF NOT EXISTS reservations_by_expiry ON reservations (expires);
 """
+    + _RECENT_WINDOWS
+)
 
-#: The statement that upgrades a database from each version to the next.
+#: The statement, if any, that upgrades a database from each version to the next.
 UPGRADES: Mapping[int, str] = {
     1: "ALTER TABLE tokens ADD COLUMN time INTEGER NOT NULL DEFAULT 0;",
     # Dirty windows are found in the log. A program that looks for their marks must not open it.
     2: "DELETE FROM marks WHERE recount = 0;",
     # A program that keeps no checksums of pages must not write to it.
     3: "",
-    # A program that does not read recent_windows must not open it.
-    4: "",
+    # A program that does not read it must not open it.
+    4: _RECENT_WINDOWS.strip(),
 }
 
 EVENTS_DDL: Final = """
@@ -178,7 +183,7 @@ def to_json(values: Iterable[Any]) -> str:
     return msgspec.json.encode(list(values)).decode()
 
 
-#: Return the value that JSON text contains; its integers are of 64 bits.
+#: Return the value that JSON text contains.
 from_json: Final = msgspec.json.decode
 
 

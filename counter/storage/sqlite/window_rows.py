@@ -22,9 +22,9 @@ from counter.windows import window_of
 
 #: The windows of a group.
 _GROUP_WINDOWS: Final = 64
-#: Of each window the rows of so many counters are moved in one transaction, to keep it short.
-_MOVED_OF_WINDOW: Final = 8
-#: The starts of a namespace's windows in recent_windows that are in a span.
+#: Rows that are moved in one transaction, to keep it short.
+_MOVED_MAX: Final = 1_024
+#: The starts of a namespace's windows in recent_windows that are in a span, and the next one.
 _STARTS: Final = (
     "WITH RECURSIVE starts(at) AS (SELECT min(start) FROM recent_windows"
     " WHERE namespace = :namespace AND start >= :from_us UNION ALL SELECT (SELECT min(start)"
@@ -48,7 +48,7 @@ _REPLACE: Final = "DO UPDATE SET cleared = excluded.cleared, total = excluded.to
 class RowsToWrite:
     """The rows of an update as JSON: those of the current group of windows, and earlier ones."""
 
-    number: int
+    recent_rows: int
     recent: str
     earlier: str
 
@@ -62,7 +62,7 @@ class RowsToWrite:
             for start_us, cleared, total in each.rows:
                 row = (counter_id, start_us, int(cleared), to_cell(total), each.checkpoint.time_us)
                 (recent if start_us >= group_us else earlier).append(row)
-        return cls(len(recent) + len(earlier), to_json(recent), to_json(earlier))
+        return cls(len(recent), to_json(recent), to_json(earlier))
 
 
 def group_of(namespace: Namespace, through_us: int) -> int:
@@ -78,7 +78,7 @@ def write_rows(connection: sqlite3.Connection, namespace_id: int, rows: RowsToWr
         f" j.value ->> 3{_UPDATED} ON CONFLICT (namespace, start, counter) {_REPLACE}",
         values,
     )
-    # Of a backlog or a recount.
+    # A backlog or a recount has such rows.
     if rows.earlier != "[]":
         values = {"namespace": namespace_id, "rows": rows.earlier}
         connection.execute(
@@ -97,7 +97,7 @@ def read_rows(
     connection: sqlite3.Connection, namespace_id: int, counters: Sequence[str], span: Span
 ) -> list[list[WindowRow]]:
     """Return the rows of each counter in a span of starts, in order."""
-    # One statement, so that no row is moved in between.
+    # One statement, so that no row is moved in between; the recent rows come last.
     sql = (
         f"{_STARTS} SELECT json_group_array(json_array(k, start, cleared, total)) FROM ("
         " SELECT j.key AS k, w.start, w.cleared, w.total FROM json_each(:names) j"
@@ -154,24 +154,36 @@ def has_passed_rows(connection: sqlite3.Connection, namespace_id: int, group_us:
     return connection.execute(sql, (namespace_id, group_us)).fetchone() is not None
 
 
-def move_rows(connection: sqlite3.Connection, namespace_id: int, group_us: int) -> int:
-    """Move the rows of some counters in the windows before *group_us*; return how many."""
+def move_rows(
+    connection: sqlite3.Connection, namespace_id: int, group_us: int, counters: int
+) -> tuple[int, int]:
+    """Move the rows of some counters in the windows before *group_us*: of the first *counters* of
+    the window in which these have the lowest ids, or of fewer, if that were many rows.
+
+    Return how many rows were moved, and *counters* for the next call."""
     values = {"namespace": namespace_id, "from_us": 0, "to_us": group_us}
-    (last_id,) = connection.execute(
-        f"{_STARTS} SELECT min((SELECT counter FROM recent_windows WHERE namespace = :namespace"
-        f" AND start = starts.at ORDER BY counter LIMIT 1 OFFSET {_MOVED_OF_WINDOW - 1}))"
-        " FROM starts WHERE starts.at < :to_us",
-        values,
-    ).fetchone()
     some = f"{_AT_STARTS} AND r.counter <= :last"
-    values["last"] = INT64_MAX if last_id is None else last_id
+    while True:
+        values["others"] = counters - 1
+        (last_id,) = connection.execute(
+            f"{_STARTS} SELECT min((SELECT counter FROM recent_windows WHERE namespace = :namespace"
+            " AND start = starts.at ORDER BY counter LIMIT 1 OFFSET :others))"
+            " FROM starts WHERE starts.at < :to_us",
+            values,
+        ).fetchone()
+        values["last"] = INT64_MAX if last_id is None else last_id
+        (rows,) = connection.execute(f"{_STARTS} SELECT count(*) FROM{some}", values).fetchone()
+        if rows <= _MOVED_MAX or counters == 1:
+            break
+        counters //= 2
     connection.execute(
         f"INSERT INTO windows {_STARTS} SELECT r.counter, r.start, r.cleared, r.total FROM{some}"
         f" ORDER BY r.counter, r.start ON CONFLICT (counter, start) {_REPLACE}",
         values,
     )
-    return connection.execute(
+    connection.execute(
         f"DELETE FROM recent_windows WHERE (namespace, start, counter) IN ({_STARTS}"
         f" SELECT r.namespace, r.start, r.counter FROM{some})",
         values,
-    ).rowcount
+    )
+    return rows, min(2 * counters, _MOVED_MAX) if rows < _MOVED_MAX // 4 else counters
