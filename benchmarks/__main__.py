@@ -47,9 +47,8 @@ from counter.background import tune_interpreter
 
 SUBJECTS: Final[Mapping[str, Callable[[Bench], Report]]] = {
     "single-adds": adds.single,
-    "half-load": adds.at_half,
-    "soak": soak.run,
-    "soak-short": soak.short,
+    "half-load": soak.short,
+    "soak": soak.long,
     "peers": peers.run,
     "batch-adds": adds.batches,
     "add-streams": add_streams.run,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from benchmarks.adds import BATCH_CONNECTIONS, Halved, durable_batches
+from benchmarks.adds import BATCH_CONNECTIONS, durable_batches
 from benchmarks.harness import Bench, Server, counter_serve, python_module
 from benchmarks.loads import (
     BASE,
@@ -22,6 +23,17 @@ from benchmarks.results import Report, figure, median, p99_ms, per_cpu_s, per_s,
 
 _SIZE: Final = 1_000
 _TARGET_MS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Halved:
+    """A load at its peak, and at half of it."""
+
+    peak: Load
+    half: Load
+
+    def __str__(self) -> str:
+        return f"at its peak {self.peak}; at half of it {self.half}"
 
 
 def run(bench: Bench) -> Report:

@@ -1,8 +1,7 @@
-"""Durable, retry-safe adds over HTTP, embedded: single ones, at half of the peak, in batches."""
+"""Durable, retry-safe adds over HTTP, embedded: single ones, and in batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -13,12 +12,11 @@ from benchmarks.loads import (
     WARM_S,
     WINDOWS,
     Load,
-    at_pace,
     check_adds,
     load,
     single_adds,
 )
-from benchmarks.results import Figure, Report, figure, p99_ms, per_cpu_s, rate, rates
+from benchmarks.results import Figure, Report, figure, per_cpu_s, rate
 
 CONNECTIONS: Final = (64, 256)
 BATCH_CONNECTIONS: Final = 4
@@ -26,19 +24,6 @@ _SIZES: Final = (1_000, 100)
 #: Of adds in batches of 1,000.
 _BATCHED_PER_S: Final = 150_000
 _BATCHED_PER_CPU_S: Final = 100_000
-_HALF_S: Final = 20.0
-_HALF_MS: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Halved:
-    """A load at its peak, and at half of it."""
-
-    peak: Load
-    half: Load
-
-    def __str__(self) -> str:
-        return f"at its peak {self.peak}; at half of it {self.half}"
 
 
 def single(bench: Bench) -> Report:
@@ -73,51 +58,6 @@ def _single(bench: Bench, connections: int) -> Load:
         loads = [send(seconds=each) for each in (_warm_s(bench), bench.seconds)]
         check_adds(bench, server, BASE, data, COUNTERS, loads)
         return loads[-1]
-
-
-def at_half(bench: Bench) -> Report:
-    """Measure the latency at half of the load that the service can bear."""
-    (rounds,) = bench.alternate({"embedded": partial(_at_half, bench)}).values()
-    halves, peaks = [each.half for each in rounds], [each.peak for each in rounds]
-    return Report(
-        subject="half-load",
-        title="Adds at half of the peak load",
-        method=(
-            "Durable single adds over HTTP to `counter serve`, embedded. The peak is what 64"
-            " connections of wrk, each sending its next add when the last one is answered, get"
-            " through; then the same connections send half as many a second, each add at its turn,"
-            f" for {_HALF_S:.0f} s, and the rate must be kept within 10 %. wrk adds to its"
-            f" latencies what it could not send in time. Adds go to {COUNTERS:,} counters, a few"
-            " hot, most rare; the rollup runs meanwhile in windows of 10 s, the default."
-        ),
-        figures=(
-            figure(
-                "p99 of adds at half of the peak load, embedded",
-                p99_ms(halves),
-                "ms",
-                at_most=_HALF_MS,
-                note=f"{rates(halves)}; the peak is {rates(peaks)}",
-            ),
-        ),
-    )
-
-
-def _at_half(bench: Bench) -> Halved:
-    data = bench.fresh_folder("data")
-    with counter_serve(bench, data) as server:
-        send = single_adds(server)
-        loads = [send(seconds=each) for each in (_warm_s(bench), bench.seconds)]
-        peak, rate = loads[-1], loads[-1].per_s / 2
-        seconds = 1.0 if bench.quick else max(_HALF_S, bench.seconds)
-
-        def paced() -> Load:
-            paced = load(server, "adds.lua", BASE, COUNTERS, rate, connections=64, seconds=seconds)
-            loads.append(paced)
-            return paced
-
-        found = Halved(peak, at_pace(bench, "adds at half of the peak", rate, paced))
-        check_adds(bench, server, BASE, data, COUNTERS, loads)
-    return found
 
 
 def batches(bench: Bench) -> Report:

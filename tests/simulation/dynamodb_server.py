@@ -415,10 +415,14 @@ class Server:
         self._check_throttling(name, pk, writes=False)
         page = self.page or self.random.choice((1, 3, 10, 100))
         most = page if limit is None else min(page, limit)
+        # No item can follow one at an inclusive bound.
+        highest = values[sort[-1]]["B"] if sort[:1] in (("<=",), ("BETWEEN",)) else None
         items: list[Encoded] = []
         for _, item in table.partition(pk).all_seen(after, self._since(request)):
             if wanted(item, values):
                 items.append(item)
+                if item["sk"]["B"] == highest:
+                    break
                 if len(items) == most:
                     last = {"pk": item["pk"], "sk": item["sk"]}
                     return {"Items": items, "LastEvaluatedKey": last}

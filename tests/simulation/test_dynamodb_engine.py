@@ -1,7 +1,8 @@
 """The simulated DynamoDB answers as Amazon's local engine does."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from typing import Any, Final
 
@@ -171,19 +172,51 @@ async def _outcome(call: Awaitable[Any]) -> Any:
     return answer
 
 
+@asynccontextmanager
+async def engines(options: DynamodbOptions) -> AsyncIterator[tuple[Driver, Driver]]:
+    """Drivers of the local engine and of the simulated one, each with the table."""
+    server = calm_server(FakeClock(NOW))
+    server.page = 1_000
+    drivers = Driver(options), SimulatedDriver(options_for(), server)
+    async with AsyncExitStack() as closing:
+        for driver in drivers:
+            await driver.open()
+            closing.push_async_callback(driver.close)
+            await driver.create_table(_TABLE)
+            closing.push_async_callback(driver.drop_table, _TABLE)
+        yield drivers
+
+
 async def test_drawn_calls_have_the_same_answers(dynamodb: DynamodbOptions) -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"seed {seed}")
-    drawing, server = Drawing(Random(seed)), calm_server(FakeClock(NOW))
-    server.page = 1_000
-    drivers = Driver(dynamodb), SimulatedDriver(options_for(), server)
-    for driver in drivers:
-        await driver.open()
-        await driver.create_table(_TABLE)
-    for step in range(_STEPS):
-        about, call = drawing.call()
-        real, simulated = [await _outcome(call(driver)) for driver in drivers]
-        assert simulated == real, f"seed {seed}, step {step}: {about}"
-    for driver in drivers:
-        await driver.drop_table(_TABLE)
-        await driver.close()
+    drawing = Drawing(Random(seed))
+    async with engines(dynamodb) as drivers:
+        for step in range(_STEPS):
+            about, call = drawing.call()
+            real, simulated = [await _outcome(call(driver)) for driver in drivers]
+            assert simulated == real, f"seed {seed}, step {step}: {about}"
+
+
+async def test_a_page_that_ends_at_an_inclusive_bound_is_the_last(
+    dynamodb: DynamodbOptions,
+) -> None:
+    """Regression: found with seed 2860443205."""
+    async with engines(dynamodb) as drivers:
+        for driver in drivers:
+            for sk in (b"a", b"b", b"c"):
+                await driver.write(put(_TABLE, {"pk": b"p", "sk": sk}))
+        for condition, bounds in (("<= :h", b"b"), ("< :h", b"c"), ("BETWEEN :l AND :h", b"b")):
+            request: dict[str, Any] = {
+                "TableName": _TABLE,
+                "KeyConditionExpression": f"pk = :p AND sk {condition}",
+                "ExpressionAttributeValues": {":p": {"B": b"p"}, ":h": {"B": bounds}}
+                | ({":l": {"B": b"a"}} if ":l" in condition else {}),
+                "ConsistentRead": True,
+                "Limit": 2,
+            }
+            real, simulated = [
+                await _outcome(driver._call("query", **request)) for driver in drivers
+            ]
+            assert simulated == real
+            assert ("LastEvaluatedKey" in real) == (condition == "< :h")
