@@ -23,6 +23,10 @@ _REASONS: Final[Mapping[str, str]] = {
         "nearly each add is the only one of its counter and window: its name is looked up, and its"
         " rollup costs as much as the add"
     ),
+    "overload": (
+        "not met since large batches are read in turns: it was met before. Why is not proven;"
+        " batches that wait to be read may be missing where it is decided who is let in"
+    ),
     "peers": (
         "the ratio to raw ASGI depends on the processor: for one counter 0.55 on Intel's, 0.91 on"
         " AMD's"
