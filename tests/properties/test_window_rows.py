@@ -89,7 +89,7 @@ class Rows:
 
     def move(self, space: int, before: int, _: None) -> None:
         """Move all rows before a window, a part at a time."""
-        counters = 1
+        counters = 4
         while has_passed_rows(self.connection, space, before * SECOND):
             moved, counters = move_rows(self.connection, space, before * SECOND, counters)
             assert moved > 0
