@@ -16,22 +16,16 @@ _PLOT: Final = "benchmarks/peers.svg"
 _PEERS: Final = "one counter, 64 connections: "
 _GETS: Final = "gets a CPU second of a hot counter"
 _RETENTION: Final = "7 days"
-#: What bounds the figures of a subject that miss their targets, by profile.
+#: What bounds the figures of a subject that miss their targets.
 _REASONS: Final[Mapping[str, str]] = {
-    "gets": "most random counters are in no cache: their heads are read from SQLite",
+    "gets": "most random counters are in no cache, so their heads are read from SQLite",
     "growth-counters": (
-        "nearly each add is the only one of its counter and window: its name is looked up, and its"
-        " rollup costs as much as the add"
-    ),
-    "overload": (
-        "not met since large batches are read in turns: it was met before. Why is not proven;"
-        " batches that wait to be read may be missing where it is decided who is let in"
-    ),
-    "peers": (
-        "the ratio to raw ASGI depends on the processor: for one counter 0.55 on Intel's, 0.91 on"
-        " AMD's"
+        "nearly every add is the only one of its counter in its window, so each of them has a"
+        " look-up of the name and a rollup of its own"
     ),
     "growth-rollup": "each checkpoint is on a page of its own",
+    "overload": "missed since large batches are read in turns; the cause is not known yet",
+    "peers": "the ratio to raw ASGI depends on the processor",
 }
 _ROW_HEIGHT: Final = 26
 _LABEL_WIDTH: Final = 270
@@ -71,7 +65,7 @@ def _front(reports: Sequence[Report]) -> str:
         *(
             f"| {figure.what}{_spread(figure)} ([{report.subject}](benchmarks/{report.subject}.md))"
             f" | {quantity(figure.value, figure.unit)} | {figure.target}"
-            f" | {_REASONS.get(report.subject, 'not profiled')} |"
+            f" | {_REASONS.get(report.subject, 'not known')} |"
             for report in reports
             for figure in report.figures
             if not figure.meets(figure.value)
@@ -97,16 +91,16 @@ def _summary(peers: Report, gets: Report | None) -> str:
         for name, each in rates.items()
         if name != "ours" and "on disk before the answer" in each.note
     }
-    best = max(durable, key=lambda name: durable[name].value)
     conditions = dict(peers.conditions)
     parts = [
         f"One process answers {quantity(ours.value, '')} adds a second, each of them on disk in"
         " SQLite before its response and safe to retry."
     ]
     if durable:
+        best = max(durable, key=lambda name: durable[name].value)
         parts.append(
             f" That is {quantity(ours.value / durable[best].value, '')} times the rate of the"
-            f" fastest peer that has them on disk, too, on the same machine: {best}."
+            f" fastest peer that also writes each add to disk ({best}), on the same machine."
         )
     parts.append(f" A retry is recognized for {_RETENTION} by default, and refused after that.\n\n")
     parts.append("| | |\n|---|---:|\n")

@@ -86,7 +86,7 @@ def _soak(bench: Bench, counters: int, part_s: int, flags: tuple[str, ...]) -> S
             seconds=seconds,
         )
         loads.append(load_of(server, found))
-        parts = found["parts"]
+        parts = found["p99s_ms"]
         check(len(parts) >= _PARTS, f"{len(parts)} parts were measured, not {_PARTS}")
         check_adds(bench, server, BASE, data, counters, loads)
-    return Soak(peak, loads[-1], [p99_ms for _, p99_ms in parts[:_PARTS]])
+    return Soak(peak, loads[-1], parts[:_PARTS])

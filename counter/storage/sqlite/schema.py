@@ -102,7 +102,7 @@ UPGRADES: Mapping[int, str] = {
     2: "DELETE FROM marks WHERE recount = 0;",
     # A program that keeps no checksums of pages must not write to it.
     3: "",
-    # A program that does not read it must not open it.
+    # A program that does not read this table must not open the database.
     4: _RECENT_WINDOWS.strip(),
 }
 

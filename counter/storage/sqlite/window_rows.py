@@ -1,11 +1,11 @@
 """Store window rows so that a rollup changes few pages, and a read of one counter reads few.
 
-The rows of the latest windows are in order of time, in ``recent_windows``: a rollup of 10,000
-counters appends to some 100 pages. Older rows are in order of counters, in ``windows``. There each
-counter comes to have pages of its own, so a rollup that wrote its rows there would change a page
-for each counter. Therefore the rows of a counter are moved together, those of a group of windows at
-a time, as in a log-structured merge tree (O'Neil et al., 1996, doi:10.1007/s002360050048). A row
-that is in both tables is the one in ``recent_windows``.
+The rows of the latest windows are in order of time, in ``recent_windows``, so a rollup writes them
+to the end of the table. Older rows are in order of counters, in ``windows``. There each counter
+comes to have pages of its own, so a rollup that wrote its rows there would change a page for each
+counter. Therefore the rows of a counter are moved together, those of a group of windows at a time,
+as in a log-structured merge tree (O'Neil et al., 1996, doi:10.1007/s002360050048). If a row is in
+both tables, the one in ``recent_windows`` is valid.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _REPLACE: Final = "DO UPDATE SET cleared = excluded.cleared, total = excluded.to
 class RowsToWrite:
     """The rows of an update as JSON: those of the current group of windows, and earlier ones."""
 
+    #: How many there are of the current group.
     recent_rows: int
     recent: str
     earlier: str
