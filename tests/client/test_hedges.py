@@ -85,9 +85,15 @@ SEND = Send(Request("POST", "/", "add"), 60.0, 0)
 
 def test_the_loser_is_cancelled() -> None:
     transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], [200, 200])
-    answer = virtually(transport.send(SEND))
+
+    async def send() -> tuple[Answer, list[int]]:
+        answer = await transport.send(SEND)
+        # It has ended when the answer is there, not some time after.
+        return answer, list(transport.cancelled)
+
+    answer, cancelled = virtually(send())
     assert isinstance(answer, Response)
-    assert (answer.body, transport.sent, transport.cancelled) == (b"1", [0, 1], [0])
+    assert (answer.body, transport.sent, cancelled) == (b"1", [0, 1], [0])
     # Both end at the same time: a call's deadline is the same with hedges.
     assert transport.bounds_s == [60.0, 59.0]
 

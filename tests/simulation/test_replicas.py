@@ -205,6 +205,23 @@ async def test_an_event_found_in_one_data_center_counts_in_each(levels: tuple[st
         assert [each.total for each in sums] == [1, 2]
 
 
+async def test_a_decision_and_a_key_known_to_one_data_center_hold_in_the_other() -> None:
+    """The commit of the first never came to the other: a read there would see nothing."""
+    processes = Processes((0, 0, 1), Placement((("", 1),), "EACH_QUORUM", "LOCAL_QUORUM"))
+    here, there = [(await processes.another(center)).decisions for center in (0, 1)]
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    voided, applied = Decision(Outcome.VOID, b"0"), Decision(Outcome.APPLIED, b"1")
+    later_us = NOW + MINUTE
+    for number in range(READS):
+        key, event = nonce(number), add(number=number)
+        with processes.heard_by(0, 1):
+            await here.decide(namespace, [event], voided)
+            await here.reserve(namespace, key, Reservation(NOW, NOW + HOUR))
+        assert await there.decide(namespace, [event], applied) == voided
+        assert await there.reserve(namespace, key, Reservation(later_us, later_us + HOUR)) == NOW
+
+
 #: The cut, and the data center of the late token's request.
 ASKED = list(product([None, (0, 1), (1, 0)], [0, 1]))
 
