@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes
 
+from api.http.connections import ReadQueue, Steps
 from api.http.models import Body, QueryModel, read_body, read_query
 from counter.core.admission import Bounded
 from counter.core.rate_limits import UNLIMITED, Allowance
@@ -22,6 +23,7 @@ from counter.errors import (
     BodyTooLargeError,
     CounterError,
     InvalidParameterError,
+    OverloadedError,
     TokenAmbiguousError,
     UnsupportedMediaTypeError,
 )
@@ -44,6 +46,7 @@ Send = Callable[[Message], Awaitable[None]]
 TIMEOUT_HEADER: Final = b"request-timeout"
 App = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+_T = TypeVar("_T")
 _Body = TypeVar("_Body", bound=Body)
 _Query = TypeVar("_Query", bound=QueryModel)
 
@@ -74,6 +77,14 @@ class Admission(Protocol):
     async def admit_write(self, timeout: bytes | None) -> None:
         """Wait until a write may begin: *timeout* is its header Request-Timeout. Raises
         OverloadedError."""
+        ...
+
+    def check_write(self, timeout: bytes | None, waited_s: float = 0.0) -> None:
+        """Raise OverloadedError, at once, if a write that has *waited* so long must not begin."""
+        ...
+
+    async def delay(self) -> None:
+        """Wait until one more rejection may be sent."""
         ...
 
 
@@ -196,6 +207,26 @@ class Call:
         """Wait until the write may begin. Raises OverloadedError if it would wait for too long."""
         if self.shedder is not None and self.route is not None and self.route.writes:
             await self.shedder.admit_write(self.first.get(TIMEOUT_HEADER))
+
+    async def read_in_turn(self, queue: ReadQueue, steps: Steps[_T]) -> _T:
+        """Read a large write by *steps* in turn with others, and return what was read.
+
+        It is admitted once more when its turn comes: those before it wait for their commits by
+        then, and counted for nothing when its body was complete. Raises OverloadedError."""
+        shedder, timeout = self.shedder, self.first.get(TIMEOUT_HEADER)
+        since_s = queue.now_s()
+
+        def admitted() -> Steps[_T]:
+            if shedder is not None:
+                shedder.check_write(timeout, queue.now_s() - since_s)
+            return (yield from steps)
+
+        try:
+            return await queue.run(admitted())
+        except OverloadedError:
+            if shedder is not None:
+                await shedder.delay()
+            raise
 
     def sees(self, namespace: str) -> bool:
         """Return whether the caller's key covers *namespace*."""

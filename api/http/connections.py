@@ -25,6 +25,8 @@ UNTAKEN: Final = "untaken"
 HANDSHAKE: Final = "handshake"
 #: How long one turn of the event loop reads large segments and does the work of their requests.
 _READ_FOR_S: Final = 0.01
+#: How long one request then has, before the next one's turn: most are done in it.
+_STEPS_FOR_S: Final = 0.002
 #: How long a connection stays open between two requests.
 _KEEP_ALIVE_S: Final = 5.0
 _T = TypeVar("_T")
@@ -42,36 +44,52 @@ class Reader(Protocol):
 
 class ReadQueue:
     """Reads large segments of all connections, and does the work that large requests cause, in
-    turn: for a bounded time in each turn of the event loop. Small segments do not wait for it."""
+    turn: for a bounded time in each turn of the event loop. Small segments do not wait for it.
+
+    Answers come first: their work is done already, so they never keep others waiting for long. Then
+    segments, because what begins a request is seen early then, and refused early if the process has
+    too much to do; they leave half of the time to the rest of the work."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         #: The clock of instants, in seconds: it never steps back.
         self.now_s = now_s
-        self._queue: deque[Reader] = deque()
+        self._answers: deque[Reader] = deque()
+        self._segments: deque[Reader] = deque()
+        self._work: deque[Reader] = deque()
         #: Until when this turn reads; None if none has begun.
         self._end_s: float | None = None
 
     def read(self, reader: Reader) -> None:
         """Read from *reader*, at once if this turn has time left."""
-        self._queue.append(reader)
-        if self._end_s is None:
-            self._begin()
-        elif len(self._queue) == 1:
-            self._read()
+        self._add(self._segments, reader)
 
     async def run(self, steps: Steps[_T]) -> _T:
-        """Do the work of *steps*, one step at a time in turn with all others; return its result."""
+        """Do the work of *steps*, in turn with all others; return its result."""
+        return await self._run(self._work, steps)
+
+    async def answer(self, steps: Steps[_T]) -> _T:
+        """Make an answer by *steps*, in turn with all others; return it."""
+        return await self._run(self._answers, steps)
+
+    async def _run(self, queue: deque[Reader], steps: Steps[_T]) -> _T:
         result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self.read(_Work(steps, result))
+        self._add(queue, _Work(steps, result, self.now_s))
         try:
             return await result
         finally:
             # The traceback of an error refers to this frame.
             del result
 
+    def _add(self, queue: deque[Reader], reader: Reader) -> None:
+        queue.append(reader)
+        if self._end_s is None:
+            self._begin()
+        elif len(queue) == 1:
+            self._read()
+
     def _begin(self) -> None:
-        """Begin a turn that has work to do."""
-        if not self._queue:
+        """Begin a turn that has something to do."""
+        if not (self._answers or self._segments or self._work):
             self._end_s = None
             return
         self._end_s = self.now_s() + _READ_FOR_S
@@ -80,33 +98,44 @@ class ReadQueue:
 
     def _read(self) -> None:
         end_s = self._end_s or 0.0
-        while self._queue and self.now_s() < end_s:
-            reader = self._queue.popleft()
+        self._read_from(self._answers, end_s)
+        self._read_from(self._segments, end_s - _READ_FOR_S / 2)
+        self._read_from(self._work, end_s)
+        self._read_from(self._segments, end_s)
+
+    def _read_from(self, queue: deque[Reader], end_s: float) -> None:
+        while queue and self.now_s() < end_s:
+            reader = queue.popleft()
             if reader.read_until(end_s):
-                self._queue.append(reader)
+                queue.append(reader)
 
 
 class _Work(Generic[_T]):
     """The steps of one request, as a :class:`Reader`."""
 
-    def __init__(self, steps: Steps[_T], result: asyncio.Future[_T]) -> None:
+    def __init__(
+        self, steps: Steps[_T], result: asyncio.Future[_T], now_s: Callable[[], float]
+    ) -> None:
         self._steps = steps
         self._result: asyncio.Future[_T] | None = result
+        self._now_s = now_s
 
-    def read_until(self, _: float) -> bool:
-        """Do one step, so that a request of few steps waits for one step of each other request."""
-        if self._result is None or self._result.cancelled():
-            self._steps.close()
-            return False
-        try:
-            next(self._steps)
-        except StopIteration as end:
-            self._result.set_result(end.value)
-            return False
-        except Exception as error:
-            self._fail(error)
-            return False
-        return True
+    def read_until(self, end_s: float) -> bool:
+        """Do steps for a short time, so that a request of few waits for no long one."""
+        end_s = min(end_s, self._now_s() + _STEPS_FOR_S)
+        while self._result is not None and not self._result.cancelled():
+            try:
+                next(self._steps)
+            except StopIteration as end:
+                self._result.set_result(end.value)
+                return False
+            except Exception as error:
+                self._fail(error)
+                return False
+            if self._now_s() >= end_s:
+                return True
+        self._steps.close()
+        return False
 
     def _fail(self, error: Exception) -> None:
         """End with *error*, and forget it: its traceback refers to this object and to the request's

@@ -94,14 +94,26 @@ class LoadShedder:
         Called when the body is complete and the write follows at once: so requests of one turn of
         the event loop are admitted with all the others counted.
         """
-        within_us = None if timeout is None else timeout_us(timeout)
         try:
-            self._load.check(within_us)
+            self.check_write(timeout)
         except OverloadedError:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._reject_soon(partial(_resume, turn))
-            await turn
+            await self.delay()
             raise
+
+    def check_write(self, timeout: bytes | None, waited_s: float = 0.0) -> None:
+        """Raise OverloadedError, at once, for such a write that has *waited* already, and
+        InvalidParameterError."""
+        within_us = None if timeout is None else timeout_us(timeout)
+        if waited_s:
+            most_us = self._load.wait_max_us if within_us is None else within_us
+            within_us = max(0, most_us - round(waited_s * limits.SECOND))
+        self._load.check(within_us)
+
+    async def delay(self) -> None:
+        """Wait until one more rejection may be sent."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reject_soon(partial(_resume, turn))
+        await turn
 
     def _reject_soon(self, reject: Callable[[], None]) -> None:
         self._waiting.append(reject)

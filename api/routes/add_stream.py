@@ -112,7 +112,7 @@ class AddStreams:
         try:
             while some := await lines.next(most, self.silence_us):
                 namespace, outcomes = await self._add(call, lines, some, number)
-                texts = await self.queue.run(texts_of(namespace, outcomes))
+                texts = await self.queue.answer(texts_of(namespace, outcomes))
                 number += len(some)
                 await send(_piece("".join(f"{text}\n" for text in texts).encode()))
                 for each in outcomes:

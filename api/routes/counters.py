@@ -120,10 +120,10 @@ class CounterRoutes:
             reading = Items.of_lines(lines_of(body, self.batch_items_max))
         else:
             reading = Items.of_json(body, self.batch_items_max)
-        items = await self.queue.run(reading)
+        items = await call.read_in_turn(self.queue, reading)
         call.charge(len(items.events or items.adds))
         outcomes = call.logged["results"] = await items.add(self.service, namespace, call.allowance)
-        texts = await self.queue.run(texts_of(namespace, outcomes))
+        texts = await self.queue.answer(texts_of(namespace, outcomes))
         if ndjson:
             return Response(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
         return _results(texts)

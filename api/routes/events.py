@@ -137,7 +137,7 @@ class EventRoutes:
             if not _wants_outcomes(call):
                 # A body that is no CloudEvent is an error for Knative, for one.
                 return Response(NO_CONTENT, b"")
-            outcomes = await self.queue.run(_outcomes(keyed, added))
+            outcomes = await self.queue.answer(_outcomes(keyed, added))
             applied = (b"preference-applied", b"return=representation")
             return Response(200, msgspec.json.encode({"results": outcomes}), headers=(applied,))
 

@@ -184,6 +184,36 @@ async def test_work_takes_turns_step_by_step_and_returns_its_result() -> None:
     assert "".join(each for each in done if each != "gone") == "aabadcabadcbadc"
 
 
+async def test_answers_come_before_segments_and_those_leave_half_of_the_time() -> None:
+    """Regression: an answer waited behind all that was still to be read, one step after each."""
+    clock, done = SimpleNamespace(now_us=0), list[str]()
+
+    def work(name: str, steps: int, takes_us: int = 2_500) -> Steps[str]:
+        for _ in range(steps):
+            done.append(name)
+            clock.now_us += takes_us
+            yield
+        return name
+
+    class Piece:
+        def read_until(self, _: float) -> bool:
+            done.append("segment")
+            clock.now_us += 2_500
+            return True
+
+    queue = ReadQueue(lambda: clock.now_us / 1e6)
+    tasks = [queue.run(work("all", 1, 10_000)), queue.run(work("w", 2)), queue.run(work("x", 2))]
+    running = [asyncio.create_task(each) for each in (*tasks, queue.answer(work("answer", 1)))]
+    await asyncio.sleep(0)
+    queue.read(Piece())
+    assert done == ["all"]
+    for turn in (["answer", "segment", "w", "x"], ["segment", "segment", "w", "x"]):
+        done.clear()
+        await asyncio.sleep(0)
+        assert done == turn
+    assert await asyncio.gather(*running) == ["all", "w", "x", "answer"]
+
+
 REQUESTS = {
     "direct": [get(), add(900)],
     "framework": [request("GET", "/v1/namespaces"), LAST],

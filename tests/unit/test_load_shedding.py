@@ -2,11 +2,14 @@
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from api.http.call import AsgiCall, Message, RequestIds, Target
+from api.http.call import AsgiCall, Call, Message, RequestIds, Target
+from api.http.connections import ReadQueue, Steps
 from api.http.load_shedding import LoadShedder, timeout_us
 from api.http.responses import Response
 from api.http.routing import Route
@@ -111,3 +114,39 @@ def test_a_long_request_timeout_is_not_parsed() -> None:
     with pytest.raises(InvalidParameterError, match="it has 60000 characters; at most 64 are read"):
         timeout_us(b"1s" * 30_000)
     assert timeout_us.cache_info().currsize == held
+
+
+def test_a_batch_is_admitted_again_when_its_turn_to_be_read_comes() -> None:
+    """Regression: those that waited to be read counted for nothing, and all were let in."""
+    load, clock, read = Load(FakeClock(START_US)), SimpleNamespace(now_s=0.0), list[str]()
+    shedder, queue = LoadShedder(load), ReadQueue(lambda: clock.now_s)
+
+    def steps(name: str) -> Steps[str]:
+        read.append(name)
+        load.admit(load.room // 2)
+        yield
+        return name
+
+    async def batch(name: str) -> float:
+        call, loop = Call(Target("POST", None), [], {}, b"1"), asyncio.get_running_loop()
+        call.shedder = shedder
+        with suppress(OverloadedError):
+            await call.read_in_turn(queue, steps(name))
+        return loop.time()
+
+    async def batches() -> list[float]:
+        return await asyncio.gather(*map(batch, "abcd"))
+
+    # Two are refused, after the delay of all rejections.
+    assert sorted(virtually(batches())) == [0.0, 0.0, 0.02, 0.02]
+    assert len(read) == 2
+
+
+async def test_the_wait_for_the_turn_is_a_part_of_what_a_write_may_wait() -> None:
+    load = Load(FakeClock(START_US))
+    load.admit(load.room // 2)
+    shedder, half_s = LoadShedder(load), load.wait_max_us / SECOND / 2
+    shedder.check_write(None, half_s * 0.9)
+    for timeout, waited_s in ((None, half_s * 1.1), (b"300ms", half_s * 0.9)):
+        with pytest.raises(OverloadedError):
+            shedder.check_write(timeout, waited_s)
