@@ -24,7 +24,7 @@ _REASONS: Final[Mapping[str, str]] = {
         " look-up of the name and a rollup of its own"
     ),
     "growth-rollup": "each checkpoint is on a page of its own",
-    "overload": "missed since large batches are read in turns; the cause is not known yet",
+    "overload": "what is refused is read to its end, too, and takes a part of the time",
     "peers": "the ratio to raw ASGI depends on the processor",
 }
 _ROW_HEIGHT: Final = 26

@@ -8,14 +8,14 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 
 from api.http.call import App
 from api.http.connections import Connections
+from api.server.listener import Listener
 from api.server.protocol import cut_slow_clients
-from api.server.sockets import BACKLOG
 from api.server.tls import Certificates, TlsListener
 from counter.background import pause
 from counter.config.settings import Settings
@@ -109,35 +109,33 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections from *sockets*."""
-        self.servers = [await self._listen(each) for each in sockets or ()]
+        self.listeners = [self._listen(each) for each in sockets or ()]
         self.started = True
 
     async def main_loop(self) -> None:
         """Wait for :meth:`stop`."""
         await self._stopping.wait()
 
-    async def _listen(self, listener: socket.socket) -> Any:
-        if self._certificates is not None:
-            timeout_us = self._settings.request_timeout
-            return TlsListener(listener, self.protocol, self._certificates, timeout_us, self.shared)
-        loop = asyncio.get_running_loop()
-        # asyncio listens again, with a backlog of 100 by default.
-        return await loop.create_server(self.protocol, sock=listener, backlog=BACKLOG)
+    def _listen(self, listener: socket.socket) -> Listener:
+        if self._certificates is None:
+            return Listener(listener, self.protocol)
+        timeout_us = self._settings.request_timeout
+        return TlsListener(listener, self.protocol, self._certificates, timeout_us, self.shared)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down gracefully."""
         self._leaving()
         if delay_us := self._settings.shutdown_delay:
             await pause(self._at_once, delay_us / SECOND)
-        for server in self.servers:
-            server.close()
+        for listener in self.listeners:
+            listener.close()
         self._draining()
         self.shared.is_draining = True
         for _ in range(_LAST_ANSWER_CHECKS):
             if await pause(self._abandons, _CHECK_EVERY_S) or not self.shared.open:
                 break
-        for listener in sockets or ():
-            listener.close()
+        for each in sockets or ():
+            each.close()
         for connection in list(self.shared.open):
             connection.shut_down()
         drain_s = max(_DRAIN_S_MIN, self._settings.drain_timeout / SECOND)
@@ -154,5 +152,5 @@ class Server(uvicorn.Server):
         while self.shared.open or self.shared.tasks:
             if await pause(self._abandons, _CHECK_EVERY_S):
                 return
-        for server in self.servers:
-            await server.wait_closed()
+        for listener in self.listeners:
+            await listener.wait_closed()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from api.http.connections import FULL, HANDSHAKE, UNUSED, Connections, peer_of
+from api.server.listener import Listener
 from counter.background import every
 from counter.config.settings import Settings
 from counter.config.values import read_secret
@@ -27,10 +28,6 @@ _LOOK_EVERY_S: Final = 5.0
 _ENDS_SOON_S: Final = 7 * 86_400
 #: X509_V_FLAG_NO_CHECK_TIME of OpenSSL, to read the end of an expired certificate, too.
 _NO_CHECK_TIME: Final = 0x200000
-#: Connections accepted in one turn of the loop, so that other work gets its turn.
-_ACCEPTS_AT_ONCE: Final = 64
-#: How long no connection is accepted when the process or the machine can open no more files.
-_FULL_PAUSE_S: Final = 1.0
 _log = logging.getLogger("counter.api")
 
 #: Identifies a file and its content.
@@ -155,7 +152,7 @@ def _stamp(path: Path) -> _Stamp | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-class TlsListener:
+class TlsListener(Listener):
     """Accept connections on one listening socket, each with a handshake.
 
     The event loop's own server would keep one context forever, wait a minute for a handshake, and
@@ -170,24 +167,13 @@ class TlsListener:
         handshake_timeout_us: int,
         shared: Connections,
     ) -> None:
+        super().__init__(listener, protocol)
         self._shared = shared
-        self._listener = listener
-        self._protocol = protocol
         self._certificates = certificates
         self._timeout_s = handshake_timeout_us / SECOND
-        self._loop = asyncio.get_running_loop()
         #: Connections that have sent nothing yet, and handshakes in progress; both oldest first.
         self._silent: dict[asyncio.Task[None], None] = {}
         self._shaking: dict[asyncio.Task[None], None] = {}
-        self._is_open = True
-        listener.setblocking(False)
-        self._listen()
-
-    def close(self) -> None:
-        """Accept no more connections."""
-        if self._is_open:
-            self._is_open = False
-            self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
         """Cancel all handshakes, which have no request yet, and wait for their end."""
@@ -196,31 +182,18 @@ class TlsListener:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _listen(self) -> None:
-        if self._is_open:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            try:
-                connection, address = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._pause(error)
-                return
-            peer = peer_of(address)
-            if not self._shared.peers.acquire(peer):
-                # A problem document cannot be sent before the handshake.
-                connection.close()
-                self._shared.count_end(FULL)
-                continue
-            if len(self._silent) + len(self._shaking) >= HANDSHAKES_MAX:
-                self._make_room()
-            connection.setblocking(False)
-            task = self._loop.create_task(self._shake(connection))
-            self._silent[task] = None
-            task.add_done_callback(partial(self._end, connection, peer))
+    def _take(self, connection: socket.socket, address: object) -> None:
+        peer = peer_of(address)
+        if not self._shared.peers.acquire(peer):
+            # A problem document cannot be sent before the handshake.
+            connection.close()
+            self._shared.count_end(FULL)
+            return
+        if len(self._silent) + len(self._shaking) >= HANDSHAKES_MAX:
+            self._make_room()
+        task = self._loop.create_task(self._shake(connection))
+        self._silent[task] = None
+        task.add_done_callback(partial(self._finish, connection, peer))
 
     def _make_room(self) -> None:
         """Drop the oldest connection that has sent nothing, or else the oldest handshake: a normal
@@ -231,7 +204,7 @@ class TlsListener:
         task.cancel()
         self._shared.count_end(UNUSED)
 
-    def _end(self, connection: socket.socket, peer: str, task: asyncio.Task[None]) -> None:
+    def _finish(self, connection: socket.socket, peer: str, task: asyncio.Task[None]) -> None:
         """Close a connection whose handshake failed or was cancelled."""
         known = task in self._silent or task in self._shaking
         self._silent.pop(task, None)
@@ -247,12 +220,6 @@ class TlsListener:
             _log.debug("a handshake failed: %s", error)
         else:
             _log.error("a handshake failed unexpectedly", exc_info=error)
-
-    def _pause(self, error: OSError) -> None:
-        """Pause accepting until files may have been closed; retrying at once would loop."""
-        _log.error("no connection can be accepted now: %s", error.strerror)
-        self._loop.remove_reader(self._listener)
-        self._loop.call_later(_FULL_PAUSE_S, self._listen)
 
     async def _shake(self, connection: socket.socket) -> None:
         """Start the protocol after the handshake. The handshake, and its memory use, begin with the

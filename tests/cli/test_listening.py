@@ -1,15 +1,12 @@
 """A process that cannot listen names the cause: the port or the address."""
 
-import asyncio
 import socket
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import pytest
 
-from api.http.connections import Connections
 from api.serve import serve
-from api.server.server import Server
-from api.server.sockets import BACKLOG, listen
+from api.server.sockets import listen
 from counter.config.settings import Settings
 from counter.errors import StartupError
 
@@ -61,12 +58,3 @@ def test_every_process_needs_a_valid_port() -> None:
     settings = Settings(port=0, workers=3, metrics_port=65_534)
     with pytest.raises(StartupError, match="up to 65536; choose 65533 or a lower one"):
         serve(settings, Mock())
-
-
-async def test_a_burst_of_connections_waits_to_be_accepted() -> None:
-    """Regression: the backlog was asyncio's default of 100, and larger bursts were reset."""
-    listener = listen("127.0.0.1", 0)
-    server = Server(Mock(), asyncio.Protocol, Connections(), Settings())
-    with listener, patch.object(asyncio.get_running_loop(), "create_server") as creates:
-        await server._listen(listener)
-    creates.assert_called_once_with(asyncio.Protocol, sock=listener, backlog=BACKLOG)

@@ -49,7 +49,7 @@ USED: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "uvicorn/server.py": (
             *("Server.serve(self, sockets)", "Server.startup(self, sockets)"),
             *("Server.main_loop(self)", "Server.shutdown(self, sockets)"),
-            *("Server.capture_signals(self)", "Server.servers", "Server.started"),
+            *("Server.capture_signals(self)", "Server.started"),
         ),
     },
     "httpcore": {"httpcore/_sync/connection_pool.py": ("ConnectionPool._network_backend",)},

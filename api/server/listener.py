@@ -1,0 +1,78 @@
+"""Accept connections: many in a turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+#: Connections accepted in one turn of the loop, so that other work gets its turn.
+_ACCEPTS_AT_ONCE: Final = 64
+#: How long no connection is accepted when the process or the machine can open no more files.
+_FULL_PAUSE_S: Final = 1.0
+_log = logging.getLogger("counter.api")
+
+
+class Listener:
+    """Accept connections on one listening socket, without TLS.
+
+    The event loop's own server accepts one in a turn. Turns are long under load, so clients that
+    all connect again, and a health check behind them, would wait for many seconds.
+    """
+
+    def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        self._listener = listener
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        #: Connections that are not yet with their protocol.
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_open = True
+        listener.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._listener)
+
+    async def wait_closed(self) -> None:
+        """Wait until each accepted connection is with its protocol."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _listen(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                connection, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._pause(error)
+                return
+            connection.setblocking(False)
+            self._take(connection, address)
+
+    def _pause(self, error: OSError) -> None:
+        """Pause accepting until files may have been closed; retrying at once would loop."""
+        _log.error("no connection can be accepted now: %s", error.strerror)
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(_FULL_PAUSE_S, self._listen)
+
+    def _take(self, connection: socket.socket, _: object) -> None:
+        """Give an accepted connection, with its peer's address, to its protocol."""
+        task = self._loop.create_task(
+            self._loop.connect_accepted_socket(self._protocol, connection)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("an accepted connection failed", exc_info=error)
