@@ -1,4 +1,4 @@
-"""Accurate gets of a counter that is added to all the time, beside eventual ones."""
+"""Accurate gets while adds go on: of one hot counter, beside eventual ones, and of a million."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ _GET_CONNECTIONS: Final = 16
 #: How far from what it should be the rate of a paced load may be.
 _PACE: Final = 0.05
 _TARGET: Final = 5.0
+_MANY: Final = 1_000_000
+_MANY_ADDS_PER_S: Final = 12_000
+#: Until windows close and are rolled up as fast as new ones come.
+_MANY_WARM_S: Final = 60.0
+_MANY_TARGETS_MS: Final = (3.0, 10.0)
 _ACCURATE: Final = "?max_staleness=0s"
 
 
 def run(bench: Bench) -> Report:
-    """Measure both kinds of get in turn, under the same adds."""
+    """Measure both kinds of get of one counter in turn, under the same adds; then accurate ones of
+    many."""
     data = bench.fresh_folder("data")
-    adds: list[Load] = []
     with counter_serve(bench, data, *WINDOWS) as server:
-        server.create(BASE, counter_type="EVENTUAL")
+        hot = _Fed(bench, server, 1, _ADDS_PER_S)
         if not bench.quick:
-            _add(server, adds, WARM_S)
+            hot.add(WARM_S)
         eventual, accurate = bench.alternate(
             {
-                "eventual gets": lambda: _get(bench, server, adds, "", "eventual"),
-                "accurate gets": lambda: _get(bench, server, adds, _ACCURATE, "accurate"),
+                "eventual gets": lambda: hot.get("", "eventual"),
+                "accurate gets": lambda: hot.get(_ACCURATE, "accurate"),
             }
         ).values()
-        check_adds(bench, server, BASE, data, 1, adds)
+        check_adds(bench, server, BASE, data, 1, hot.adds)
+    many = _of_many(bench)
     return Report(
         subject="accurate-gets",
-        title="Accurate gets of a hot counter",
+        title="Accurate gets",
         method=(
             f"`GET .../counters/{{c}}` of one counter, {_GETS_PER_S:,} times a second, while the"
             f" same counter is added to {_ADDS_PER_S:,} times a second in batches of {_BATCH} under"
@@ -47,7 +53,9 @@ def run(bench: Bench) -> Report:
             " runs meanwhile in windows of 2 s. *Accurate* is `max_staleness=0s`: the count has"
             " every add in it that was acknowledged before the get began. *Eventual* is what an"
             " EVENTUAL namespace answers to a get without it, from the cache. After each load the"
-            " accurate count is compared with what had been acknowledged."
+            " accurate count is compared with what had been acknowledged. Then the same over"
+            f" {_MANY:,} counters, evenly, at {_MANY_ADDS_PER_S:,} adds a second, with the default"
+            f" windows, after {_MANY_WARM_S:.0f} s of adds."
         ),
         figures=(
             figure(
@@ -56,46 +64,80 @@ def run(bench: Bench) -> Report:
                 at_most=_TARGET,
                 note=f"accurate {rates(accurate)}; eventual {rates(eventual)}",
             ),
+            figure(
+                f"p50 of an accurate get; {_MANY:,} counters",
+                [each.p50_ms for each in many],
+                "ms",
+                at_most=_MANY_TARGETS_MS[0],
+                note=rates(many),
+            ),
+            figure(
+                f"p99 of an accurate get; {_MANY:,} counters",
+                p99_ms(many),
+                "ms",
+                at_most=_MANY_TARGETS_MS[1],
+            ),
         ),
     )
 
 
-def _add(server: Server, adds: list[Load], seconds: float) -> Load:
-    """Add to the counter, and note it among *adds*."""
-    added = load(
-        server,
-        *("batches.lua", BASE, 1, _BATCH, _ADDS_PER_S // _BATCH),
-        connections=_ADD_CONNECTIONS,
-        seconds=seconds,
-        weight=_BATCH,
-    )
-    adds.append(added)
-    return added
+def _of_many(bench: Bench) -> list[Load]:
+    data, counters = bench.fresh_folder("data"), 1_000 if bench.quick else _MANY
+    with counter_serve(bench, data) as server:
+        many = _Fed(bench, server, counters, _MANY_ADDS_PER_S)
+        if not bench.quick:
+            many.add(_MANY_WARM_S)
+        name = f"accurate gets of {counters:,} counters"
+        gets = bench.alternate({name: lambda: many.get(_ACCURATE, "accurate")})[name]
+        check_adds(bench, server, BASE, data, counters, many.adds)
+    return gets
 
 
-def _get(bench: Bench, server: Server, adds: list[Load], query: str, accuracy: str) -> Load:
-    """Gets while the counter is added to; then every acknowledged add must be in its count."""
-    got: list[Load] = []
+class _Fed:
+    """A namespace whose counters are added to at a rate."""
 
-    def get_beside_adds() -> Load:
-        with ThreadPoolExecutor(1) as beside:
-            # Longer than the gets, which begin a little later.
-            seconds = bench.seconds + (0 if bench.quick else 1)
-            feeding = beside.submit(_add, server, adds, seconds)
-            got.append(
-                load(
-                    server,
-                    *("gets.lua", BASE, 1, 0, query, _GETS_PER_S),
-                    connections=_GET_CONNECTIONS,
-                    seconds=bench.seconds,
+    def __init__(self, bench: Bench, server: Server, counters: int, per_s: int) -> None:
+        self.adds: list[Load] = []
+        self._bench, self._server = bench, server
+        self._counters, self._per_s = counters, per_s
+        server.create(BASE, counter_type="EVENTUAL")
+
+    def add(self, seconds: float) -> Load:
+        """Add to the counters, evenly."""
+        added = load(
+            self._server,
+            *("batches.lua", BASE, self._counters, _BATCH, self._per_s // _BATCH, "even"),
+            connections=_ADD_CONNECTIONS,
+            seconds=seconds,
+            weight=_BATCH,
+        )
+        self.adds.append(added)
+        return added
+
+    def get(self, query: str, accuracy: str) -> Load:
+        """Gets while the counters are added to; then, of one counter, every acknowledged add must
+        be in its count."""
+        got: list[Load] = []
+
+        def get_beside_adds() -> Load:
+            with ThreadPoolExecutor(1) as beside:
+                # Longer than the gets, which begin a little later.
+                feeding = beside.submit(self.add, self._bench.seconds + (not self._bench.quick))
+                got.append(
+                    load(
+                        self._server,
+                        *("gets.lua", BASE, self._counters, 0, query, _GETS_PER_S),
+                        connections=_GET_CONNECTIONS,
+                        seconds=self._bench.seconds,
+                    )
                 )
-            )
-            return feeding.result()
+                return feeding.result()
 
-    at_pace(bench, "adds", _ADDS_PER_S, get_beside_adds, off_by=_PACE)
-    path = f"{BASE}/counters/c0000000"
-    reported = server.get(path + query)["accuracy"]
-    check(reported == accuracy, f"a get is {reported}, not {accuracy}")
-    count = server.get(path + _ACCURATE)["count"]
-    check_counted(count, adds, "an accurate get: ")
-    return got[-1]
+        at_pace(self._bench, "adds", self._per_s, get_beside_adds, off_by=_PACE)
+        path = f"{BASE}/counters/c0000000"
+        reported = self._server.get(path + query)["accuracy"]
+        check(reported == accuracy, f"a get is {reported}, not {accuracy}")
+        if self._counters == 1:
+            count = self._server.get(path + _ACCURATE)["count"]
+            check_counted(count, self.adds, "an accurate get: ")
+        return got[-1]

@@ -38,6 +38,7 @@ from counter.types import (
     PartitionSize,
     Pending,
     Reservation,
+    RolledWindow,
     Slice,
     Span,
     TokenBlock,
@@ -453,6 +454,21 @@ class CountEvents(Protocol):
         ...
 
 
+class RollWindow(Protocol):
+    """Rolls up most counters of a large window at once."""
+
+    async def __call__(
+        self, namespace: Namespace, shard: int, span: Span, dropped_before_us: int
+    ) -> RolledWindow | None:
+        """Roll up the first dirty window of *span*, which is closed: write the row and the
+        checkpoint of each counter that has only new adds and nothing to be settled or recounted,
+        as a worker would, and return the marks of all others. None, with nothing written, if the
+        worker should roll it up: it is small, or has recounts.
+
+        *span* begins after the watermark. Slices before *dropped_before_us* are dropped."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What only some stores can do."""
@@ -464,6 +480,8 @@ class Capabilities:
     partition_sizes: PartitionSizeStore | None = None
     #: None if events are not kept in order of time.
     busiest: CountEvents | None = None
+    #: None if a worker rolls up each counter.
+    roll_window: RollWindow | None = None
     #: Returns what the operator should know about the server. None if there is no server.
     server_warnings: Callable[[], Awaitable[Sequence[str]]] | None = None
 

@@ -155,6 +155,15 @@ class DirtyPage(NamedTuple):
     rest: object = None
 
 
+class RolledWindow(NamedTuple):
+    """A window that the store has rolled up: the counts of the counters that are done, and the
+    marks of the others."""
+
+    window_us: int
+    counts: list[tuple[str, int]]
+    marks: list[DirtyMark]
+
+
 class AtomicMark(NamedTuple):
     """A mark with a whole atomic add, so that a worker can finish the add after a crash."""
 

@@ -111,6 +111,26 @@ class BatchRoller:
             )
         return sum(len(entries) for entries in written)
 
+    async def roll_window(
+        self, namespace: Namespace, shard: int, span: Span, dropped_before_us: int
+    ) -> tuple[int, int] | None:
+        """Have the store roll up the first dirty window of *span*, if it can; return the window's
+        last instant, and how many counters were written."""
+        roll = self.store.capabilities.roll_window
+        if roll is None:
+            return None
+        with self.tracing.part("rollup.window", namespace=namespace.name):
+            rolled = await roll(namespace, shard, span, dropped_before_us)
+        if rolled is None:
+            return None
+        size_us = namespace.settings.rollup_window_us
+        through_us = rolled.window_us + size_us - 1
+        self.sizes.observe(len(rolled.counts))
+        entries = [(name, Checkpoint(through_us, count)) for name, count in rolled.counts]
+        await self._update_cache(namespace, entries)
+        batch = BatchTimes(through_us, dropped_before_us, size_us)
+        return through_us, len(entries) + await self.roll(namespace, rolled.marks, batch)
+
     def _weight(self, dirty: Mapping[str, Dirt]) -> int:
         """Return the relative work: in a backlog a counter has many windows to sum, normally it
         has one."""

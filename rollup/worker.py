@@ -490,8 +490,13 @@ class RollupWorker:
         windows = self._windows_at_once(key)
         end_us = window_of(after_us, size_us) + (1 + windows) * size_us
         through_us, is_whole = min(closed_us, end_us - 1), True
+        span = Span.after(after_us, through_us)
+        done = await self.batches.roll_window(namespace, shard, span, dropped_before_us)
+        if done is not None:
+            # It has no marks but those that were rolled up.
+            return _Rolled(*done, 0, windows)
         dirty = partial(self._store.rollups.dirty, namespace, shard)
-        marks, rest = await dirty(Span.after(after_us, through_us), self._marks_per_read)
+        marks, rest = await dirty(span, self._marks_per_read)
         if rest is not None:
             # The last window may be incomplete: leave it for the next read, or continue within it.
             last_us = marks[-1].window_us

@@ -65,6 +65,7 @@ async def test_a_read_that_failed_is_a_503(rest: Rest, app: App, method: str, pa
     assert (problem["status"], problem["code"]) == (503, "store_unavailable")
 
 
+@pytest.mark.usefixtures("the_worker_rolls_up")
 @pytest.mark.parametrize(
     ("method", "after"),
     [

@@ -34,7 +34,7 @@ AREAS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "sqlite": tuple(f"{_STORAGE}/sqlite/{name}.py" for name in (
         "control", "database", "decisions", "events", "live", "page_sums", "rollups", "schema",
-        "window_rows",
+        "window_rollup", "window_rows",
     )),
     "memory": tuple(f"{_STORAGE}/memory/{name}.py" for name in (
         "control", "events", "rollups", "store", "tables",

@@ -25,6 +25,7 @@ from counter.storage.sqlite.keys import SqliteKeys
 from counter.storage.sqlite.page_sums import ALL_PAGES
 from counter.storage.sqlite.rollups import SqliteRecounts, SqliteRollups
 from counter.storage.sqlite.settings import SqliteSettings
+from counter.storage.sqlite.window_rollup import SqliteWindowRollup
 from counter.types import Dataset
 
 if TYPE_CHECKING:
@@ -54,7 +55,11 @@ class SqliteStore:
         # In memory, because only one process holds the directory.
         self.leases = MemoryLeases(clock)
         self.keys = SqliteKeys(directory)
-        self.capabilities = Capabilities(embedded=True, busiest=self.events.busiest)
+        self.capabilities = Capabilities(
+            embedded=True,
+            busiest=self.events.busiest,
+            roll_window=SqliteWindowRollup(database, self.rollups).roll,
+        )
         self.tally = database.tally
         self.queues, self.close, self.ping = database.queues, database.close, database.ping
 

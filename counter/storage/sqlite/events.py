@@ -34,7 +34,7 @@ _BUSY_BESIDES: Final = 10_000
 _NO_FOLD: Final = Fold(False, 0)
 #: Counters whose sums one pass over a window returns, and how many of them in one text.
 _SUMS_AT_ONCE: Final = 100_000
-_SUMS_IN_PART: Final = 1_000
+_SUMS_IN_PART: Final = 300
 _PLAIN_COLUMNS: Final = " (counter, event_time, event_id, item, delta)"
 _COUNTERS_OF: Final = (
     " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
@@ -647,14 +647,27 @@ def sums_between(
     last_us: int,
     ids: Sequence[int] | None = None,
 ) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Yield id, clears, and the sums of the deltas' high and low 32 bits of the counters with
-    events in ``[first, last]``, of all namespaces or those of *ids*, by id.
+    """Yield what :func:`sums_texts` yields, read."""
+    for text in sums_texts(connection, table, first_us, last_us, ids):
+        yield sorted(from_json(text))
 
-    They come in parts, because the interpreter lock is held while one is parsed.
+
+def sums_texts(
+    connection: sqlite3.Connection,
+    table: str,
+    first_us: int,
+    last_us: int,
+    ids: Sequence[int] | None = None,
+) -> Iterator[str]:
+    """Yield id, clears, and the sums of the deltas' high and low 32 bits of the counters with
+    events in ``[first, last]``, of all namespaces or those of *ids*, as JSON.
+
+    They come in parts, by id, because the interpreter lock is held while one is read.
     """
     sql = (
-        "SELECT json_group_array(json_array(counter, clears, high, low)) FROM (SELECT counter,"
-        " count(clear) AS clears, sum(delta >> 32) AS high, sum(delta & 4294967295) AS low,"
+        "SELECT json_group_array(json_array(counter, clears, high, low)), count(*), max(counter)"
+        " FROM (SELECT counter, count(clear) AS clears, sum(delta >> 32) AS high,"
+        " sum(delta & 4294967295) AS low,"
         f" row_number() OVER (ORDER BY counter) / {_SUMS_IN_PART} AS part FROM {table}"
         " WHERE event_time BETWEEN ? AND ? AND counter > ?"
         + (" AND counter IN (SELECT value FROM json_each(?))" if ids is not None else "")
@@ -664,10 +677,10 @@ def sums_between(
     found, after_id = _SUMS_AT_ONCE, -1
     while found == _SUMS_AT_ONCE:
         found = 0
-        for (text,) in connection.execute(sql, (first_us, last_us, after_id, *wanted)).fetchall():
-            part = sorted(from_json(text))
-            found, after_id = found + len(part), part[-1][0]
-            yield part
+        values = (first_us, last_us, after_id, *wanted)
+        for text, count, last_id in connection.execute(sql, values).fetchall():
+            found, after_id = found + count, last_id
+            yield text
 
 
 def first_event(connection: sqlite3.Connection, table: str, from_us: int) -> int | None:

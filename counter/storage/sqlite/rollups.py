@@ -178,11 +178,11 @@ class SqliteRollups:
     ) -> Iterator[tuple[int, str, Fold]]:
         """Yield id, name and fold of a shard's counters with events in a window."""
         shards = namespace.settings.shards
-        table, last_us = self._place(namespace, window_us)
+        table, last_us = self.place(namespace, window_us)
         for part in sums_between(connection, table, window_us, last_us):
             names = counter_names(connection, namespace.id, [each[0] for each in part])
             ours = {each: name for each, name in names if shard_of(name, shards) == shard}
-            yield from _named(connection, table, (window_us, last_us), part, ours)
+            yield from named(connection, table, (window_us, last_us), part, ours)
 
     def _held_folds(
         self,
@@ -208,15 +208,28 @@ class SqliteRollups:
         for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
             ids = counter_ids(connection, namespace.id, unknown[at : at + _LOOKED_UP_AT_ONCE])
             found.update((counter_id, name) for name, counter_id in ids.items())
-        table, last_us = self._place(namespace, window_us)
+        table, last_us = self.place(namespace, window_us)
         # By id: counters that were made together share pages.
         in_order = sorted(found)
         for at in range(0, len(in_order), _FOLDED_AT_ONCE):
             some = in_order[at : at + _FOLDED_AT_ONCE]
             for part in sums_between(connection, table, window_us, last_us, some):
-                yield from _named(connection, table, (window_us, last_us), part, found)
+                yield from named(connection, table, (window_us, last_us), part, found)
 
-    def _place(self, namespace: Namespace, window_us: int) -> tuple[str, int]:
+    def first_large_window(
+        self, namespace: Namespace, shard: int, span: Span, counters: int
+    ) -> int | None:
+        """Return the first window of *span* with events that no checkpoint includes; None if it is
+        not known, has fewer *counters*, or if there are several shards."""
+        watermark_us = self._through(namespace)[shard]
+        new = Span(max(span.from_us, watermark_us + 1), span.to_us)
+        held = self._db.live.counters(namespace.id, namespace.settings.rollup_window_us, new)
+        first_us = min(held or (), default=None)
+        if held is None or first_us is None or len(held[first_us]) < counters:
+            return None
+        return first_us if namespace.settings.shards == 1 else None
+
+    def place(self, namespace: Namespace, window_us: int) -> tuple[str, int]:
         """Return the table with the events of a window, and the window's last instant."""
         each = slice_of(self._db.slices[namespace.dataset.id], window_us)
         table = events_table(namespace.dataset.id, each.start_us)
@@ -290,9 +303,9 @@ class SqliteRollups:
         )
 
         def change(connection: sqlite3.Connection) -> bool:
-            _update_heads(connection, "checkpoint", heads)
+            update_heads(connection, "checkpoint", heads)
             if settled:
-                _update_heads(connection, "settled", to_json(settled))
+                update_heads(connection, "settled", to_json(settled))
                 settled_us = max(time_us for _, time_us, _ in settled)
                 delete_settled_rows(connection, namespace.id, to_json(settled), settled_us)
             write_rows(connection, namespace.id, rows)
@@ -301,10 +314,12 @@ class SqliteRollups:
             return has_passed_rows(connection, namespace.id, group_us)
 
         if await self._db.write(change):
-            await self._move_rows(namespace, group_us, max(rows.recent_rows, _MOVED_MIN))
+            await self.move_passed_rows(namespace, group_us, rows.recent_rows)
 
-    async def _move_rows(self, namespace: Namespace, group_us: int, left: int) -> None:
-        """Move at least *left* rows of the windows before *group_us*, if so many are there."""
+    async def move_passed_rows(self, namespace: Namespace, group_us: int, written: int) -> None:
+        """Move at least as many rows of the windows before *group_us* as were *written*, if so
+        many are there."""
+        left = max(written, _MOVED_MIN)
         while left > 0:
 
             def change(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -408,7 +423,7 @@ class _Walk:
         self.to_us = 0
 
 
-def _named(
+def named(
     connection: sqlite3.Connection,
     table: str,
     span: tuple[int, int],
@@ -478,7 +493,7 @@ def _head_of(
     )
 
 
-def _update_heads(connection: sqlite3.Connection, column: str, rows: str) -> None:
+def update_heads(connection: sqlite3.Connection, column: str, rows: str) -> None:
     """Set a column and its time unless that would move the time back."""
     connection.execute(
         f"UPDATE counters SET {column}_at = n.at, {column} = n.count FROM (SELECT"

@@ -1,0 +1,123 @@
+"""Roll up a window of many counters within SQLite, some hundreds of them at a time.
+
+Most counters of a large window were only added to, and have nothing else to be done. Their sums go
+from the log to their rows and checkpoints as JSON that Python does not look into: the worker's own
+way makes a dozen objects of each counter, and the event loop waits for the interpreter lock
+meanwhile. What is written is the same: a row is the fold of its window's events, a checkpoint that
+of the rows. Whatever is unusual about a counter, it is left to the worker.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+from counter.storage.sqlite.database import SqliteDatabase
+from counter.storage.sqlite.events import counter_names, sums_texts
+from counter.storage.sqlite.rollups import SqliteRollups, named, update_heads
+from counter.storage.sqlite.schema import from_json
+from counter.storage.sqlite.window_rows import RowsToWrite, group_of, has_passed_rows, write_rows
+from counter.types import DirtyMark, Namespace, RolledWindow, Span
+
+#: A window of fewer is left to the worker, which rolls up several small windows at once.
+_COUNTERS_MIN: Final = 1_000
+#: Sums and counts within these need no larger integers than SQLite's, added to each other too. A
+#: larger count is text, which is above all integers.
+_HIGH_MAX: Final = 2**29
+_COUNT_MAX: Final = 2**62
+#: Of the usual counters among *sums*: their heads, their rows, and their names with their counts.
+_USUAL: Final = (
+    "WITH usual AS (SELECT c.id, c.name, (j.value ->> 2) * 4294967296 + (j.value ->> 3) AS total,"
+    " coalesce(c.checkpoint, 0) AS count FROM json_each(:sums) j"
+    " CROSS JOIN counters c ON c.id = j.value ->> 0 AND c.namespace = :namespace"
+    " WHERE j.value ->> 1 = 0 AND abs(j.value ->> 2) < :high_max"
+    " AND coalesce(c.checkpoint_at, 0) < :start AND coalesce(c.settled_at, 0) >= :settled"
+    " AND coalesce(c.checkpoint, 0) BETWEEN -:count_max AND :count_max"
+    " AND NOT EXISTS (SELECT 1 FROM pending p WHERE p.counter = c.id))"
+    " SELECT json_group_array(json_array(id, :last, count + total)),"
+    " json_group_array(json_array(id, :start, 0, total, :last)),"
+    " json_group_array(json_array(id, name, count + total)) FROM usual"
+)
+
+
+class SqliteWindowRollup:
+    """See :class:`counter.ports.RollWindow`."""
+
+    def __init__(self, database: SqliteDatabase, rollups: SqliteRollups) -> None:
+        self._db = database
+        self._rollups = rollups
+
+    async def roll(
+        self, namespace: Namespace, shard: int, span: Span, dropped_before_us: int
+    ) -> RolledWindow | None:
+        """See :class:`counter.ports.RollWindow`."""
+        window_us, texts = await self._db.scan(
+            lambda connection: self._sums(connection, namespace, shard, span)
+        )
+        if window_us is None:
+            return None
+        rolled = RolledWindow(window_us, [], [])
+        group_us = group_of(namespace, window_us)
+        for text in texts:
+
+            def change(connection: sqlite3.Connection, text: str = text) -> tuple[Any, ...]:
+                rows = self._roll_usual(connection, namespace, window_us, dropped_before_us, text)
+                return *rows, has_passed_rows(connection, namespace.id, group_us)
+
+            counts, marks, has_passed = await self._db.write(change)
+            rolled.counts.extend(counts)
+            rolled.marks.extend(marks)
+            if has_passed:
+                await self._rollups.move_passed_rows(namespace, group_us, len(counts))
+        return rolled
+
+    def _sums(
+        self, connection: sqlite3.Connection, namespace: Namespace, shard: int, span: Span
+    ) -> tuple[int | None, list[str]]:
+        """Return the first window of *span* with events that no checkpoint includes, and the sums
+        of its counters; None if it is left to the worker."""
+        window_us = self._rollups.first_large_window(namespace, shard, span, _COUNTERS_MIN)
+        if window_us is None:
+            return None, []
+        table, last_us = self._rollups.place(namespace, window_us)
+        recounts = connection.execute(
+            "SELECT 1 FROM marks WHERE namespace = ? AND shard = ? AND start BETWEEN ? AND ?",
+            (namespace.id, shard, span.from_us, window_us),
+        )
+        if recounts.fetchone() is not None:
+            return None, []
+        return window_us, [*sums_texts(connection, table, window_us, last_us)]
+
+    def _roll_usual(
+        self,
+        connection: sqlite3.Connection,
+        namespace: Namespace,
+        window_us: int,
+        dropped_before_us: int,
+        sums: str,
+    ) -> tuple[Sequence[tuple[str, int]], Sequence[DirtyMark]]:
+        """Write rows and checkpoints of the usual counters among *sums*; return their counts, and
+        the marks of all others."""
+        table, last_us = self._rollups.place(namespace, window_us)
+        values = {
+            "sums": sums,
+            "namespace": namespace.id,
+            "start": window_us,
+            "last": last_us,
+            "settled": dropped_before_us - 1,
+            "high_max": _HIGH_MAX,
+            "count_max": _COUNT_MAX,
+        }
+        heads, rows, counts = connection.execute(_USUAL, values).fetchone()
+        update_heads(connection, "checkpoint", heads)
+        usual = from_json(counts)
+        write_rows(connection, namespace.id, RowsToWrite(len(usual), rows, "[]"))
+        done = {counter_id for counter_id, _, _ in usual}
+        left = [each for each in from_json(sums) if each[0] not in done]
+        names = dict(counter_names(connection, namespace.id, [each[0] for each in left]))
+        folds = named(connection, table, (window_us, last_us), left, names)
+        return (
+            [(name, count) for _, name, count in usual],
+            [DirtyMark(window_us, name, 0, fold, counter_id) for counter_id, name, fold in folds],
+        )

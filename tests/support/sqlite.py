@@ -1,0 +1,22 @@
+"""How tests have SQLite roll up."""
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+
+_COUNTERS_MIN = "counter.storage.sqlite.window_rollup._COUNTERS_MIN"
+
+
+@pytest.fixture(autouse=True)
+def windows_of_any_size_are_rolled_up_in_the_store() -> Iterator[None]:
+    """Else it would do so only in the few tests that have a thousand counters."""
+    with patch(_COUNTERS_MIN, 1):
+        yield
+
+
+@pytest.fixture
+def the_worker_rolls_up() -> Iterator[None]:
+    """Each counter by itself, as other stores have it."""
+    with patch(_COUNTERS_MIN, 10**9):
+        yield
