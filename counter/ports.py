@@ -11,7 +11,7 @@ rules of all parts (counter/testing checks them for each store):
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, Final, Protocol, cast
@@ -38,7 +38,7 @@ from counter.types import (
     PartitionSize,
     Pending,
     Reservation,
-    RolledWindow,
+    RolledPart,
     Slice,
     Span,
     TokenBlock,
@@ -457,13 +457,13 @@ class CountEvents(Protocol):
 class RollWindow(Protocol):
     """Rolls up most counters of a large window at once."""
 
-    async def __call__(
+    def __call__(
         self, namespace: Namespace, shard: int, span: Span, dropped_before_us: int
-    ) -> RolledWindow | None:
-        """Roll up the first dirty window of *span*, which is closed: write the row and the
-        checkpoint of each counter that has only new adds and nothing to be settled or recounted,
-        as a worker would, and return the marks of all others. None, with nothing written, if the
-        worker should roll it up: it is small, or has recounts.
+    ) -> AsyncGenerator[RolledPart, None]:
+        """Roll up the first dirty window of *span*, which is closed, in parts: write the row and
+        the checkpoint of each counter that has only new adds and nothing to be settled or
+        recounted, as a worker would, and yield the marks of all others. Yields nothing, with
+        nothing written, if the worker should roll the window up: it is small, or has recounts.
 
         *span* begins after the watermark. Slices before *dropped_before_us* are dropped."""
         ...

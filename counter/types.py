@@ -155,13 +155,13 @@ class DirtyPage(NamedTuple):
     rest: object = None
 
 
-class RolledWindow(NamedTuple):
-    """A window that the store has rolled up: the counts of the counters that are done, and the
-    marks of the others."""
+class RolledPart(NamedTuple):
+    """Some counters of a window that the store rolls up: the counts of those that are done, and
+    the marks of the others."""
 
     window_us: int
-    counts: list[tuple[str, int]]
-    marks: list[DirtyMark]
+    counts: Sequence[tuple[str, int]]
+    marks: Sequence[DirtyMark]
 
 
 class AtomicMark(NamedTuple):

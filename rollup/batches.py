@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeVar
@@ -112,24 +113,33 @@ class BatchRoller:
         return sum(len(entries) for entries in written)
 
     async def roll_window(
-        self, namespace: Namespace, shard: int, span: Span, dropped_before_us: int
-    ) -> tuple[int, int] | None:
+        self,
+        namespace: Namespace,
+        shard: int,
+        span: Span,
+        dropped_before_us: int,
+        may_continue: Callable[[], bool],
+    ) -> tuple[int | None, int] | None:
         """Have the store roll up the first dirty window of *span*, if it can; return the window's
-        last instant, and how many counters were written."""
+        last instant, None if it was left in the middle, and how many counters were written."""
         roll = self.store.capabilities.roll_window
         if roll is None:
             return None
-        with self.tracing.part("rollup.window", namespace=namespace.name):
-            rolled = await roll(namespace, shard, span, dropped_before_us)
-        if rolled is None:
-            return None
         size_us = namespace.settings.rollup_window_us
-        through_us = rolled.window_us + size_us - 1
-        self.sizes.observe(len(rolled.counts))
-        entries = [(name, Checkpoint(through_us, count)) for name, count in rolled.counts]
-        await self._update_cache(namespace, entries)
-        batch = BatchTimes(through_us, dropped_before_us, size_us)
-        return through_us, len(entries) + await self.roll(namespace, rolled.marks, batch)
+        through_us, written = None, 0
+        parts = roll(namespace, shard, span, dropped_before_us)
+        async with aclosing(parts):
+            async for window_us, counts, marks in parts:
+                through_us = window_us + size_us - 1
+                if counts:
+                    self.sizes.observe(len(counts))
+                    entries = [(name, Checkpoint(through_us, count)) for name, count in counts]
+                    await self._update_cache(namespace, entries)
+                batch = BatchTimes(through_us, dropped_before_us, size_us)
+                written += len(counts) + await self.roll(namespace, marks, batch)
+                if not may_continue():
+                    return None, written
+        return None if through_us is None else (through_us, written)
 
     def _weight(self, dirty: Mapping[str, Dirt]) -> int:
         """Return the relative work: in a backlog a counter has many windows to sum, normally it

@@ -491,7 +491,9 @@ class RollupWorker:
         end_us = window_of(after_us, size_us) + (1 + windows) * size_us
         through_us, is_whole = min(closed_us, end_us - 1), True
         span = Span.after(after_us, through_us)
-        done = await self.batches.roll_window(namespace, shard, span, dropped_before_us)
+        done = await self.batches.roll_window(
+            namespace, shard, span, dropped_before_us, lambda: self._may_continue(key)
+        )
         if done is not None:
             # It has no marks but those that were rolled up.
             return _Rolled(*done, 0, windows)

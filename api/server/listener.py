@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-#: Connections accepted in one turn of the loop, so that other work gets its turn.
-_ACCEPTS_AT_ONCE: Final = 64
-#: How long no connection is accepted when the process or the machine can open no more files.
+from api.http.connections import Connections
+
+#: Connections accepted in one turn of the loop: so many that clients which all connect again do not
+#: wait for long, so few that other work, and other processes at the same port, get theirs.
+_ACCEPTS_AT_ONCE: Final = 16
+#: What `accept` fails with if the process or the machine can open no more files.
+_FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+#: How long no connection is accepted then.
 _FULL_PAUSE_S: Final = 1.0
 _log = logging.getLogger("counter.api")
 
@@ -22,9 +28,15 @@ class Listener:
     all connect again, and a health check behind them, would wait for many seconds.
     """
 
-    def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        shared: Connections,
+    ) -> None:
         self._listener = listener
         self._protocol = protocol
+        self._shared = shared
         self._loop = asyncio.get_running_loop()
         #: Connections that are not yet with their protocol.
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -33,10 +45,11 @@ class Listener:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections, and close the port unless other processes share it."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._listener)
+            self._listener.close()
 
     async def wait_closed(self) -> None:
         """Wait until each accepted connection is with its protocol."""
@@ -47,14 +60,22 @@ class Listener:
             self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
+        room = self._shared.most - len(self._shared.open) - len(self._tasks)
+        if room <= 0 and self._tasks:
+            # One by one at the limit: the next one closes one that has sent nothing, and what this
+            # one has sent must be read before that.
+            return
+        for _ in range(max(1, min(room, _ACCEPTS_AT_ONCE))):
             try:
                 connection, address = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self._pause(error)
-                return
+                if error.errno in _FULL:
+                    self._pause(error)
+                    return
+                # Of one connection, which is gone: accept() returns errors of its network.
+                continue
             connection.setblocking(False)
             self._take(connection, address)
 

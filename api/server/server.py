@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
 
     def _listen(self, listener: socket.socket) -> Listener:
         if self._certificates is None:
-            return Listener(listener, self.protocol)
+            return Listener(listener, self.protocol, self.shared)
         timeout_us = self._settings.request_timeout
         return TlsListener(listener, self.protocol, self._certificates, timeout_us, self.shared)
 

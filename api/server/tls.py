@@ -167,8 +167,7 @@ class TlsListener(Listener):
         handshake_timeout_us: int,
         shared: Connections,
     ) -> None:
-        super().__init__(listener, protocol)
-        self._shared = shared
+        super().__init__(listener, protocol, shared)
         self._certificates = certificates
         self._timeout_s = handshake_timeout_us / SECOND
         #: Connections that have sent nothing yet, and handshakes in progress; both oldest first.

@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from counter.core.namespaces import Namespaces
 from counter.errors import StoreUnavailableError
 from counter.limits import HOUR, INT64_MAX, INT64_MIN, MINUTE, SECOND
 from counter.storage.memory import MemoryCache
-from counter.storage.sqlite import SqliteStore, events, window_rollup
+from counter.storage.sqlite import SqliteStore, events, rollups, window_rollup
 from counter.storage.sqlite.window_rollup import SqliteWindowRollup
 from counter.testing.cases import (
     DATASET,
@@ -32,8 +33,9 @@ from counter.testing.cases import (
     write,
 )
 from counter.testing.clock import FakeClock
-from counter.types import DELETED, Mark, Pending, Span
+from counter.types import DELETED, Mark, Namespace, Pending, Span
 from counter.windows import window_of
+from rollup.batches import BatchRoller
 from rollup.worker import RollupWorker
 
 NAMES = [f"c{number}" for number in range(5)]
@@ -106,18 +108,18 @@ class Side:
     async def roll(self, fails_after: int | None = None) -> None:
         """Roll up; again if it fails after so many parts."""
         left = iter(range(10**9 if fails_after is None else fails_after))
-        works = SqliteWindowRollup._roll_usual
+        works = SqliteWindowRollup._roll_part
 
-        def fails(*arguments: Any) -> Any:
+        async def fails(*arguments: Any) -> Any:
             if next(left, None) is None:
                 raise StoreUnavailableError("planted")
             self.parts += 1
-            return works(*arguments)
+            return await works(*arguments)
 
         with (
             self._least,
             patch.object(events, "_SUMS_IN_PART", PART),
-            patch.object(SqliteWindowRollup, "_roll_usual", fails),
+            patch.object(SqliteWindowRollup, "_roll_part", fails),
         ):
             with suppress(StoreUnavailableError):
                 await self.worker.roll_shard(self.namespace, 0)
@@ -126,14 +128,14 @@ class Side:
 
     async def stored(self) -> Any:
         """All that is rolled up, and all that is left to be."""
-        rollups, namespace = self.store.rollups, self.namespace
+        store, namespace = self.store, self.namespace
         return (
-            await rollups.heads(namespace, NAMES),
-            await rollups.heads(self.other, NAMES),
-            await rollups.rows(namespace, NAMES, Span(FIRST_SLICE, SLICES_END + HOUR)),
-            await rollups.watermarks(namespace),
-            await marks(self.store, namespace, through=SLICES_END + HOUR),
-            await self.store.control.counters(namespace, prefix="", after=None, limit=99),
+            await store.rollups.heads(namespace, NAMES),
+            await store.rollups.heads(self.other, NAMES),
+            await store.rollups.rows(namespace, NAMES, Span(FIRST_SLICE, SLICES_END + HOUR)),
+            await store.rollups.watermarks(namespace),
+            await marks(store, namespace, through=SLICES_END + HOUR),
+            await store.control.counters(namespace, prefix="", after=None, limit=99),
             await self.cache.get_many(namespace, NAMES),
         )
 
@@ -186,3 +188,33 @@ async def test_a_window_without_anything_unusual_is_rolled_up_in_the_store(tmp_p
     """Else the property would compare the worker with itself."""
     script = [("add", name, 2, 0) for name in NAMES]
     assert await play(tmp_path, [*script, ROLL, *script]) == [6, 0]
+
+
+async def test_counters_of_other_namespaces_cost_a_window_no_part(tmp_path: Path) -> None:
+    """Regression: with many large namespaces in a dataset, each rollup had parts of all of them."""
+    script = [("add", name, 2, 0) for name in NAMES] + [("other", name) for name in NAMES]
+    assert await play(tmp_path, script) == [3, 0]
+
+
+async def test_what_a_window_leaves_to_the_worker_comes_in_parts_and_outside_of_transactions(
+    tmp_path: Path,
+) -> None:
+    """Regression: all of it was one batch, and clears were looked for while all adds waited."""
+    threads, sizes = set[str](), list[int]()
+    fold, roll = events.fold_rows_of, BatchRoller.roll
+
+    def folds(*arguments: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return fold(*arguments)
+
+    async def rolls(roller: BatchRoller, namespace: Namespace, marks: Any, batch: Any) -> int:
+        if marks:
+            sizes.append(len(marks))
+        return await roll(roller, namespace, marks, batch)
+
+    script = [each for name in NAMES for each in (("add", name, 2, 0), ("clear", name, 1))]
+    with patch.object(rollups, "fold_rows_of", folds), patch.object(BatchRoller, "roll", rolls):
+        assert await play(tmp_path, script) == [3, 0]
+    assert threads == {"counter-scanner"}
+    # Three of the store's window, and the other side's.
+    assert sorted(sizes) == [1, 2, 2, 5]

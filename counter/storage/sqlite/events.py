@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from counter.errors import NamespaceUnknownError, SliceMissingError, invariant
 from counter.limits import INT64_MAX
@@ -640,6 +640,15 @@ def busiest_of(
     return from_us, order[:limit]
 
 
+class Sums(NamedTuple):
+    """Id, clears, and the sums of the deltas' high and low 32 bits of some counters, by id."""
+
+    #: In parts as JSON, because the interpreter lock is held while one is read.
+    parts: list[str]
+    #: The id that the next ones come after; None if there are no more.
+    after_id: int | None
+
+
 def sums_between(
     connection: sqlite3.Connection,
     table: str,
@@ -647,40 +656,51 @@ def sums_between(
     last_us: int,
     ids: Sequence[int] | None = None,
 ) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Yield what :func:`sums_texts` yields, read."""
-    for text in sums_texts(connection, table, first_us, last_us, ids):
-        yield sorted(from_json(text))
+    """Yield the sums of the counters with events in ``[first, last]``, of all namespaces or those
+    of *ids*, in parts."""
+    where = "" if ids is None else "counter IN (SELECT value FROM json_each(?))"
+    wanted = () if ids is None else (to_json(ids),)
+    after_id: int | None = -1
+    while after_id is not None:
+        span = (first_us, last_us, after_id)
+        parts, after_id = _some_sums(connection, table, span, where=where, values=wanted)
+        for part in parts:
+            yield sorted(from_json(part))
 
 
-def sums_texts(
+def sums_of_namespace(
+    connection: sqlite3.Connection, table: str, span: tuple[int, int, int], namespace_id: int
+) -> Sums:
+    """Return the sums of a namespace's counters with events in ``[first, last]`` whose ids come
+    after the third of *span*."""
+    having = "EXISTS (SELECT 1 FROM counters c WHERE c.id = e.counter AND c.namespace = ?)"
+    return _some_sums(connection, table, span, having=having, values=(namespace_id,))
+
+
+def _some_sums(
     connection: sqlite3.Connection,
     table: str,
-    first_us: int,
-    last_us: int,
-    ids: Sequence[int] | None = None,
-) -> Iterator[str]:
-    """Yield id, clears, and the sums of the deltas' high and low 32 bits of the counters with
-    events in ``[first, last]``, of all namespaces or those of *ids*, as JSON.
-
-    They come in parts, by id, because the interpreter lock is held while one is read.
-    """
+    span: tuple[int, int, int],
+    *,
+    where: str = "",
+    having: str = "",
+    values: tuple[str | int, ...] = (),
+) -> Sums:
     sql = (
-        "SELECT json_group_array(json_array(counter, clears, high, low)), count(*), max(counter)"
+        "SELECT json_group_array(json_array(counter, clears, high, low)), max(counter)"
         " FROM (SELECT counter, count(clear) AS clears, sum(delta >> 32) AS high,"
         " sum(delta & 4294967295) AS low,"
-        f" row_number() OVER (ORDER BY counter) / {_SUMS_IN_PART} AS part FROM {table}"
+        f" row_number() OVER (ORDER BY counter) / {_SUMS_IN_PART} AS part FROM {table} e"
         " WHERE event_time BETWEEN ? AND ? AND counter > ?"
-        + (" AND counter IN (SELECT value FROM json_each(?))" if ids is not None else "")
-        + f" GROUP BY counter ORDER BY counter LIMIT {_SUMS_AT_ONCE}) GROUP BY part ORDER BY part"
+        + (f" AND {where}" if where else "")
+        + " GROUP BY counter"
+        + (f" HAVING {having}" if having else "")
+        + f" ORDER BY counter LIMIT {_SUMS_AT_ONCE}) GROUP BY part ORDER BY part"
     )
-    wanted = () if ids is None else (to_json(ids),)
-    found, after_id = _SUMS_AT_ONCE, -1
-    while found == _SUMS_AT_ONCE:
-        found = 0
-        values = (first_us, last_us, after_id, *wanted)
-        for text, count, last_id in connection.execute(sql, values).fetchall():
-            found, after_id = found + count, last_id
-            yield text
+    rows = connection.execute(sql, (*span, *values)).fetchall()
+    # Fewer parts than that are all that there are.
+    is_full = len(rows) * _SUMS_IN_PART >= _SUMS_AT_ONCE
+    return Sums([part for part, _ in rows], rows[-1][1] if is_full else None)
 
 
 def first_event(connection: sqlite3.Connection, table: str, from_us: int) -> int | None:

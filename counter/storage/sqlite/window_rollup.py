@@ -10,15 +10,16 @@ of the rows. Whatever is unusual about a counter, it is left to the worker.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Final
 
 from counter.storage.sqlite.database import SqliteDatabase
-from counter.storage.sqlite.events import counter_names, sums_texts
+from counter.storage.sqlite.events import Sums, counter_names, sums_of_namespace
 from counter.storage.sqlite.rollups import SqliteRollups, named, update_heads
 from counter.storage.sqlite.schema import from_json
 from counter.storage.sqlite.window_rows import RowsToWrite, group_of, has_passed_rows, write_rows
-from counter.types import DirtyMark, Namespace, RolledWindow, Span
+from counter.types import DirtyMark, Namespace, RolledPart, Span
 
 #: A window of fewer is left to the worker, which rolls up several small windows at once.
 _COUNTERS_MIN: Final = 1_000
@@ -50,74 +51,84 @@ class SqliteWindowRollup:
 
     async def roll(
         self, namespace: Namespace, shard: int, span: Span, dropped_before_us: int
-    ) -> RolledWindow | None:
+    ) -> AsyncGenerator[RolledPart, None]:
         """See :class:`counter.ports.RollWindow`."""
-        window_us, texts = await self._db.scan(
-            lambda connection: self._sums(connection, namespace, shard, span)
+        window_us = await self._db.scan(
+            lambda connection: self._first_window(connection, namespace, shard, span)
         )
-        if window_us is None:
-            return None
-        rolled = RolledWindow(window_us, [], [])
-        group_us = group_of(namespace, window_us)
-        for text in texts:
+        after_id = None if window_us is None else -1
+        while window_us is not None and after_id is not None:
+            sums, after_id = await self._db.scan(
+                partial(self._sums, namespace=namespace, window_us=window_us, after_id=after_id)
+            )
+            for part in sums:
+                yield await self._roll_part(namespace, window_us, dropped_before_us, part)
 
-            def change(connection: sqlite3.Connection, text: str = text) -> tuple[Any, ...]:
-                rows = self._roll_usual(connection, namespace, window_us, dropped_before_us, text)
-                return *rows, has_passed_rows(connection, namespace.id, group_us)
-
-            counts, marks, has_passed = await self._db.write(change)
-            rolled.counts.extend(counts)
-            rolled.marks.extend(marks)
-            if has_passed:
-                await self._rollups.move_passed_rows(namespace, group_us, len(counts))
-        return rolled
-
-    def _sums(
+    def _first_window(
         self, connection: sqlite3.Connection, namespace: Namespace, shard: int, span: Span
-    ) -> tuple[int | None, list[str]]:
-        """Return the first window of *span* with events that no checkpoint includes, and the sums
-        of its counters; None if it is left to the worker."""
+    ) -> int | None:
+        """Return the first window of *span* with events that no checkpoint includes; None if it is
+        left to the worker."""
         window_us = self._rollups.first_large_window(namespace, shard, span, _COUNTERS_MIN)
         if window_us is None:
-            return None, []
-        table, last_us = self._rollups.place(namespace, window_us)
+            return None
         recounts = connection.execute(
             "SELECT 1 FROM marks WHERE namespace = ? AND shard = ? AND start BETWEEN ? AND ?",
             (namespace.id, shard, span.from_us, window_us),
         )
-        if recounts.fetchone() is not None:
-            return None, []
-        return window_us, [*sums_texts(connection, table, window_us, last_us)]
+        return None if recounts.fetchone() else window_us
 
-    def _roll_usual(
-        self,
-        connection: sqlite3.Connection,
-        namespace: Namespace,
-        window_us: int,
-        dropped_before_us: int,
-        sums: str,
-    ) -> tuple[Sequence[tuple[str, int]], Sequence[DirtyMark]]:
-        """Write rows and checkpoints of the usual counters among *sums*; return their counts, and
-        the marks of all others."""
+    def _sums(
+        self, connection: sqlite3.Connection, namespace: Namespace, window_us: int, after_id: int
+    ) -> Sums:
         table, last_us = self._rollups.place(namespace, window_us)
+        span = (window_us, last_us, after_id)
+        return sums_of_namespace(connection, table, span, namespace.id)
+
+    async def _roll_part(
+        self, namespace: Namespace, window_us: int, dropped_before_us: int, sums: str
+    ) -> RolledPart:
+        """Write rows and checkpoints of the usual counters among *sums*, and find what the worker
+        needs of all others."""
+        group_us = group_of(namespace, window_us)
         values = {
             "sums": sums,
             "namespace": namespace.id,
             "start": window_us,
-            "last": last_us,
+            "last": window_us + namespace.settings.rollup_window_us - 1,
             "settled": dropped_before_us - 1,
             "high_max": _HIGH_MAX,
             "count_max": _COUNT_MAX,
         }
-        heads, rows, counts = connection.execute(_USUAL, values).fetchone()
-        update_heads(connection, "checkpoint", heads)
-        usual = from_json(counts)
-        write_rows(connection, namespace.id, RowsToWrite(len(usual), rows, "[]"))
+
+        def change(connection: sqlite3.Connection) -> tuple[list[tuple[int, str, int]], bool]:
+            heads, rows, counts = connection.execute(_USUAL, values).fetchone()
+            update_heads(connection, "checkpoint", heads)
+            usual = from_json(counts)
+            write_rows(connection, namespace.id, RowsToWrite(len(usual), rows, "[]"))
+            return usual, has_passed_rows(connection, namespace.id, group_us)
+
+        usual, has_passed = await self._db.write(change)
+        if has_passed:
+            await self._rollups.move_passed_rows(namespace, group_us, len(usual))
         done = {counter_id for counter_id, _, _ in usual}
         left = [each for each in from_json(sums) if each[0] not in done]
-        names = dict(counter_names(connection, namespace.id, [each[0] for each in left]))
-        folds = named(connection, table, (window_us, last_us), left, names)
-        return (
-            [(name, count) for _, name, count in usual],
-            [DirtyMark(window_us, name, 0, fold, counter_id) for counter_id, name, fold in folds],
-        )
+        marks: list[DirtyMark] = []
+        if left:
+            # Not in the transaction: a clear is looked for in all events of the window.
+            marks = await self._db.scan(
+                partial(self._marks, namespace=namespace, window_us=window_us, sums=left)
+            )
+        return RolledPart(window_us, [(name, count) for _, name, count in usual], marks)
+
+    def _marks(
+        self,
+        connection: sqlite3.Connection,
+        namespace: Namespace,
+        window_us: int,
+        sums: Sequence[tuple[int, int, int, int]],
+    ) -> list[DirtyMark]:
+        table, last_us = self._rollups.place(namespace, window_us)
+        names = dict(counter_names(connection, namespace.id, [each[0] for each in sums]))
+        folds = named(connection, table, (window_us, last_us), sums, names)
+        return [DirtyMark(window_us, name, 0, fold, counter_id) for counter_id, name, fold in folds]
