@@ -4,10 +4,11 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
+from counter.errors import StoreUnavailableError
 from counter.ports import Store
 from counter.storage.sqlite import SqliteStore, window_rows
 from counter.testing.atomic_cases import TransactionalCases
@@ -132,6 +133,17 @@ async def test_rows_of_passed_groups_are_moved_as_others_are_written(tmp_path: P
         assert not moved or moved[-1] < group_us
         assert len(recent) + len(moved) == number + 1
         assert bool(moved) == (group_us > T0), "a passed group moves with the next rollup"
+    await store.close()
+
+
+async def test_dropping_marks_is_over_when_it_returns(tmp_path: Path) -> None:
+    """A worker goes on then, and the next marks of the same windows must stay."""
+    store = SqliteStore(tmp_path, FakeClock(NOW), [DATASET])
+    await store.open()
+    namespace = await make_namespace(store)
+    failing = AsyncMock(side_effect=StoreUnavailableError("planted"))
+    with patch.object(store.database, "write", failing), pytest.raises(StoreUnavailableError):
+        await store.rollups.drop_marks(namespace, 0, NOW)
     await store.close()
 
 

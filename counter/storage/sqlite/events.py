@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from counter.errors import NamespaceUnknownError, SliceMissingError, invariant
 from counter.limits import INT64_MAX
@@ -32,7 +32,7 @@ Row = tuple[int, int, bytes, int, int, int | None, bytes | None]
 #: Further counters of one table that are considered if a time span covers two tables.
 _BUSY_BESIDES: Final = 10_000
 _NO_FOLD: Final = Fold(False, 0)
-#: Counters whose sums one pass over a window returns, and how many of them in one text.
+#: Counters whose sums one pass over a span returns, and how many of them in one text.
 _SUMS_AT_ONCE: Final = 100_000
 _SUMS_IN_PART: Final = 300
 _PLAIN_COLUMNS: Final = " (counter, event_time, event_id, item, delta)"
@@ -640,15 +640,6 @@ def busiest_of(
     return from_us, order[:limit]
 
 
-class Sums(NamedTuple):
-    """Id, clears, and the sums of the deltas' high and low 32 bits of some counters, by id."""
-
-    #: In parts as JSON, because the interpreter lock is held while one is read.
-    parts: list[str]
-    #: The id that the next ones come after; None if there are no more.
-    after_id: int | None
-
-
 def sums_between(
     connection: sqlite3.Connection,
     table: str,
@@ -663,21 +654,12 @@ def sums_between(
     after_id: int | None = -1
     while after_id is not None:
         span = (first_us, last_us, after_id)
-        parts, after_id = _some_sums(connection, table, span, where=where, values=wanted)
+        parts, after_id = some_sums(connection, table, span, where=where, values=wanted)
         for part in parts:
             yield sorted(from_json(part))
 
 
-def sums_of_namespace(
-    connection: sqlite3.Connection, table: str, span: tuple[int, int, int], namespace_id: int
-) -> Sums:
-    """Return the sums of a namespace's counters with events in ``[first, last]`` whose ids come
-    after the third of *span*."""
-    having = "EXISTS (SELECT 1 FROM counters c WHERE c.id = e.counter AND c.namespace = ?)"
-    return _some_sums(connection, table, span, having=having, values=(namespace_id,))
-
-
-def _some_sums(
+def some_sums(
     connection: sqlite3.Connection,
     table: str,
     span: tuple[int, int, int],
@@ -685,7 +667,11 @@ def _some_sums(
     where: str = "",
     having: str = "",
     values: tuple[str | int, ...] = (),
-) -> Sums:
+) -> tuple[list[str], int | None]:
+    """Return the sums of counters with events in the first two instants of *span* whose ids come
+    after its third, by id: id, clears, and the sums of the deltas' high and low 32 bits. They are
+    in parts as JSON, because the interpreter lock is held while one is read. Return also the id
+    that the next ones come after, None if there are no more."""
     sql = (
         "SELECT json_group_array(json_array(counter, clears, high, low)), max(counter)"
         " FROM (SELECT counter, count(clear) AS clears, sum(delta >> 32) AS high,"
@@ -700,7 +686,7 @@ def _some_sums(
     rows = connection.execute(sql, (*span, *values)).fetchall()
     # Fewer parts than that are all that there are.
     is_full = len(rows) * _SUMS_IN_PART >= _SUMS_AT_ONCE
-    return Sums([part for part, _ in rows], rows[-1][1] if is_full else None)
+    return [part for part, _ in rows], rows[-1][1] if is_full else None
 
 
 def first_event(connection: sqlite3.Connection, table: str, from_us: int) -> int | None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from counter.storage.sqlite.database import SqliteDatabase
-from counter.storage.sqlite.events import Sums, counter_names, sums_of_namespace
+from counter.storage.sqlite.events import counter_names, some_sums
 from counter.storage.sqlite.rollups import SqliteRollups, named, update_heads
 from counter.storage.sqlite.schema import from_json
 from counter.storage.sqlite.window_rows import RowsToWrite, group_of, has_passed_rows, write_rows
@@ -80,10 +80,11 @@ class SqliteWindowRollup:
 
     def _sums(
         self, connection: sqlite3.Connection, namespace: Namespace, window_us: int, after_id: int
-    ) -> Sums:
+    ) -> tuple[list[str], int | None]:
         table, last_us = self._rollups.place(namespace, window_us)
+        having = "EXISTS (SELECT 1 FROM counters c WHERE c.id = e.counter AND c.namespace = ?)"
         span = (window_us, last_us, after_id)
-        return sums_of_namespace(connection, table, span, namespace.id)
+        return some_sums(connection, table, span, having=having, values=(namespace.id,))
 
     async def _roll_part(
         self, namespace: Namespace, window_us: int, dropped_before_us: int, sums: str
