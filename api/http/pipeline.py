@@ -68,6 +68,8 @@ NOWHERE: Final = "other"
 _GUARDED: Final = frozenset({"/metrics"})
 #: Targets of longer paths are not cached.
 PATH_BYTES_MAX: Final = 512
+#: Targets that are cached: as many as there are counters in use, at most 2 KB each.
+_TARGETS_MAX: Final = 16_384
 #: Namespaces whose headers are cached.
 _TTLS_MAX: Final = 1_000
 _log = logging.getLogger("counter.api")
@@ -126,7 +128,7 @@ class Pipeline:
         self._pages = AsyncExitStackMiddleware(site.router)
         self._observers = observers
         #: Returns what a method and a path, which is not decoded, are for.
-        self.target_of = lru_cache(maxsize=4_096)(self._find_target)
+        self.target_of = lru_cache(maxsize=_TARGETS_MAX)(self._find_target)
         self._ttls: dict[int, Ttls] = {}
         self.authorizer = authorizer
         self.shedder = shedder
