@@ -24,7 +24,7 @@ _REASONS: Final[Mapping[str, str]] = {
         " look-up of the name and a rollup of its own"
     ),
     "growth-rollup": "each checkpoint is on a page of its own",
-    "overload": "reading what is refused takes a tenth of the event loop's time",
+    "overload": "bodies are also read of refused requests, by a tenth of the event loop's time",
     "peers": "the ratio to raw ASGI depends on the processor",
 }
 _ROW_HEIGHT: Final = 26

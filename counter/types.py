@@ -156,8 +156,8 @@ class DirtyPage(NamedTuple):
 
 
 class RolledPart(NamedTuple):
-    """Some counters of a window that the store rolls up: the counts of those that are done, and
-    the marks of the others."""
+    """A part of a window that the store rolls up: the counts of the counters that are rolled up,
+    and the marks of those that are left to the worker."""
 
     window_us: int
     counts: Sequence[tuple[str, int]]

@@ -211,8 +211,8 @@ class Call:
     async def read_in_turn(self, queue: ReadQueue, steps: Steps[_T]) -> _T:
         """Read a large write by *steps* in turn with others, and return what was read.
 
-        It is admitted once more when its turn comes: those before it wait for their commits by
-        then, and counted for nothing when its body was complete. Raises OverloadedError."""
+        Admission is checked again when its turn comes, because the requests ahead of it are in
+        flight by then and were not when its body was complete. Raises OverloadedError."""
         shedder, timeout = self.shedder, self.first.get(TIMEOUT_HEADER)
         since_s = queue.now_s()
 

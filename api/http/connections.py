@@ -25,7 +25,7 @@ UNTAKEN: Final = "untaken"
 HANDSHAKE: Final = "handshake"
 #: How long one turn of the event loop reads large segments and does the work of their requests.
 _READ_FOR_S: Final = 0.01
-#: How long one request then has, before the next one's turn: most are done in it.
+#: How long one request may work before the next one's turn. Most finish in this time.
 _STEPS_FOR_S: Final = 0.002
 #: How long a connection stays open between two requests.
 _KEEP_ALIVE_S: Final = 5.0
@@ -46,9 +46,8 @@ class ReadQueue:
     """Reads large segments of all connections, and does the work that large requests cause, in
     turn: for a bounded time in each turn of the event loop. Small segments do not wait for it.
 
-    Answers come first: their work is done already, so they never keep others waiting for long. Then
-    segments, because what begins a request is seen early then, and refused early if the process has
-    too much to do; they leave half of the time to the rest of the work."""
+    Answers come first, because they complete requests and are short. Segments come next, for half
+    of the time, so that an overloaded process can reject new requests early."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         #: The clock of instants, in seconds: it never steps back.
@@ -121,7 +120,7 @@ class _Work(Generic[_T]):
         self._now_s = now_s
 
     def read_until(self, end_s: float) -> bool:
-        """Do steps for a short time, so that a request of few waits for no long one."""
+        """Do steps for a short time, so that short requests do not wait for long ones."""
         end_s = min(end_s, self._now_s() + _STEPS_FOR_S)
         while self._result is not None and not self._result.cancelled():
             try:

@@ -68,7 +68,7 @@ NOWHERE: Final = "other"
 _GUARDED: Final = frozenset({"/metrics"})
 #: Targets of longer paths are not cached.
 PATH_BYTES_MAX: Final = 512
-#: Targets that are cached: as many as there are counters in use, at most 2 KB each.
+#: Targets that are cached, at most 2 KB each; each counter has its own.
 _TARGETS_MAX: Final = 16_384
 #: Namespaces whose headers are cached.
 _TTLS_MAX: Final = 1_000

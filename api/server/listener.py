@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from api.http.connections import Connections
 
-#: Connections accepted in one turn of the loop: so many that clients which all connect again do not
-#: wait for long, so few that other work, and other processes at the same port, get theirs.
+#: Connections accepted in one turn of the loop: enough for a burst of reconnecting clients, and few
+#: enough that other work, and other processes on the same port, get their share.
 _ACCEPTS_AT_ONCE: Final = 16
 #: What `accept` fails with if the process or the machine can open no more files.
 _FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -24,8 +24,8 @@ _log = logging.getLogger("counter.api")
 class Listener:
     """Accept connections on one listening socket, without TLS.
 
-    The event loop's own server accepts one in a turn. Turns are long under load, so clients that
-    all connect again, and a health check behind them, would wait for many seconds.
+    uvloop's own server accepts one connection in a turn. Turns are long under load, so a burst of
+    clients, and a health check behind them, would wait for seconds.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Listener:
         self._protocol = protocol
         self._shared = shared
         self._loop = asyncio.get_running_loop()
-        #: Connections that are not yet with their protocol.
+        #: Tasks that start the protocols of accepted connections.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_open = True
         listener.setblocking(False)
@@ -52,7 +52,7 @@ class Listener:
             self._listener.close()
 
     async def wait_closed(self) -> None:
-        """Wait until each accepted connection is with its protocol."""
+        """Wait until the protocol of each accepted connection is started."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _listen(self) -> None:
@@ -62,8 +62,8 @@ class Listener:
     def _accept(self) -> None:
         room = self._shared.most - len(self._shared.open) - len(self._tasks)
         if room <= 0 and self._tasks:
-            # One by one at the limit: the next one closes one that has sent nothing, and what this
-            # one has sent must be read before that.
+            # At the limit accept one at a time: a new connection closes one that has sent nothing,
+            # so what this one has sent must be read first.
             return
         for _ in range(max(1, min(room, _ACCEPTS_AT_ONCE))):
             try:
@@ -74,7 +74,7 @@ class Listener:
                 if error.errno in _FULL:
                     self._pause(error)
                     return
-                # Of one connection, which is gone: accept() returns errors of its network.
+                # accept() also reports network errors of a single connection, which is gone.
                 continue
             connection.setblocking(False)
             self._take(connection, address)
@@ -86,7 +86,7 @@ class Listener:
         self._loop.call_later(_FULL_PAUSE_S, self._listen)
 
     def _take(self, connection: socket.socket, _: object) -> None:
-        """Give an accepted connection, with its peer's address, to its protocol."""
+        """Start the protocol of an accepted connection."""
         task = self._loop.create_task(
             self._loop.connect_accepted_socket(self._protocol, connection)
         )

@@ -10,13 +10,13 @@ _COUNTERS_MIN = "counter.storage.sqlite.window_rollup._COUNTERS_MIN"
 
 @pytest.fixture(autouse=True)
 def windows_of_any_size_are_rolled_up_in_the_store() -> Iterator[None]:
-    """Else it would do so only in the few tests that have a thousand counters."""
+    """Otherwise only the few tests with a thousand counters would cover it."""
     with patch(_COUNTERS_MIN, 1):
         yield
 
 
 @pytest.fixture
 def the_worker_rolls_up() -> Iterator[None]:
-    """Each counter by itself, as other stores have it."""
+    """Leave every window to the worker, as other stores do."""
     with patch(_COUNTERS_MIN, 10**9):
         yield

@@ -221,13 +221,14 @@ class SqliteRollups:
     ) -> int | None:
         """Return the first window of *span* with events that no checkpoint includes; None if it is
         not known, has fewer *counters*, or if there are several shards."""
-        watermark_us = self._through(namespace)[shard]
-        new = Span(max(span.from_us, watermark_us + 1), span.to_us)
-        held = self._db.live.counters(namespace.id, namespace.settings.rollup_window_us, new)
-        first_us = min(held or (), default=None)
-        if held is None or first_us is None or len(held[first_us]) < counters:
+        if namespace.settings.shards > 1:
             return None
-        return first_us if namespace.settings.shards == 1 else None
+        new = Span(max(span.from_us, self._through(namespace)[shard] + 1), span.to_us)
+        held = self._db.live.counters(namespace.id, namespace.settings.rollup_window_us, new)
+        if not held:
+            return None
+        first_us = min(held)
+        return first_us if len(held[first_us]) >= counters else None
 
     def place(self, namespace: Namespace, window_us: int) -> tuple[str, int]:
         """Return the table with the events of a window, and the window's last instant."""

@@ -1,10 +1,10 @@
-"""Roll up a window of many counters within SQLite, some hundreds of them at a time.
+"""Roll up most of a large window in SQL, some hundreds of counters at a time.
 
-Most counters of a large window were only added to, and have nothing else to be done. Their sums go
-from the log to their rows and checkpoints as JSON that Python does not look into: the worker's own
-way makes a dozen objects of each counter, and the event loop waits for the interpreter lock
-meanwhile. What is written is the same: a row is the fold of its window's events, a checkpoint that
-of the rows. Whatever is unusual about a counter, it is left to the worker.
+Most counters of a large window have only new adds. Their sums go from the log to their rows and
+checkpoints as JSON that Python does not decode. The worker would make a dozen objects for each
+counter, and the event loop would wait for the interpreter lock. The result is the same: a row is
+the fold of its window's events, and a checkpoint the fold of the rows. Counters that need more than
+that, such as a recount, are left to the worker.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from counter.storage.sqlite.schema import from_json
 from counter.storage.sqlite.window_rows import RowsToWrite, group_of, has_passed_rows, write_rows
 from counter.types import DirtyMark, Namespace, RolledPart, Span
 
-#: A window of fewer is left to the worker, which rolls up several small windows at once.
+#: Windows with fewer counters are left to the worker, which rolls up several of them at once.
 _COUNTERS_MIN: Final = 1_000
-#: Sums and counts within these need no larger integers than SQLite's, added to each other too. A
-#: larger count is text, which is above all integers.
+#: Within these bounds neither a sum, nor a count, nor their total exceeds 64 bits. A larger count
+#: is stored as text, which SQLite orders after all integers.
 _HIGH_MAX: Final = 2**29
 _COUNT_MAX: Final = 2**62
-#: Of the usual counters among *sums*: their heads, their rows, and their names with their counts.
+#: Select heads, rows, and names with counts, for the counters in *sums* that have only new adds.
 _USUAL: Final = (
     "WITH usual AS (SELECT c.id, c.name, (j.value ->> 2) * 4294967296 + (j.value ->> 3) AS total,"
     " coalesce(c.checkpoint, 0) AS count FROM json_each(:sums) j"
@@ -56,8 +56,10 @@ class SqliteWindowRollup:
         window_us = await self._db.scan(
             lambda connection: self._first_window(connection, namespace, shard, span)
         )
-        after_id = None if window_us is None else -1
-        while window_us is not None and after_id is not None:
+        if window_us is None:
+            return
+        after_id: int | None = -1
+        while after_id is not None:
             sums, after_id = await self._db.scan(
                 partial(self._sums, namespace=namespace, window_us=window_us, after_id=after_id)
             )
@@ -89,8 +91,8 @@ class SqliteWindowRollup:
     async def _roll_part(
         self, namespace: Namespace, window_us: int, dropped_before_us: int, sums: str
     ) -> RolledPart:
-        """Write rows and checkpoints of the usual counters among *sums*, and find what the worker
-        needs of all others."""
+        """Write rows and checkpoints of the counters in *sums* that have only new adds, and return
+        the marks of the others."""
         group_us = group_of(namespace, window_us)
         values = {
             "sums": sums,
@@ -116,7 +118,7 @@ class SqliteWindowRollup:
         left = [each for each in from_json(sums) if each[0] not in done]
         marks: list[DirtyMark] = []
         if left:
-            # Not in the transaction: a clear is looked for in all events of the window.
+            # Outside of the transaction, because finding a clear reads all events of the window.
             marks = await self._db.scan(
                 partial(self._marks, namespace=namespace, window_us=window_us, sums=left)
             )
