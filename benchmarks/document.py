@@ -24,7 +24,7 @@ _REASONS: Final[Mapping[str, str]] = {
         " look-up of the name and a rollup of its own"
     ),
     "growth-rollup": "each checkpoint is on a page of its own",
-    "overload": "bodies are also read of refused requests, by a tenth of the event loop's time",
+    "overload": "reading bodies, including refused ones, takes 10 % of the event loop's time",
     "peers": "the ratio to raw ASGI depends on the processor",
 }
 _ROW_HEIGHT: Final = 26
