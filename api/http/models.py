@@ -463,7 +463,7 @@ class CountersQuery(PageQuery, PrefixQuery):
         f" {limits.COUNTERS_TOGETHER_MAX} counters.",
     )
     max_staleness: _Duration | SkipJsonSchema[None] = Field(
-        None, description="How stale the counts may be; without it, as they are rolled up."
+        None, description="How stale the counts may be; without it as the namespace has it."
     )
 
 

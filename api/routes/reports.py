@@ -181,7 +181,7 @@ class ReportRoutes:
         names, last = _paged(listed, query.limit, lambda name: [name])
         if not query.counts:
             return _listed(namespace, names, None, last)
-        counts = await self.service.reader.read_listed(namespace, names, query.max_staleness)
+        counts = await self.service.reader.read(namespace, names, query.max_staleness)
         return _listed(namespace, names, counts, last)
 
     @route(

@@ -168,14 +168,6 @@ class CountReader:
             for counter in counters
         ]
 
-    async def read_listed(
-        self, namespace: Namespace, counters: Sequence[str], max_staleness_us: int | None
-    ) -> list[Count]:
-        """Return what :meth:`read` returns. Without a bound, return rolled-up counts for every
-        counter type, with one storage read and no event reads."""
-        staleness_us = limits.TIME_MAX_US if max_staleness_us is None else max_staleness_us
-        return await self.read(namespace, counters, staleness_us)
-
     async def _read_rolled_up(
         self, namespace: Namespace, counters: Sequence[str]
     ) -> dict[str, Checkpoint]:
@@ -312,7 +304,7 @@ class CountReader:
         count, last = after
         largest: list[Count] = []
         async for part in self._names(namespace, prefix, limits.BATCH_ITEMS_MAX):
-            found = await self.read_listed(namespace, part, max_staleness_us)
+            found = await self.read(namespace, part, max_staleness_us)
             if last is not None and count is not None:
                 found = [each for each in found if place(each) > (-count, last)]
             largest = nsmallest(limit, [*largest, *found], key=place)

@@ -113,7 +113,10 @@ async def test_a_listing_survives_a_restart(app: App) -> None:
     assert await app.rest.names() == sorted(ODD_NAMES)
 
 
-async def test_a_list_with_counts_reports_their_time(rest: Rest, app: App) -> None:
+@pytest.mark.parametrize("counter_type", ["ACCURATE", "EVENTUAL"])
+async def test_a_list_reads_counts_as_its_namespace_does(app: App, counter_type: str) -> None:
+    rest = app.rest.within(counter_type.lower())
+    assert (await rest.create(counter_type)).is_success
     now_us = app.clock.now_us()
     await rest.batch_add([item(name, 3, fresh(now_us)) for name in ("a/b", "c", "d")])
     await app.roll_up_after(MINUTE)
@@ -121,17 +124,20 @@ async def test_a_list_with_counts_reports_their_time(rest: Rest, app: App) -> No
     path = f"{rest.path(verb='counters')}?counts=true&limit=2"
     page = (await rest.http.get(path)).json()
     assert page["counters"] == ["a/b", "c"]
-    assert [each["count"] for each in page["counts"]] == [3, 3]
+    by_count = (await rest.http.get(f"{rest.path(verb='counters')}?order=-count")).json()
+    is_accurate = counter_type == "ACCURATE"
+    assert [each["count"] for each in page["counts"]] == [3, 7 if is_accurate else 3]
+    assert by_count["counters"][0] == ("c" if is_accurate else "a/b")
     [as_of] = {each["as_of"] for each in page["counts"]}
     assert page["counts"][0] == {
         "namespace": rest.namespace,
         "counter": "a/b",
         "count": 3,
         "as_of": as_of,
-        "accuracy": "eventual",
+        "accuracy": counter_type.lower(),
     }
-    now = (await rest.http.get(f"{path}&max_staleness=0s")).json()
-    assert [(each["count"], each["accuracy"]) for each in now["counts"]] == [
+    exact = (await rest.http.get(f"{path}&max_staleness=0s")).json()
+    assert [(each["count"], each["accuracy"]) for each in exact["counts"]] == [
         (3, "accurate"),
         (7, "accurate"),
     ]

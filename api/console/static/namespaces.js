@@ -144,7 +144,7 @@ export async function namespaceView(place, signal, name) {
     search(name),
     rough
       ? h("p", { class: "empty" }, "A BEST_EFFORT namespace has no list of its counters: look one up by its exact name.")
-      : await listing(found, signal),
+      : await listing(found.namespace, signal),
     h("section", {}, h("h2", {}, "Settings"), settings(found)));
   if (!rough) place.append(await shardsPart(name, signal));
 }
@@ -166,10 +166,7 @@ function search(namespace) {
     h("div", { class: "row" }, input, h("button", { type: "submit" }, "Show")));
 }
 
-async function listing(settings, signal) {
-  const { namespace } = settings;
-  // Exact where every read is; elsewhere as it is rolled up.
-  const counted = settings.counter_type === "ACCURATE" ? { counts: "true", max_staleness: "0s" } : { counts: "true" };
+async function listing(namespace, signal) {
   const box = h("section", { "aria-labelledby": "counters" });
   const body = h("div");
   const prefix = h("input", { id: "prefix", type: "text", autocomplete: "off", spellcheck: "false", maxlength: 256 });
@@ -182,7 +179,7 @@ async function listing(settings, signal) {
   let drawn = null; // What the page shows: how to ask for it again, and to update it.
   const load = async (asked, trail) => {
     const mine = ++turn;
-    const query = new URLSearchParams({ limit: PAGE, ...counted });
+    const query = new URLSearchParams({ limit: PAGE, counts: "true" });
     if (largest.checked) query.set("order", "-count");
     if (asked) query.set("prefix", asked);
     if (trail.at(-1)) query.set("page", trail.at(-1));

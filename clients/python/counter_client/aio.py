@@ -155,8 +155,8 @@ class AsyncCounterClient:
         """Yield counters with their counts, in code point order or the largest first; at most
         *limit*, read page by page.
 
-        Without *max_staleness* the counts are as they are rolled up, and ``as_of`` says as of
-        when. A list by count needs a *prefix* that at most 10,000 counters have.
+        Without *max_staleness* they are read as the namespace reads; ``as_of`` says what each is
+        exact as of. A list by count needs a *prefix* that at most 10,000 counters have.
         """
         page, left = None, limit
         while left is None or left > 0:
