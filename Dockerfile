@@ -25,7 +25,7 @@ RUN python -m venv --without-pip /opt/counter \
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="Distributed counter" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.2.0.dev0" \
       org.opencontainers.image.licenses="Apache-2.0 AND MIT"
 # Nothing is installed in a container. The user is a number, so that an orchestrator can see that it is not root. /data
 # is for SQLite.

@@ -7,6 +7,8 @@ the error says how to install it.
 import sys
 from typing import Final
 
+from counter import how_to_install
+
 #: The client, and what it needs that the server does not.
 _CLIENT: Final = ("counter_client", "httpx")
 #: The exit code of a command that cannot start.
@@ -33,7 +35,7 @@ def main() -> None:
             raise
         sys.stderr.write(
             "counter: this command asks a service, and the client is not installed (there is no"
-            f" module {missing}): pip install ./clients/python in the checkout of this project\n"
+            f" module {missing}): {how_to_install('client')}\n"
         )
         raise SystemExit(_EXIT_CANNOT_START) from None
 

@@ -38,8 +38,13 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 #: A link with its file's name as text, for readers of the file itself.
 _NAMED: Final = re.compile(r"\[([\w/-]+\.md)\]\(([\w/.-]+\.md)")
 
-#: A heading that is a route, too long for the margin.
-_ROUTE: Final = re.compile(r"^(#+ `(\w+) /v1/namespaces/\{ns\}/(\S+)`)$", re.MULTILINE)
+#: A heading that is a route, too long for the margin: it has room for the method and two segments.
+_ROUTE: Final = re.compile(
+    r"^(#+ `(\w+) /v1/namespaces/(?:\S+/)?([^/\s]+/[^/\s]+|\{namespace\})`)$", re.MULTILINE
+)
+#: A list of nothing but links to headings of the page: the site has one in the margin.
+_LINK: Final = r"\[[^\]]+\]\(#[\w-]+\)"
+_CONTENTS: Final = re.compile(rf"^(?:- {_LINK}(?:,\s+{_LINK})*\n)+\n", re.MULTILINE)
 
 
 def on_files(files: Files, config: ProperDocsConfig) -> Files:
@@ -50,7 +55,8 @@ def on_files(files: Files, config: ProperDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: ProperDocsConfig, files: Files) -> str:
-    """Replace file names in links by page titles, and shorten routes in the margin."""
+    """Replace file names in links by page titles, shorten routes in the margin, and leave out lists
+    of contents."""
     titles = dict(_titles(config.nav))
     folder = posixpath.dirname(page.file.src_uri)
 
@@ -58,7 +64,7 @@ def on_page_markdown(markdown: str, page: Page, config: ProperDocsConfig, files:
         path = posixpath.normpath(posixpath.join(folder, found[2]))
         return f"[{titles.get(path, found[1])}]({found[2]}"
 
-    shortened = _ROUTE.sub(r'\1 { data-toc-label="\2 …/\3" }', markdown)
+    shortened = _ROUTE.sub(r'\1 { data-toc-label="\2 …/\3" }', _CONTENTS.sub("", markdown))
     return _NAMED.sub(titled, shortened)
 
 

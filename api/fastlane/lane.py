@@ -123,7 +123,7 @@ class FastExchange(Call):
 
     async def _read(self, service: CounterService, namespace: Namespace) -> Response:
         count = await service.reader.read_one(namespace, self.counter, None)
-        return Response(200, count_text(namespace.name, count).encode())
+        return Response.text(count_text(namespace.name, count))
 
     def _add(self, service: CounterService, namespace: Namespace) -> bool:
         """Start the add. Return False if the route's handler must do it."""

@@ -61,7 +61,12 @@ class Response(NamedTuple):
     @classmethod
     def json(cls, model: BaseModel, status: int = 200, headers: Headers = ()) -> Response:
         """Return *model* in JSON, with the members that are set."""
-        return Response(status, model.model_dump_json(exclude_unset=True).encode(), JSON, headers)
+        return Response.text(model.model_dump_json(exclude_unset=True), headers, status)
+
+    @classmethod
+    def text(cls, json: str, headers: Headers = (), status: int = 200) -> Response:
+        """Return *json*, and a newline for those who read it in a terminal."""
+        return Response(status, b"%s\n" % json.encode(), JSON, headers)
 
     @property
     def head(self) -> Headers:
@@ -101,7 +106,8 @@ def problem_response(error: CounterError) -> Response:
         quota, window_s = (rate, 1) if rate >= 1 else (1, ceil(1 / rate))
         headers.append((b"ratelimit-policy", b'"%s";q=%d;w=%d' % (policy, quota, window_s)))
         headers.append((b"ratelimit", b'"%s";r=0;t=%d' % (policy, seconds or 1)))
-    return Response(error.status, problem_bytes(error), PROBLEM_TYPE, tuple(headers))
+    body = b"%s\n" % problem_bytes(error)
+    return Response(error.status, body, PROBLEM_TYPE, tuple(headers))
 
 
 def ttl_header(namespace: Namespace, *, is_key: bool) -> Headers:
@@ -163,7 +169,7 @@ def _outcome_text(
 def added_response(namespace: Namespace, added: Added, extra: str = "") -> Response:
     """Return the response to an add."""
     headers = (_REPLAYED_HEADER,) if added.replayed else ()
-    return Response(200, added_text(namespace, added, extra).encode(), JSON, headers)
+    return Response.text(added_text(namespace, added, extra), headers)
 
 
 def cleared_response(namespace: Namespace, cleared: Added) -> Response:
@@ -194,7 +200,7 @@ def count_text(name: str, count: Count) -> str:
 def count_response(name: str, count: Count) -> Response:
     """Return the response to a get in namespace *name*; cached, because a hot counter's is the same
     many times."""
-    return Response(200, count_text(name, count).encode())
+    return Response.text(count_text(name, count))
 
 
 def metrics_head(name: str, as_of_us: int) -> str:

@@ -94,7 +94,7 @@ class CounterRoutes:
         if count is not None:
             return count_response(namespace.name, count)
         count = await self.service.reader.read_one(namespace, call.counter, query.max_staleness)
-        return Response(200, count_text(namespace.name, count).encode())
+        return Response.text(count_text(namespace.name, count))
 
     @route(
         "POST",
@@ -199,7 +199,7 @@ class CounterRoutes:
 
 
 def _results(texts: Iterable[str]) -> Response:
-    return Response(200, f'{{"results":[{",".join(texts)}]}}'.encode())
+    return Response.text(f'{{"results":[{",".join(texts)}]}}')
 
 
 def _name_problems(names: Sequence[str]) -> Steps[Mapping[str, str]]:

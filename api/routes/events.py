@@ -138,8 +138,9 @@ class EventRoutes:
                 # A body that is no CloudEvent is an error for Knative, for one.
                 return Response(NO_CONTENT, b"")
             outcomes = await self.queue.answer(_outcomes(keyed, added))
+            body = b"%s\n" % msgspec.json.encode({"results": outcomes})
             applied = (b"preference-applied", b"return=representation")
-            return Response(200, msgspec.json.encode({"results": outcomes}), headers=(applied,))
+            return Response(200, body, headers=(applied,))
 
     @route("POST", f"{NAMESPACE}/api/v1/events", Scope.WRITE, **_INGESTS)
     async def ingest_openmeter_events(self, call: CallOf, namespace: InNamespace) -> Response:

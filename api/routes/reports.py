@@ -273,7 +273,7 @@ def _listed(
     shown = "" if counts is None else f'"counts":[{texts}],'
     page_text = "null" if page is None else json_text(page)
     named = ",".join(map(json_text, names))
-    return Response(200, f'{{"counters":[{named}],{shown}"next_page":{page_text}}}'.encode())
+    return Response.text(f'{{"counters":[{named}],{shown}"next_page":{page_text}}}')
 
 
 def _history_text(points: Sequence[tuple[int, int, int]], *, is_csv: bool) -> str:
@@ -285,7 +285,7 @@ def _history_text(points: Sequence[tuple[int, int, int]], *, is_csv: bool) -> st
         f'{{"time":"{to_rfc3339(t)}","count":{count},"delta":{delta}}}'
         for t, count, delta in points
     ]
-    return f'{{"points":[{",".join(texts)}]}}'
+    return f'{{"points":[{",".join(texts)}]}}\n'
 
 
 def history_points(

@@ -59,6 +59,13 @@ def site_of(
     )
 
 
+class JsonLine(JSONResponse):
+    """JSON, and a newline for those who read it in a terminal."""
+
+    def render(self, content: Any) -> bytes:
+        return b"%s\n" % super().render(content)
+
+
 def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
     """The routes that are not of ``/v1``."""
     making = Lock()
@@ -66,7 +73,7 @@ def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
 
     @cache
     def made(app: FastAPI) -> bytes:
-        return bytes(JSONResponse(document_of(app)).body)
+        return bytes(JsonLine(document_of(app)).body)
 
     def document(request: Request) -> Response:
         """On a thread and once: it takes as long as hundreds of adds, and needs no key."""
@@ -101,6 +108,7 @@ def _pages(health: ApiHealth, exposition: ApiExposition) -> list[PlainRoute]:
         name = endpoint.__name__
         return APIRoute(
             *(path, endpoint),
+            response_class=more.pop("response_class", JsonLine),
             **{"summary": summary, "operation_id": name, "tags": ["service"], **_OPEN, **more},
         )
 

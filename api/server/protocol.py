@@ -642,7 +642,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _problem(self, error: CounterError) -> bytes:
         """Return a response with *error*, the last one of its connection."""
-        body, wait_s = problem_bytes(error), retry_after_s(error)
+        body, wait_s = b"%s\n" % problem_bytes(error), retry_after_s(error)
         return (
             b"%scontent-type: application/problem+json\r\n%s"
             b"connection: close\r\ncontent-length: %d\r\n%s\r\n%s"

@@ -1,3 +1,3 @@
-module distributedcounter
+module distributed-counter.example/go
 
 go 1.19

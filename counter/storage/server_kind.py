@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from counter import how_to_install
 from counter.clock import StoreClock, SystemClock
 from counter.config.findings import Finding, ok, warning, wrong
 from counter.config.settings import Settings
@@ -45,8 +46,7 @@ class ServerKind(StoreKind[_S_contra]):
             import_module(self.driver)
         except ImportError as error:
             raise StartupError(
-                f"the {self.title} driver is missing ({error}):"
-                f" install it with pip install '.[{self.name}]' in its checkout"
+                f"the {self.title} driver is missing ({error}): {how_to_install(self.name)}"
             ) from error
 
     @asynccontextmanager

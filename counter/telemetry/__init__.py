@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from counter import how_to_install
 from counter.errors import StartupError
 from counter.telemetry.tracing import Tracing
 
@@ -20,6 +21,6 @@ def open_tracing(settings: Settings) -> Tracing:
     except ImportError as error:
         raise StartupError(
             f"traces is {settings.traces}, and {error.name or 'OpenTelemetry'} is not installed:"
-            " pip install '.[otel]' in its checkout, or set traces to none"
+            f" {how_to_install('otel')}, or set traces to none"
         ) from error
     return to_collector(settings.store)

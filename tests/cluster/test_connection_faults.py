@@ -17,6 +17,7 @@ from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import at, connected, have_schema, opened, options_for
 from tests.support.child import run_python
 from tests.support.relay import Relay
+from tests.support.server import ROOT
 from tests.support.waiting import eventually
 
 AWAY = CassandraOptions(contact_points=[("127.0.0.1", 1)])
@@ -229,7 +230,7 @@ def test_the_driver_is_not_installed() -> None:
         "try: store_kind('cassandra').open(None, None)\n"
         "except StartupError as error: print(error)"
     )
-    assert "pip install '.[cassandra]' in its checkout" in run_python("-c", script).stdout
+    assert f"pip install '.[cassandra]' in {ROOT}" in run_python("-c", script).stdout
 
 
 async def test_a_node_that_returns_is_found_again(cassandra: Cluster) -> None:

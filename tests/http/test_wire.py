@@ -253,5 +253,5 @@ async def test_a_client_of_http_1_0_gets_no_chunks(
         assert (b"transfer-encoding: chunked" in new) is (method == b"GET")
         # A body with a length keeps it.
         length = await wire.tell(ask % (method, b"/healthz", 0))
-        assert b"content-length: 18\r\n" in length
-        assert length.endswith(b'{"status":"alive"}' if method == b"GET" else b"\r\n\r\n")
+        assert b"content-length: 19\r\n" in length
+        assert length.endswith(b'{"status":"alive"}\n' if method == b"GET" else b"\r\n\r\n")

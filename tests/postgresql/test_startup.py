@@ -26,7 +26,7 @@ from tests.rollup.processes import TIMES
 from tests.support.certificates import Authority
 from tests.support.child import run_python
 from tests.support.rest import fresh
-from tests.support.server import serving
+from tests.support.server import ROOT, serving
 from tests.support.servers import postgresql_server
 from tests.support.waiting import eventually
 
@@ -102,7 +102,7 @@ def test_the_driver_is_not_installed() -> None:
         "try: store_kind('postgresql').open(None, None)\n"
         "except StartupError as error: print(error)"
     )
-    assert "pip install '.[postgresql]' in its checkout" in run_python("-c", script).stdout
+    assert f"pip install '.[postgresql]' in {ROOT}" in run_python("-c", script).stdout
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from counter.testing.clock import FakeClock
 from tests.support.lifespan import Lifespan
 from tests.support.needs import need
 from tests.support.parts import part_of
+from tests.support.problems import check_end
 from tests.support.rest import Rest
 from tests.support.times import SECOND, START_US
 
@@ -114,10 +115,11 @@ class App:
             port = self._listener.sockets[0].getsockname()[1]
             # Certificates of authorities take 40 ms to load.
             transport: Any = httpx.AsyncHTTPTransport(verify=False)
-            self.http = httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{port}")
+            url = f"http://127.0.0.1:{port}"
         else:
-            transport = httpx.ASGITransport(self._app)
-            self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
+            transport, url = httpx.ASGITransport(self._app), "http://test"
+        hooks = {"response": [check_end]}
+        self.http = httpx.AsyncClient(transport=transport, base_url=url, event_hooks=hooks)
 
     async def stop(self) -> None:
         """Run its end."""

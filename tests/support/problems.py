@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 
+_JSON = ("application/json", "application/problem+json")
 MEMBERS = ("type", "title", "status", "detail", "code", "applied", "retry")
 #: Refusals that another send of the same token could turn into a response carry the wait.
 WAITS = ("token_pending", "token_in_future", "overloaded", "store_unavailable", "slice_missing")
@@ -86,3 +87,10 @@ def assert_problem(
     text = f"{problem['detail']} {problem}"
     assert [name for name in names if name not in text] == [], problem
     return problem
+
+
+async def check_end(response: httpx.Response) -> None:
+    """Each answer in JSON ends with a newline: a hook for all responses of a client."""
+    is_json = response.headers.get("content-type") in _JSON
+    if is_json and response.request.method != "HEAD":
+        assert (await response.aread()).endswith(b"}\n"), response.text

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.problems import check_end
 from tests.support.rest import Rest
 from tests.support.waiting import eventually
 
@@ -158,7 +159,11 @@ class Server:
     async def client(self, namespace: str = "default") -> AsyncIterator[Rest]:
         """The API of the process that listens now."""
         async with httpx.AsyncClient(
-            base_url=self.url, timeout=30.0, trust_env=False, verify=False
+            base_url=self.url,
+            timeout=30.0,
+            trust_env=False,
+            verify=False,
+            event_hooks={"response": [check_end]},
         ) as http:
             yield Rest(http, namespace)
 

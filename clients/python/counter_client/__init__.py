@@ -34,7 +34,7 @@ from counter_client.options import Attempt, Flush, Options, Sending, Watch
 from counter_client.sync import CounterClient
 from counter_client.tokens import Key, Token
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "Added",

@@ -1,5 +1,6 @@
 """The cache that several processes share: one or more memcached servers."""
 
+from counter import how_to_install
 from counter.errors import StartupError
 
 try:
@@ -8,7 +9,7 @@ except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] != "pymemcache":
         raise
     raise StartupError(
-        "a cache in memcached needs pymemcache: pip install '.[memcached]' in its checkout"
+        f"a cache in memcached needs pymemcache: {how_to_install('memcached')}"
     ) from None
 
 __all__ = ["MemcachedCache"]

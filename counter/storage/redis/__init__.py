@@ -1,5 +1,6 @@
 """The cache that several processes share: a Redis or Valkey server."""
 
+from counter import how_to_install
 from counter.errors import StartupError
 
 try:
@@ -8,7 +9,7 @@ except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] not in ("redis", "hiredis"):
         raise
     raise StartupError(
-        "a cache in Redis needs redis and hiredis: pip install '.[redis]' in its checkout"
+        f"a cache in Redis needs redis and hiredis: {how_to_install('redis')}"
     ) from None
 
 __all__ = ["RedisCache"]

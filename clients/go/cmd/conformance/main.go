@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"distributedcounter/counter"
+	"distributed-counter.example/go/counter"
 )
 
 const atOnceMax = 32
