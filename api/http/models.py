@@ -19,6 +19,7 @@ from typing import (
     get_type_hints,
 )
 from urllib.parse import parse_qsl
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pydantic_core
@@ -40,6 +41,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict, is_typeddict
 
+from api.http.calendar import CALENDAR, start_of_day
 from api.http.problems import body_error, shown
 from counter import limits
 from counter.clock import parse_rfc3339, to_rfc3339
@@ -394,7 +396,9 @@ def _count(most: int) -> BeforeValidator:
     return _parameter(read, "{name} is {text!r}; it must be from 1 to {error}")
 
 
-def _query_instant(text: str) -> int:
+def _moment(text: str) -> int | str:
+    if text == "today":
+        return text
     # The plus sign of an offset arrives as a space if it was not percent-encoded.
     return _instant(_OFFSET_PLUS.sub("+", text))
 
@@ -408,21 +412,40 @@ def _span(text: str) -> int:
 
 
 _Duration = Annotated[int, _parameter(parse_duration), _DURATION_TEXT]
-_Instant = Annotated[
-    int,
-    _parameter(_query_instant, "{name} is {text!r}, not an RFC 3339 time with an offset: {error}"),
+_Moment = Annotated[
+    int | Literal["today"],
+    _parameter(_moment, "{name} is {text!r}, not an RFC 3339 time with an offset: {error}"),
     _TIME_TEXT,
+]
+
+
+def _zone(text: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(text)
+    except (KeyError, OSError, ValueError) as error:
+        raise ValueError(text) from error
+
+
+_Zone = Annotated[
+    ZoneInfo,
+    _parameter(_zone, "tz is {text!r}, not a time zone such as Europe/Berlin"),
+    WithJsonSchema({"type": "string"}),
+]
+
+
+def _step(text: str) -> int | str:
+    return text if text in CALENDAR else parse_duration(text)
+
+
+_Step = Annotated[
+    int | str,
+    _parameter(_step, "step: {error}; or it is day, week or month"),
+    WithJsonSchema({"type": "string"}),
 ]
 
 
 class NoQuery(QueryModel):
     """A query without parameters."""
-
-
-class StalenessQuery(QueryModel):
-    max_staleness: _Duration | SkipJsonSchema[None] = Field(
-        None, description="How stale the count may be: 0s for accurate, 5s, 1h."
-    )
 
 
 class PageQuery(QueryModel):
@@ -444,6 +467,9 @@ def _flag(text: str) -> bool:
     return text == "true"
 
 
+_Flag = Annotated[bool, _parameter(_flag, "{name} is {text!r}, neither true nor false")]
+
+
 class CountersOrder(StrEnum):
     NAME = "name"
     COUNT_DOWN = "-count"
@@ -452,9 +478,8 @@ class CountersOrder(StrEnum):
 class CountersQuery(PageQuery, PrefixQuery):
     """A page of the counters of a namespace."""
 
-    counts: Annotated[bool, _parameter(_flag, "{name} is {text!r}, neither true nor false")] = (
-        Field(False, description="With their counts.")
-    )
+    counts: _Flag = Field(False, description="With their counts.")
+    sum: _Flag = Field(False, description="With the sum of all counters that have the prefix.")
     order: Annotated[
         CountersOrder, _parameter(CountersOrder, "{name} is {text!r}, neither name nor -count")
     ] = Field(
@@ -470,10 +495,43 @@ class CountersQuery(PageQuery, PrefixQuery):
 class SpanQuery(QueryModel):
     """A part of a counter's past."""
 
-    from_: _Instant | SkipJsonSchema[None] = Field(
-        None, alias="from", description="The first instant, RFC 3339 with an offset."
+    from_: _Moment | SkipJsonSchema[None] = Field(
+        None,
+        alias="from",
+        description="The first instant, RFC 3339 with an offset; or `today`, when the day began.",
     )
-    to: _Instant | SkipJsonSchema[None] = Field(None, description="The instant after the last one.")
+    to: _Moment | SkipJsonSchema[None] = Field(None, description="The instant after the last one.")
+    tz: _Zone | SkipJsonSchema[None] = Field(
+        None, description="The time zone of days: Europe/Berlin, UTC. UTC without it."
+    )
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """The time zone of days."""
+        return self.tz or ZoneInfo("UTC")
+
+    def span(self, now_us: int, *, has_calendar: bool = False) -> tuple[int | None, int | None]:
+        """Return the two instants; None for one that was not given. Raises InvalidParameterError
+        if a time zone has no effect."""
+        if self.tz is not None and not has_calendar and "today" not in (self.from_, self.to):
+            raise InvalidParameterError(
+                f"tz is {self.tz.key}, and there is no `today`, nor a step of days, weeks or"
+                " months: leave it out",
+                field="tz",
+            )
+
+        def instant(moment: int | Literal["today"] | None) -> int | None:
+            return start_of_day(now_us, self.zone) if moment == "today" else moment
+
+        return instant(self.from_), instant(self.to)
+
+
+class CountQuery(SpanQuery):
+    """The count now, or its change in a span of time."""
+
+    max_staleness: _Duration | SkipJsonSchema[None] = Field(
+        None, description="How stale the count may be: 0s for accurate, 5s, 1h."
+    )
 
 
 class EventsQuery(SpanQuery, PageQuery):
@@ -481,8 +539,10 @@ class EventsQuery(SpanQuery, PageQuery):
 
 
 class HistoryQuery(SpanQuery):
-    step: _Duration | SkipJsonSchema[None] = Field(
-        None, description="A multiple of the rollup window; about 60 points without it."
+    step: _Step | SkipJsonSchema[None] = Field(
+        None,
+        description="A multiple of the rollup window, or `day`, `week` or `month` in the time zone"
+        " `tz`; about 60 points without it.",
     )
 
 

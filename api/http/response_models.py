@@ -131,6 +131,12 @@ class CountAnswer(_Whose):
     retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
         None, description="Always false, and only of BEST_EFFORT: a retry may count twice."
     )
+    delta: Int64 | SkipJsonSchema[None] = Field(
+        None, description="Of a span of time: how much the count changed from `from` to `as_of`."
+    )
+    from_: TimeOut | SkipJsonSchema[None] = Field(
+        None, alias="from", description="The first instant of that span."
+    )
 
 
 class EventAnswer(Answer):
@@ -184,6 +190,15 @@ class RecountAnswer(_Whose):
     windows: int = Field(description="How many are counted again.")
 
 
+class SumAnswer(Answer):
+    """The sum of all counters that have the prefix, on whatever page."""
+
+    count: Int64 = Field(description=_OF_ANY_SIZE)
+    counters: _AtLeast0 = Field(description="How many counters were summed.")
+    as_of: TimeOut = Field(description="Every add up to then, and maybe later ones, is in it.")
+    accuracy: Accuracy = Field(description="How exact the least exact of the counts is.")
+
+
 class CountersAnswer(Answer):
     model_config = example({"counters": ["likes", "views"], "next_page": "WyJ2aWV3cyJd"})
 
@@ -191,6 +206,7 @@ class CountersAnswer(Answer):
     counts: list[CountAnswer] | SkipJsonSchema[None] = Field(
         None, description="Their counts, in the same order, if they were asked for."
     )
+    sum: SumAnswer | SkipJsonSchema[None] = Field(None, description="If it was asked for.")
     next_page: _Page
 
 

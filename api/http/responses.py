@@ -185,10 +185,10 @@ def cleared_response(namespace: Namespace, cleared: Added) -> Response:
     return Response.json(body, headers=(_REPLAYED_HEADER,) if cleared.replayed else ())
 
 
-def count_text(name: str, count: Count) -> str:
-    """Return the response to a get in namespace *name*, in JSON."""
+def count_text(name: str, count: Count, extra: str = "") -> str:
+    """Return the response to a get in namespace *name*, in JSON, with *extra* members."""
     counter, value, as_of_us, accuracy = count
-    extra = ',"retry_safe":false' if accuracy is Accuracy.BEST_EFFORT else ""
+    extra = ',"retry_safe":false' if accuracy is Accuracy.BEST_EFFORT else extra
     return (
         f'{{"namespace":"{name}","counter":{json_text(counter)},'
         f'"count":{value},"as_of":"{to_rfc3339(as_of_us)}",'

@@ -18,7 +18,7 @@ from api.http.models import (
     BatchAddBody,
     BatchGetBody,
     ClearBody,
-    StalenessQuery,
+    CountQuery,
 )
 from api.http.problems import ItemProblems, problem_bytes
 from api.http.response_models import (
@@ -41,14 +41,16 @@ from api.http.responses import (
 from api.http.routing import COUNTER, NAMESPACE, REPLAYED, TTL, CallOf, InNamespace, keyed, route
 from api.routes.add_stream import AddStreams
 from api.routes.items import Items, check_number, lines_of, texts_of, token_of
+from api.routes.spans import change_between
 from api.telemetry.request_log import LoggedWrite
 from counter.background import TURN_ITEMS
 from counter.clock import to_rfc3339
+from counter.core.read import Count
 from counter.core.results import Added
 from counter.core.service import CounterService
-from counter.errors import CounterError, InvalidBodyError
+from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
-from counter.types import Namespace, Scope
+from counter.types import Accuracy, Namespace, Scope
 
 #: Writes under one token, which may be that of a header.
 _KEYED: Final[Mapping[str, Any]] = {
@@ -87,14 +89,33 @@ class CounterRoutes:
         self,
         call: CallOf,
         namespace: InNamespace,
-        query: Annotated[StalenessQuery, Query()],
+        query: Annotated[CountQuery, Query()],
     ) -> Annotated[Response, CountAnswer]:
-        """Read a counter."""
-        count = self.service.reader.peek(namespace, call.counter, query.max_staleness)
+        """Read a counter, or its change in a span of time."""
+        reader = self.service.reader
+        from_us, to_us = query.span(reader.clock.now_us())
+        if from_us is not None or to_us is not None:
+            return await self._change(call, namespace, query, (from_us or 0, to_us))
+        count = reader.peek(namespace, call.counter, query.max_staleness)
         if count is not None:
             return count_response(namespace.name, count)
-        count = await self.service.reader.read_one(namespace, call.counter, query.max_staleness)
+        count = await reader.read_one(namespace, call.counter, query.max_staleness)
         return Response.text(count_text(namespace.name, count))
+
+    async def _change(
+        self, call: Call, namespace: Namespace, query: CountQuery, span: tuple[int, int | None]
+    ) -> Response:
+        """Return the count at the end of *span*, and its change in it."""
+        if query.max_staleness is not None:
+            raise InvalidParameterError(
+                "max_staleness is of the count now: leave it out with from and to",
+                field="max_staleness",
+            )
+        reader, counter = self.service.reader, call.counter
+        end_us, count, change = await change_between(reader, namespace, counter, *span)
+        exact = Count(counter, count, end_us, Accuracy.ACCURATE)
+        more = f',"delta":{change},"from":"{to_rfc3339(span[0])}"'
+        return Response.text(count_text(namespace.name, exact, more))
 
     @route(
         "POST",

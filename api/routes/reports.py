@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 from weakref import WeakValueDictionary
+from zoneinfo import ZoneInfo
 
 from fastapi import Query
 from pydantic.json_schema import SkipJsonSchema
 
 from api.http.auth import Authorizer
+from api.http.calendar import CALENDAR, Step, calendar_step, fixed_step
 from api.http.call import CSV, JSON, OPENMETRICS, Call, preferred
 from api.http.models import (
     CountersOrder,
@@ -33,22 +35,23 @@ from api.http.response_models import (
     EventsAnswer,
     HistoryAnswer,
     RecountAnswer,
+    SumAnswer,
 )
 from api.http.responses import Response, count_text, json_text, metric_text, metrics_head
 from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetrics, route
 from api.http.streaming import StreamResponse, stream_of
+from api.routes.spans import history_points
 from counter import limits
 from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.durations import format_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
-from counter.folds import fold_rows
 from counter.names import check_counter_name
 from counter.ports import Clock, Store
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Checkpoint, Event, EventPage, Namespace, Scope, Span, WindowRow
+from counter.types import Accuracy, Event, EventPage, Namespace, Scope, Span
 
 _Item = TypeVar("_Item")
 _log = logging.getLogger("counter.api")
@@ -94,9 +97,10 @@ class ReportRoutes:
         self, call: CallOf, namespace: InNamespace, query: Annotated[EventsQuery, Query()]
     ) -> EventsAnswer:
         """A counter's events, latest first."""
-        to_us = limits.TIME_MAX_US if query.to is None else query.to
+        from_us, to_us = query.span(self.clock.now_us())
         before = _event_of_page(call.counter, query.page)
-        page = EventPage(Span(query.from_ or 0, to_us), query.limit + 1, before)
+        span = Span(from_us or 0, limits.TIME_MAX_US if to_us is None else to_us)
+        page = EventPage(span, query.limit + 1, before)
         found = await self.store.events.scan(namespace, call.counter, page)
         events, last = _paged(found, query.limit, _place)
         return EventsAnswer(events=[_event(each) for each in events], next_page=last)
@@ -114,15 +118,17 @@ class ReportRoutes:
     ) -> Annotated[Response, HistoryAnswer]:
         """A counter's count and delta a step, for charts; CSV with Accept: text/csv."""
         window_us = namespace.settings.rollup_window_us
-        to_us = self.clock.now_us() if query.to is None else query.to
-        from_us = to_us - limits.HOUR if query.from_ is None else query.from_
-        step_us = _step(query.step, from_us, to_us, window_us)
+        now_us = self.clock.now_us()
+        from_us, to_us = query.span(now_us, has_calendar=query.step in CALENDAR)
+        to_us = now_us if to_us is None else to_us
+        from_us = to_us - limits.HOUR if from_us is None else from_us
+        step = _step(query, from_us, to_us, window_us)
         settled, rows, as_of_us = await self.service.reader.history(namespace, call.counter, to_us)
         is_csv = preferred(call.headers, (JSON, b"text/csv")) != JSON
         # In a thread: thousands of points take the event loop's time of several requests.
         body = await asyncio.to_thread(
             lambda: _history_text(
-                history_points(settled, rows, from_us, min(to_us, as_of_us + 1), step_us),
+                history_points(settled, rows, from_us, min(to_us, as_of_us + 1), step),
                 is_csv=is_csv,
             ).encode()
         )
@@ -157,7 +163,7 @@ class ReportRoutes:
     ) -> Annotated[Response, CountersAnswer]:
         """Names of counters, with their counts if they are asked for."""
         by_count = query.order is CountersOrder.COUNT_DOWN
-        if query.max_staleness is not None and not (query.counts or by_count):
+        if query.max_staleness is not None and not (query.counts or query.sum or by_count):
             raise InvalidParameterError(
                 "max_staleness is of counts: add counts=true", field="max_staleness"
             )
@@ -165,6 +171,7 @@ class ReportRoutes:
         # The name that the page begins after, and the count of that name if these are in order.
         place = (None, None) if query.page is None else _place_of_list(query.page, by_count)
         _check_prefix(prefix, place[1])
+        summed = await self._sum_of(call, namespace, query) if query.sum else None
         if by_count:
             async with self.long_reads.reading(namespace.id):
                 await self._charge_all(
@@ -174,15 +181,32 @@ class ReportRoutes:
                     namespace, prefix, query.max_staleness, after=place, limit=most
                 )
             counts, last = _paged(found, query.limit, lambda each: [each.count, each.counter])
-            return _listed(namespace, [each.counter for each in counts], counts, last)
+            return _listed(namespace, [each.counter for each in counts], counts, last, summed)
         listed = await self.store.control.counters(
             namespace, prefix=prefix, after=place[1], limit=most
         )
         names, last = _paged(listed, query.limit, lambda name: [name])
         if not query.counts:
-            return _listed(namespace, names, None, last)
+            return _listed(namespace, names, None, last, summed)
         counts = await self.service.reader.read(namespace, names, query.max_staleness)
-        return _listed(namespace, names, counts, last)
+        return _listed(namespace, names, counts, last, summed)
+
+    async def _sum_of(self, call: Call, namespace: Namespace, query: CountersQuery) -> SumAnswer:
+        """Return the sum of all counters with the prefix, each read as a get reads it."""
+        prefix, reader, found = query.prefix or "", self.service.reader, list[Count]()
+        as_of_us = self.clock.now_us()
+        async with self.long_reads.reading(namespace.id):
+            why, advice = "a sum reads all of them", "add up the counts of several prefixes"
+            await self._charge_all(call, namespace, prefix, "sum", why, advice)
+            async for part in reader.names(namespace, prefix, limits.BATCH_ITEMS_MAX):
+                found += await reader.read(namespace, part, query.max_staleness)
+        is_exact = all(each.accuracy is Accuracy.ACCURATE for each in found)
+        return SumAnswer(
+            count=sum(each.count for each in found),
+            counters=len(found),
+            as_of=min([as_of_us, *(each.as_of_us for each in found)]),
+            accuracy=Accuracy.ACCURATE if is_exact else Accuracy.EVENTUAL,
+        )
 
     @route(
         "GET",
@@ -266,11 +290,17 @@ def _check_prefix(*texts: str | None) -> None:
 
 
 def _listed(
-    namespace: Namespace, names: Sequence[str], counts: Sequence[Count] | None, page: str | None
+    namespace: Namespace,
+    names: Sequence[str],
+    counts: Sequence[Count] | None,
+    page: str | None,
+    summed: SumAnswer | None,
 ) -> Response:
     """Return a page of a list; as text, because a page has up to a thousand counts."""
     texts = "" if counts is None else ",".join(count_text(namespace.name, each) for each in counts)
     shown = "" if counts is None else f'"counts":[{texts}],'
+    if summed is not None:
+        shown += f'"sum":{summed.model_dump_json()},'
     page_text = "null" if page is None else json_text(page)
     named = ",".join(map(json_text, names))
     return Response.text(f'{{"counters":[{named}],{shown}"next_page":{page_text}}}')
@@ -288,38 +318,18 @@ def _history_text(points: Sequence[tuple[int, int, int]], *, is_csv: bool) -> st
     return f'{{"points":[{",".join(texts)}]}}\n'
 
 
-def history_points(
-    settled: Checkpoint, rows: Sequence[WindowRow], from_us: int, to_us: int, step_us: int
-) -> list[tuple[int, int, int]]:
-    """(instant, count just before it, change since the step began) for each step of [from, to).
-
-    Steps are aligned to the epoch; the last one ends at *to_us*. What lies at or before *settled*
-    is known only as one sum: it is in the first count, and in no delta.
-    """
-    start_us = max(from_us, settled.time_us + 1 if settled.time_us else from_us)
-    count = fold_rows(settled.count, (row for row in rows if row.window_us < start_us))
-    later = iter([row for row in rows if row.window_us >= start_us])
-    row = next(later, None)
-    points: list[tuple[int, int, int]] = []
-    at_us = start_us - start_us % step_us
-    while at_us < to_us:
-        at_us += step_us
-        before = count
-        while row is not None and row.window_us < min(at_us, to_us):
-            count = row.total if row.cleared else count + row.total
-            row = next(later, None)
-        points.append((min(at_us, to_us), count, count - before))
-    return points
-
-
-def _step(step_us: int | None, from_us: int, to_us: int, window_us: int) -> int:
+def _step(query: HistoryQuery, from_us: int, to_us: int, window_us: int) -> Step:
     if to_us <= from_us:
         raise InvalidParameterError(
             f"to {to_rfc3339(to_us)} is not after from {to_rfc3339(from_us)}", field="to"
         )
+    step_us = query.step
     if step_us is None:
         least_us = max(1, (to_us - from_us) // 60)
-        return -(-least_us // window_us) * window_us
+        return fixed_step(-(-least_us // window_us) * window_us)
+    if isinstance(step_us, str):
+        _check_points(step_us, (to_us - from_us) // limits.DAY)
+        return _calendar_step(step_us, query.zone, window_us)
     text = format_duration(step_us)
     if step_us == 0 or step_us % window_us:
         raise InvalidParameterError(
@@ -327,13 +337,32 @@ def _step(step_us: int | None, from_us: int, to_us: int, window_us: int) -> int:
             f" {format_duration(window_us)}",
             field="step",
         )
-    points = (to_us - from_us) // step_us
+    _check_points(text, (to_us - from_us) // step_us)
+    return fixed_step(step_us)
+
+
+def _calendar_step(unit: str, zone: ZoneInfo, window_us: int) -> Step:
+    end_of = calendar_step(unit, zone)
+
+    def checked(at_us: int) -> int:
+        end_us = end_of(at_us)
+        if end_us % window_us:
+            raise InvalidParameterError(
+                f"step {unit}: in {zone.key} one ends at {to_rfc3339(end_us)}, within a window of"
+                f" {format_duration(window_us)}: take another tz",
+                field="step",
+            )
+        return end_us
+
+    return checked
+
+
+def _check_points(step: str, points: int) -> None:
     if points > limits.HISTORY_POINTS_MAX:
         raise InvalidParameterError(
-            f"step {text} makes {points} points; at most {limits.HISTORY_POINTS_MAX} are allowed",
+            f"step {step} makes {points} points; at most {limits.HISTORY_POINTS_MAX} are allowed",
             field="step",
         )
-    return step_us
 
 
 def _paged(

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import IO, Annotated, Any, BinaryIO, Final, NoReturn, TypeVar, cast
+from typing import IO, Annotated, Any, BinaryIO, Final, Literal, NoReturn, TypeVar, cast
 
 from cyclopts import Parameter
 
@@ -202,6 +202,14 @@ def default_shown(value: object) -> str | None:
 #: The flag of commands that print one answer, and of those that print several.
 Json = Annotated[bool, flag("Print JSON")]
 JsonLines = Annotated[bool, flag("Print JSON, one document per line")]
+From = Annotated[
+    str | None,
+    flag("The start: an instant, how long ago, like 24h, or today", "TIME", name="--from"),
+]
+To = Annotated[str | None, flag("The end, exclusive [now]", "TIME", name="--to")]
+TimeZone = Annotated[str | None, flag("The time zone of days: Europe/Berlin [UTC]", "ZONE")]
+#: An instant, or the beginning of the day.
+Moment = datetime | Literal["today"]
 _SECOND_CHARS: Final = len("2026-01-31T08:15:30")
 
 
@@ -278,11 +286,17 @@ def parsed(name: str, text: str, parse: Callable[[str], _Value]) -> _Value:
         raise StartupError(f"--{name}: {error}") from error
 
 
-def moment_of(name: str, text: str | None, now: datetime) -> datetime | None:
-    """Parse the instant of the flag *name*: RFC 3339, or a duration before now. Raises
+def span_of(start: str | None, end: str | None) -> tuple[Moment | None, Moment | None]:
+    """Parse the flags ``--from`` and ``--to``. Raises StartupError."""
+    now = datetime.now(UTC)
+    return _moment_of("from", start, now), _moment_of("to", end, now)
+
+
+def _moment_of(name: str, text: str | None, now: datetime) -> Moment | None:
+    """Parse the instant of the flag *name*: RFC 3339, ``today``, or a duration before now. Raises
     StartupError."""
-    if text is None:
-        return None
+    if text is None or text == "today":
+        return cast("Moment | None", text)
     try:
         return now - timedelta(microseconds=parse_duration(text))
     except (ValueError, OverflowError):
@@ -292,7 +306,7 @@ def moment_of(name: str, text: str | None, now: datetime) -> datetime | None:
     except ValueError:
         raise StartupError(
             f"--{name}: {text[:40]!r} is not an instant; write it like 2026-01-31T08:15:30Z, or how"
-            " long ago it was, like 24h"
+            " long ago it was, like 24h, or today"
         ) from None
     # Without an offset it could be local time or UTC; the answers are in UTC.
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -146,6 +146,21 @@ def test_a_history_is_a_table_csv_and_json(shell: Shell, soon_rolled_up: str, na
     assert f"nothing of {name} is rolled up in that time" in shell.err
 
 
+def test_a_span_of_time_and_a_prefix_are_summed(shell: Shell, name: str) -> None:
+    for more in ("a", "b"):
+        shell.said("add", f"{name}{more}", "7")
+    since = ("--from", "2026-01-01T00:00:00Z")
+    assert shell.said("get", f"{name}a", *since) == "7"
+    (found,) = shell.documents("get", f"{name}a", *since)
+    assert (found["start"], found["delta"]) == ("2026-01-01T00:00:00.000000Z", 7)
+    assert shell.said("list", name, "--sum") == "14"
+    (summed,) = shell.documents("list", name, "--sum")
+    assert (summed["count"], summed["counters"], summed["accuracy"]) == (14, 2, "accurate")
+    for words in ((f"{name}a", f"{name}b", *since), (f"{name}a", "--to", "today")):
+        shell.fails(2, "get", *words)
+        assert "a span of time needs --from, one NAME, and no --max-staleness" in shell.err
+
+
 def test_steps_without_a_change_are_one_line(shell: Shell) -> None:
     """Regression: one add in an hour was a line among sixty."""
     begin = datetime(2026, 1, 1, tzinfo=UTC)

@@ -25,7 +25,12 @@ READS: dict[str, tuple[Call[Any], Any]] = {
         {"since": TIME, "as_of": TIME, "complete": True, "counters": [BUSY]},
     ),
     "events": (CALLS.events("c", None, None, None), {"events": [EVENT], "next_page": None}),
-    "history": (CALLS.history("c", None, None, None), {"points": [POINT]}),
+    "history": (CALLS.history("c", None, None, None, None), {"points": [POINT]}),
+    "between": (CALLS.between("c", "today", None, None), {**COUNT, "from": TIME, "delta": 1}),
+    "sum": (
+        CALLS.sum("c", None),
+        {"sum": {"count": 1, "counters": 1, "as_of": TIME, "accuracy": "accurate"}},
+    ),
     "settings": (CALLS.settings(), SETTINGS),
     "change_namespace": (CALLS.change_namespace({}), SETTINGS),
     "create_namespace": (CALLS.create_namespace({}), SETTINGS),

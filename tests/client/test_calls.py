@@ -129,6 +129,24 @@ async def test_history_and_events_are_read(client: Any, name: str) -> None:
     assert name in await client.counters(prefix="a/b?c&d")
 
 
+async def test_a_span_of_time_and_a_prefix_are_summed(client: Any, name: str) -> None:
+    for number in range(3):
+        await client.add(f"{name}{number}", 2)
+    summed = await client.sum(name)
+    assert (summed.count, summed.counters, summed.accuracy) == (6, 3, "accurate")
+    assert (await client.sum(name, max_staleness="0s")).count == 6
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    change = await client.between(f"{name}1", began)
+    assert (change.counter, change.start, change.count, change.delta) == (f"{name}1", began, 2, 2)
+    today = await client.between(f"{name}1", "today", tz="Asia/Tokyo")
+    assert today.start < today.end
+    assert today.start.hour == 15
+    with pytest.raises(InvalidParameterError, match="next to it at"):
+        await client.between(f"{name}1", began, began + timedelta(microseconds=1))
+    by_month = await client.history(f"{name}1", began, step="month", tz="Asia/Tokyo")
+    assert all(each.time.hour == 15 for each in by_month[:-1])
+
+
 async def test_the_busiest_counters_are_found(client: Any, name: str) -> None:
     await client.add(name, 3)
     found = await client.busiest(100, span="1m")

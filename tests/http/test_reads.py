@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.routes import reports
+from api.routes import reports, spans
 from tests.support.app import App, every_store
 from tests.support.rest import Rest, fresh, item
 from tests.support.times import HOUR, MINUTE, SECOND, START_US, rfc3339, to_us
@@ -218,7 +218,7 @@ async def test_a_history_is_written_outside_of_the_event_loops_thread(
 ) -> None:
     """Regression: one of 10,000 points kept all other requests waiting."""
     threads: list[int] = []
-    points = reports.history_points
+    points = spans.history_points
 
     def noted(*given: Any) -> Any:
         threads.append(threading.get_ident())

@@ -10,11 +10,13 @@ from counter_client.answers import (
     AddedCount,
     Busiest,
     Busy,
+    Change,
     Cleared,
     Count,
     Event,
     Point,
     Resolved,
+    Sum,
 )
 from counter_client.buffer import AsyncBuffer, Buffer
 from counter_client.errors import CounterError
@@ -46,6 +48,7 @@ __all__ = [
     "BufferFullError",
     "Busiest",
     "Busy",
+    "Change",
     "Cleared",
     "ClosedError",
     "Count",
@@ -61,6 +64,7 @@ __all__ = [
     "Resolved",
     "Sending",
     "SpoolBusyError",
+    "Sum",
     "Token",
     "UnexpectedAnswerError",
     "Unfinished",

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from counter_client.errors import CounterError, TokenTooOldError
 from counter_client.failures import Unfinished, UnknownOutcomeError, unfinished_of
 from counter_client.options import Options
 from counter_client.retrying import Budget, Effect, Pause, Policy, Send, attempts, drive_async
-from counter_client.tokens import Credential, Items, Token
+from counter_client.tokens import Credential, Items, Moment, Token
 from counter_client.transport import AsyncTransport, LiveStream, LiveUpdate
 
 T = TypeVar("T")
@@ -95,6 +94,16 @@ class AsyncCounterClient:
         """
         return await self._call(self._calls.get(counter, max_staleness))
 
+    async def between(
+        self, counter: str, start: Moment, end: Moment | None = None, *, tz: str | None = None
+    ) -> answers.Change:
+        """Return how much the count changed from *start* to *end*, by default now, exactly.
+
+        Both are ends of windows of the namespace, or ``"today"``, the beginning of the day in the
+        time zone *tz* (``Europe/Berlin``; UTC if None).
+        """
+        return await self._call(self._calls.between(counter, start, end, tz))
+
     async def get_many(
         self, counters: Iterable[str], *, max_staleness: str | None = None
     ) -> list[answers.Count]:
@@ -169,6 +178,13 @@ class AsyncCounterClient:
                 return
             left = None if left is None else left - len(found)
 
+    async def sum(
+        self, prefix: str | None = None, *, max_staleness: str | None = None
+    ) -> answers.Sum:
+        """Return the sum of all counters with *prefix*, at most 10,000. *max_staleness*: see
+        :meth:`get`."""
+        return await self._call(self._calls.sum(prefix, max_staleness))
+
     async def busiest(self, limit: int = 10, *, span: str = "10s") -> answers.Busiest:
         """Return the *limit* counters (1 to 100) with the most adds in the last *span*, at most
         ``1m``; docs/http.md describes how exact that is."""
@@ -177,8 +193,8 @@ class AsyncCounterClient:
     async def events(
         self,
         counter: str,
-        start: datetime | None = None,
-        end: datetime | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
         *,
         limit: int | None = None,
     ) -> AsyncIterator[answers.Event]:
@@ -196,12 +212,15 @@ class AsyncCounterClient:
     async def history(
         self,
         counter: str,
-        start: datetime | None = None,
-        end: datetime | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
         step: str | None = None,
+        *,
+        tz: str | None = None,
     ) -> AsyncIterator[answers.Point]:
-        """Yield the count at the end of each *step* (such as ``1m``) of ``[start, end)``."""
-        for each in await self._call(self._calls.history(counter, start, end, step)):
+        """Yield the count at the end of each *step* of ``[start, end)``: a duration such as ``1m``,
+        or ``day``, ``week`` or ``month`` in the time zone *tz*."""
+        for each in await self._call(self._calls.history(counter, start, end, step, tz)):
             yield each
 
     async def live(self, counter: str) -> AsyncGenerator[LiveUpdate]:

@@ -59,6 +59,29 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """How much a count changed from ``start`` to ``end``, and what it was just before ``end``."""
+
+    counter: str
+    start: datetime
+    end: datetime
+    count: int
+    delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The sum of *counters* counters."""
+
+    count: int
+    counters: int
+    #: Every add up to then is in it.
+    as_of: datetime
+    #: ``accurate`` if each of them is.
+    accuracy: str
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One add or clear of the event log."""
 
@@ -175,10 +198,32 @@ def count_of(body: Mapping[str, Any], namespace: str, counter: str | None = None
     found = member(body, "counter", str)
     if body["namespace"] != namespace or counter not in (None, found):
         raise ValueError("the answer is about another counter")
-    accuracy = member(body, "accuracy", str)
+    return Count(found, member(body, "count", int), time_of(body, "as_of"), _accuracy(body))
+
+
+def _accuracy(body: Mapping[str, Any]) -> str:
+    accuracy: str = member(body, "accuracy", str)
     if accuracy not in _ACCURACIES:
         raise ValueError(accuracy)
-    return Count(found, member(body, "count", int), time_of(body, "as_of"), accuracy)
+    return accuracy
+
+
+def change_of(body: Mapping[str, Any], namespace: str, counter: str) -> Change:
+    """Parse the change of *counter* in a span of time."""
+    found = count_of(body, namespace, counter)
+    start, delta = time_of(body, "from"), member(body, "delta", int)
+    return Change(counter, start, found.as_of, found.count, delta)
+
+
+def sum_of(body: Mapping[str, Any]) -> Sum:
+    """Parse the sum that comes with a list of counters."""
+    found = member(body, "sum", dict)
+    return Sum(
+        member(found, "count", int),
+        member(found, "counters", int),
+        time_of(found, "as_of"),
+        _accuracy(found),
+    )
 
 
 def event_of(body: Mapping[str, Any]) -> Event:

@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from json.encoder import encode_basestring
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -25,6 +24,7 @@ from counter_client.tokens import (
     Credential,
     Items,
     Key,
+    Moment,
     Token,
     check_delta,
     checked_items,
@@ -164,6 +164,15 @@ class Calls:
             partial(answers.count_of, namespace=self.namespace, counter=counter),
         )
 
+    def between(
+        self, counter: str, start: Moment, end: Moment | None, tz: str | None
+    ) -> Call[answers.Change]:
+        query = _query(**{"from": moment_text(start), "to": moment_text(end), "tz": tz})
+        return Call(
+            Request("GET", self._counter(counter) + query, "get"),
+            partial(answers.change_of, namespace=self.namespace, counter=counter),
+        )
+
     def batch(
         self, adds: Iterable[tuple[str, int, Token]], texts: Iterable[str]
     ) -> Call[list[answers.Added | CounterError]]:
@@ -229,6 +238,10 @@ class Calls:
             ),
         )
 
+    def sum(self, prefix: str | None, max_staleness: str | None) -> Call[answers.Sum]:
+        query = _query(prefix=prefix, sum="true", max_staleness=max_staleness, limit="1")
+        return Call(Request("GET", f"{self._base}/counters{query}", "counters"), answers.sum_of)
+
     def busiest(self, limit: int, span: str) -> Call[answers.Busiest]:
         path = f"{self._base}/busiest" + _query(limit=str(limit), span=span)
         return Call(Request("GET", path, "busiest"), answers.busiest_of)
@@ -236,8 +249,8 @@ class Calls:
     def events(
         self,
         counter: str,
-        start: datetime | None,
-        end: datetime | None,
+        start: Moment | None,
+        end: Moment | None,
         page: str | None,
         items: int = PAGE_ITEMS_MAX,
     ) -> Call[tuple[list[answers.Event], str | None]]:
@@ -258,9 +271,15 @@ class Calls:
         )
 
     def history(
-        self, counter: str, start: datetime | None, end: datetime | None, step: str | None
+        self,
+        counter: str,
+        start: Moment | None,
+        end: Moment | None,
+        step: str | None,
+        tz: str | None,
     ) -> Call[list[answers.Point]]:
-        query = _query(**{"from": moment_text(start), "to": moment_text(end), "step": step})
+        span = {"from": moment_text(start), "to": moment_text(end)}
+        query = _query(**span, step=step, tz=tz)
         return Call(
             Request("GET", f"{self._counter(counter)}/history{query}", "history"),
             lambda body: [answers.point_of(x) for x in _list(body, "points")],

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +37,7 @@ from counter_client.retrying import (
     attempts,
     drive,
 )
-from counter_client.tokens import Credential, Items, Token
+from counter_client.tokens import Credential, Items, Moment, Token
 from counter_client.transport import AsyncTransport, LiveStream, LiveUpdate, SyncTransport
 
 T = TypeVar("T")
@@ -224,6 +223,16 @@ class CounterClient:
         """
         return self._call(self._calls.get(counter, max_staleness))
 
+    def between(
+        self, counter: str, start: Moment, end: Moment | None = None, *, tz: str | None = None
+    ) -> answers.Change:
+        """Return how much the count changed from *start* to *end*, by default now, exactly.
+
+        Both are ends of windows of the namespace, or ``"today"``, the beginning of the day in the
+        time zone *tz* (``Europe/Berlin``; UTC if None).
+        """
+        return self._call(self._calls.between(counter, start, end, tz))
+
     def get_many(
         self, counters: Iterable[str], *, max_staleness: str | None = None
     ) -> list[answers.Count]:
@@ -296,6 +305,11 @@ class CounterClient:
                 return
             left = None if left is None else left - len(found)
 
+    def sum(self, prefix: str | None = None, *, max_staleness: str | None = None) -> answers.Sum:
+        """Return the sum of all counters with *prefix*, at most 10,000. *max_staleness*: see
+        :meth:`get`."""
+        return self._call(self._calls.sum(prefix, max_staleness))
+
     def busiest(self, limit: int = 10, *, span: str = "10s") -> answers.Busiest:
         """Return the *limit* counters (1 to 100) with the most adds in the last *span*, at most
         ``1m``; docs/http.md describes how exact that is."""
@@ -304,8 +318,8 @@ class CounterClient:
     def events(
         self,
         counter: str,
-        start: datetime | None = None,
-        end: datetime | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
         *,
         limit: int | None = None,
     ) -> Iterator[answers.Event]:
@@ -322,12 +336,15 @@ class CounterClient:
     def history(
         self,
         counter: str,
-        start: datetime | None = None,
-        end: datetime | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
         step: str | None = None,
+        *,
+        tz: str | None = None,
     ) -> Iterator[answers.Point]:
-        """Yield the count at the end of each *step* (such as ``1m``) of ``[start, end)``."""
-        yield from self._call(self._calls.history(counter, start, end, step))
+        """Yield the count at the end of each *step* of ``[start, end)``: a duration such as ``1m``,
+        or ``day``, ``week`` or ``month`` in the time zone *tz*."""
+        yield from self._call(self._calls.history(counter, start, end, step, tz))
 
     def live(self, counter: str) -> Iterator[LiveUpdate]:
         """Yield the count, again whenever it changes, and every few seconds with a new ``as_of``.

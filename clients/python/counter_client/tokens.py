@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar, cast
 
 from counter_client.errors import InvalidParameterError
 
@@ -151,6 +151,8 @@ class Key(NamedTuple):
 
 
 Credential = Token | Key
+#: An instant with a time zone, or the beginning of the day.
+Moment = datetime | Literal["today"]
 T = TypeVar("T")
 #: Counters and their deltas: pairs, or a mapping.
 Items = Iterable[tuple[str, int]] | Mapping[str, int]
@@ -230,10 +232,10 @@ def checked_namespace(namespace: str) -> str:
     return namespace
 
 
-def moment_text(moment: datetime | None) -> str | None:
+def moment_text(moment: Moment | None) -> str | None:
     """Return *moment* as text for a query."""
-    if moment is None:
-        return None
+    if moment is None or moment == "today":
+        return cast("str | None", moment)
     if not isinstance(moment, datetime):
         raise InvalidParameterError(f"{_shown(moment)} is not a datetime; give one in UTC")
     if moment.tzinfo is None:

@@ -3,7 +3,7 @@
  * may answer with any JSON.
  */
 
-import { integer, list, record, text } from "./json.js";
+import { integer, list, record, stringifiable, text } from "./json.js";
 import { type Credential, parseTime, Token } from "./tokens.js";
 import type { Item } from "./unfinished.js";
 
@@ -69,7 +69,7 @@ export const READERS: {
   add: (json, [asked]) => addedOf(json, asked!),
   "add-and-get": (json, [asked]) => {
     const { count, as_of } = record(json);
-    return { ...addedOf(json, asked!), count: integer(count), asOf: time(as_of) };
+    return stringifiable({ ...addedOf(json, asked!), count: integer(count), asOf: time(as_of) });
   },
   clear: (json, [asked]) => clearedOf(json, asked!),
   delete: (json, [asked]) => clearedOf(json, asked!),
@@ -79,7 +79,7 @@ export const READERS: {
 export function addedOf(json: unknown, asked: Asked): Added {
   const { delta, retry_safe } = record(json);
   if (integer(delta) !== asked.delta) throw new TypeError("it is about another delta");
-  return { ...clearedOf(json, asked), delta: asked.delta, retrySafe: retry_safe !== false };
+  return stringifiable({ ...clearedOf(json, asked), delta: asked.delta, retrySafe: retry_safe !== false });
 }
 
 function clearedOf(json: unknown, asked: Asked): Cleared {
@@ -101,7 +101,7 @@ export function countOf(json: unknown, namespace: string, counter: string): Coun
   if (accuracy !== "accurate" && accuracy !== "eventual" && accuracy !== "best_effort") {
     throw new TypeError("its accuracy is unknown");
   }
-  return { counter, count: integer(count), asOf: time(as_of), accuracy };
+  return stringifiable({ counter, count: integer(count), asOf: time(as_of), accuracy });
 }
 
 /** Read the result of each of `asked`. */

@@ -150,3 +150,17 @@ export function writeJson(value: unknown): string {
   }
   return JSON.stringify(value);
 }
+
+/**
+ * `result`, which `JSON.stringify` takes: it takes no bigint, so an integer becomes a number, or text if a number would
+ * round it.
+ */
+export function stringifiable<T extends object>(result: T): T {
+  const toJSON = () => Object.fromEntries(Object.entries(result).map(([name, value]) => [name, plain(value)]));
+  return Object.defineProperty(result, "toJSON", { value: toJSON });
+}
+
+function plain(value: unknown): unknown {
+  if (typeof value !== "bigint") return value;
+  return BigInt.asIntN(54, value) === value ? Number(value) : String(value);
+}

@@ -12,6 +12,7 @@ import {
   UnknownOutcomeError,
   UnsentError,
 } from "../src/node.js";
+import { stringifiable } from "../src/json.js";
 import { added, FakeClock, results, type Sent, script } from "./fakes.js";
 
 const BUSY = { code: "overloaded", retry: "same_token", applied: null, detail: "busy" };
@@ -216,4 +217,16 @@ test("names that a URL cannot carry are refused in paths, and go by atomic", asy
   await assert.rejects(client.add("..", 1), /use atomic/);
   await client.atomic([["..", 1]]);
   assert.equal(sent[0]!.path, "/v1/namespaces/default/atomic/add");
+});
+
+test("JSON.stringify takes a result, and rounds no integer", async () => {
+  const count = { namespace: "default", counter: "c", as_of: "2026-01-31T08:15:30.004711Z", accuracy: "accurate" };
+  const { client } = made([[200, added], [200, { ...count, count: 3 }]]);
+  const { eventTime } = JSON.parse(JSON.stringify(await client.add("c", 1)));
+  assert.match(eventTime, /^2/);
+  const text = '{"counter":"c","count":3,"asOf":"2026-01-31T08:15:30.004711Z","accuracy":"accurate"}';
+  assert.equal(JSON.stringify(await client.get("c")), text);
+  for (const [value, written] of [[2n ** 53n - 1n, "9007199254740991"], [2n ** 53n, '"9007199254740992"'], [-(2n ** 63n), '"-9223372036854775808"']]) {
+    assert.equal(JSON.stringify(stringifiable({ count: value })), `{"count":${written}}`);
+  }
 });

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from counter.cli.add_stream import add_lines
 from counter.cli.client import (
@@ -28,7 +28,11 @@ from counter.cli.client import (
 )
 from counter.cli.terminal import (
     EXIT_INTERRUPTED,
+    From,
     JsonLines,
+    Moment,
+    TimeZone,
+    To,
     exiting,
     flag,
     json_line,
@@ -36,6 +40,7 @@ from counter.cli.terminal import (
     print_error,
     print_out,
     remark,
+    span_of,
     table,
 )
 from counter.errors import StartupError
@@ -253,18 +258,32 @@ def get(
     max_staleness: Annotated[
         str | None, flag("How old a count may be: 5s; 0s for none [the namespace's]", "DURATION")
     ] = None,
+    start: From = None,
+    end: To = None,
+    tz: TimeZone = None,
     json: JsonLines = False,
 ) -> None:
-    """Print counts."""
+    """Print counts, or how much one changed in a span of time."""
     with exit_codes(service), open_client(service) as client:
         if not names:
             raise StartupError("NAME is missing: give the name of a counter, or of several")
+        if start is not None or end is not None:
+            if len(names) > 1 or start is None or max_staleness is not None:
+                raise StartupError(
+                    "--to: a span of time needs --from, one NAME, and no --max-staleness"
+                )
+            since, until = span_of(start, end)
+            change = client.between(names[0], cast(Moment, since), until, tz=tz)
+            print_answer(
+                str(change.delta), {"namespace": service.namespace, **asdict(change)}, json=json
+            )
+            return
         if len(names) == 1:
             counts = [client.get(names[0], max_staleness=max_staleness)]
         else:
             counts = []
-            for start in range(0, len(names), _AT_ONCE):
-                some = names[start : start + _AT_ONCE]
+            for at in range(0, len(names), _AT_ONCE):
+                some = names[at : at + _AT_ONCE]
                 counts += client.get_many(some, max_staleness=max_staleness)
         if json:
             for each in counts:
@@ -285,10 +304,17 @@ def list_(
     max_staleness: Annotated[
         str, flag("How old a count may be; a long time for what is rolled up", "DURATION")
     ] = "0s",
+    total: Annotated[bool, flag("Print only the sum of all of them", name="--sum")] = False,
     json: JsonLines = False,
 ) -> None:
     """Print counters with their counts."""
     with exit_codes(service), open_client(service) as client:
+        if total:
+            summed = client.sum(prefix, max_staleness=max_staleness)
+            print_answer(
+                str(summed.count), {"namespace": service.namespace, **asdict(summed)}, json=json
+            )
+            return
         if by not in ("name", "count"):
             raise StartupError(f"--by: {by[:40]!r} is neither name nor count")
         if limit < 0:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import Annotated, Final
 
@@ -22,16 +21,19 @@ from counter.cli.client import (
 )
 from counter.cli.commands.counters import Name
 from counter.cli.terminal import (
+    From,
     JsonLines,
+    TimeZone,
+    To,
     flag,
     instant,
     json_line,
-    moment_of,
     print_out,
     printable,
     remark,
     second,
     signed,
+    span_of,
     table,
 )
 from counter.errors import StartupError
@@ -42,11 +44,6 @@ from counter_client.errors import UnavailableError
 from counter_client.tokens import checked_name
 
 _BUSY_MAX: Final = 100
-_From = Annotated[
-    str | None,
-    flag("The start: an instant, or how long ago, like 24h", "TIME", name="--from"),
-]
-_To = Annotated[str | None, flag("The end, exclusive [now]", "TIME", name="--to")]
 
 
 def watch(
@@ -160,11 +157,13 @@ def history(
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    start: _From = None,
-    end: _To = None,
+    start: From = None,
+    end: To = None,
     step: Annotated[
-        str | None, flag("The length of a step: 1m [for about 60 steps]", "DURATION")
+        str | None,
+        flag("The length of a step: 1m, or day, week or month [for about 60 steps]", "DURATION"),
     ] = None,
+    tz: TimeZone = None,
     csv: Annotated[bool, flag("Print CSV")] = False,
     json: JsonLines = False,
 ) -> None:
@@ -172,8 +171,8 @@ def history(
     with exit_codes(service), open_client(service) as client:
         if csv and json:
             raise StartupError("--csv and --json exclude each other: give one")
-        since, until = _span(start, end)
-        points = list(client.history(name, since, until, step))
+        since, until = span_of(start, end)
+        points = list(client.history(name, since, until, step, tz=tz))
         if csv:
             print_out("\n".join(["time,count,delta", *map(_csv_line, points)]))
         elif json:
@@ -192,8 +191,8 @@ def events(
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    start: _From = None,
-    end: _To = None,
+    start: From = None,
+    end: To = None,
     limit: Annotated[int, flag("The maximum number; 0 for all", "NUMBER")] = 100,
     json: JsonLines = False,
 ) -> None:
@@ -202,7 +201,7 @@ def events(
         if limit < 0:
             raise StartupError(f"--limit: it is {limit}; it must be 0, for all, or more")
         checked_name(name)
-        since, until = _span(start, end)
+        since, until = span_of(start, end)
         found = client.events(name, since, until, limit=limit + 1 if limit else None)
         shown: list[Event] = []
         is_more = False
@@ -220,11 +219,6 @@ def events(
             remark(f"there are earlier ones: --limit 0 for all, or --to {last} for those before")
         if not shown:
             remark(f"there are no events of {name} in that time, or they are no longer kept")
-
-
-def _span(start: str | None, end: str | None) -> tuple[datetime | None, datetime | None]:
-    now = datetime.now(UTC)
-    return moment_of("from", start, now), moment_of("to", end, now)
 
 
 def _table(points: Sequence[Point]) -> str:
