@@ -49,13 +49,32 @@ _OF_PLACE: Final[_Panels] = (
     ),
     (Group("Other settings", sort_key=2), _SETTINGS),
 )
-#: And of a command that sets a store up or serves it.
+#: And of a command that sets a store up or serves it: what most need comes first, and what belongs
+#: to one store last.
 _OF_ALL: Final[_Panels] = (
-    (Group("Log", sort_key=2), ("log_level", "log_format", "log_requests", "audit_log", "traces")),
-    (Group("Dataset", sort_key=3), _OF_DATASETS),
-    (Group("Store", sort_key=1), STORE),
-    (Group("Rollup", sort_key=4), _ROLLUP),
-    (Group("Serve", sort_key=5), _SETTINGS),
+    (
+        Group("Start", sort_key=1),
+        ("config", "store", "data", "host", "port", "insecure", "workers", "cache"),
+    ),
+    *(
+        (Group(f"Only with --store {name}", sort_key=9), settings)
+        for name, settings in zip(store_names(), _OF_STORES, strict=True)
+    ),
+    (Group("Log", sort_key=7), ("log_level", "log_format", "log_requests", "audit_log", "traces")),
+    (Group("Dataset", sort_key=3), (*_OF_DATASETS, "keyspace", "start_timeout")),
+    (
+        Group("Access", sort_key=2),
+        (
+            *("https_cert", "https_key", "https_key_password_file", "https_client_ca"),
+            *("tls_in_front", "hosts", "cors_origins"),
+        ),
+    ),
+    (
+        Group("New namespaces", sort_key=4),
+        ("rollup_window", "accept_limit", "shards", "payload_check"),
+    ),
+    (Group("Rollup and cache", sort_key=5), (*_ROLLUP, "rollup")),
+    (Group("Limits", sort_key=6), _SETTINGS),
 )
 
 

@@ -160,9 +160,13 @@ def _problems(error: ValidationError, origins: Mapping[str, str]) -> Iterator[st
 def _what(each: ErrorDetails, message: str, name: str, rest: list[str]) -> str:
     """Describe what is wrong with one value, which is shown unless it is secret."""
     if each["type"] == "extra_forbidden":
+        is_section = isinstance(each["input"], dict) and not rest
         known = (dataset_model() if rest else settings_model()).model_fields
-        close = difflib.get_close_matches((rest or [name])[-1], known, 1)
-        return f"there is no such setting{f'; is it {close[0]}?' if close else ''}"
+        close = difflib.get_close_matches(
+            (rest or [name])[-1], ["datasets"] if is_section else known, 1
+        )
+        what = "section, only [datasets.NAME]" if is_section else "setting"
+        return f"there is no such {what}{f'; is it {close[0]}?' if close else ''}"
     if name == "cache" or is_secret(name):
         return message
     value = str(each["input"])[:_SHOWN_CHARS_MAX]

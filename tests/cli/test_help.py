@@ -87,6 +87,25 @@ def test_a_command_beside_the_store_has_the_flags_that_it_needs_first(
         ]
 
 
+def test_the_help_of_the_server_begins_with_what_most_need_and_ends_with_one_store_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    panels = dict(re.findall(r"^╭─ ([\w -]+?) ─+╮$(.*?)^╰", helped(capsys, "serve"), re.M | re.S))
+    flags = {name: re.findall(r"^│ --([a-z-]+)", text, re.M) for name, text in panels.items()}
+    first, *others = flags
+    assert first == "Start"
+    assert {"store", "data", "host", "port"} < set(flags[first])
+    for store in store_names():
+        own = {each.replace("_", "-") for each in own_settings(store_kind(store))}
+        elsewhere = {
+            each for name in flags if not name.endswith(f" {store}") for each in flags[name]
+        }
+        assert own & elsewhere <= {"data"}, store
+    assert [each.startswith("Only with --store ") for each in others] == sorted(
+        each.startswith("Only with --store ") for each in others
+    )
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_help_names_values_by_words(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: STR and INT did not describe the value."""
@@ -120,7 +139,9 @@ def test_the_reference_has_each_usage_once_and_no_empty_panel() -> None:
     text = commands_page()
     assert "\ncounter add [OPTIONS] NAME [DELTA]\n" in text
     assert "\ncounter token resolve [OPTIONS] TOKEN [NAME [DELTA]]\n" in text
-    assert re.findall(r"\*\*(?:Store|Other settings|Log|Dataset|Rollup|Serve)\*\*", text) == []
+    assert (
+        re.findall(r"\*\*(?:Start|Store|Other settings|Log|Dataset|Access|Limits)\*\*", text) == []
+    )
 
 
 @pytest.mark.parametrize("name", ALL)

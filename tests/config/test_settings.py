@@ -80,6 +80,16 @@ class TestSources:
             "retentoin (file counter.toml): there is no such setting; is it retention?"
         )
 
+    @pytest.mark.parametrize(
+        ("section", "near"), [("dataset.audit", "; is it datasets?"), ("serve", "")]
+    )
+    def test_an_unknown_section_is_refused_with_the_near_one(self, section: str, near: str) -> None:
+        Path("counter.toml").write_text(f"[{section}]\nport = 1")
+        assert refusal() == (
+            f"{section.partition('.')[0]} (file counter.toml): there is no such section, only"
+            f" [datasets.NAME]{near}"
+        )
+
     def test_an_unknown_name_in_the_environment_is_reported(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
