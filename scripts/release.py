@@ -61,24 +61,38 @@ def _run(*command: str) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 def main() -> None:
-    """``scripts/release VERSION``."""
+    """``scripts/release VERSION``. It may be run again after a step that failed."""
     [new] = sys.argv[1:] or [""]
     if not re.fullmatch(r"\d+\.\d+\.\d+(?:\.dev0)?", new):
         sys.exit(f"scripts/release: {new[:40]!r} is no version such as 0.2.0 or 0.3.0.dev0")
-    if subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT, check=False).returncode:
-        sys.exit("scripts/release: there are changes that are not committed")
+    if _git("status", "--porcelain"):
+        sys.exit("scripts/release: there are changes, or new files, that are not committed")
+    tags = (f"v{new}", f"clients/go/v{new}")
+    if there := _git("tag", "--list", *tags):
+        sys.exit(f"scripts/release: {new} is released already: {', '.join(there.split())}")
     [old, *others] = {version for _, version in versions()}
     if others:
         sys.exit(f"scripts/release: there is more than one version: {old}, {', '.join(others)}")
-    set_version(old, new)
-    _run("git", "commit", "--all", "--message", f"Version {new}")
+    if old != new:
+        if ("dev" in old) is ("dev" in new):
+            sys.exit(f"scripts/release: {old} comes first: the changelog has no entry for {new}")
+        set_version(old, new)
+        _run("git", "commit", "--all", "--message", f"Version {new}")
     if "dev" in new:
         return
+    _run("scripts/test")
     _run("scripts/check")
+    for package in (ROOT / "dist").glob("*.tgz"):
+        package.unlink()
     _run("scripts/package")
     _run("npm", "pack", "--pack-destination", "dist", "./clients/typescript")
-    tags = (f"v{new}", f"clients/go/v{new}")
     for tag in tags:
         _run("git", "tag", "--annotate", "--message", f"Version {new}", tag)
     print(f"Nothing is uploaded yet. To do so:\n  git push origin HEAD {' '.join(tags)}")

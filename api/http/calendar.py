@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
 
+from counter.limits import DAY
+
 #: The end of the step that holds an instant.
 Step = Callable[[int], int]
-CALENDAR: Final = ("day", "week", "month")
+#: The units of the calendar, with the time that each has about, and a month at least.
+CALENDAR: Final[Mapping[str, int]] = {"day": DAY, "week": 7 * DAY, "month": 28 * DAY}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 

@@ -89,7 +89,8 @@ DurationText = Annotated[
 
 
 _DURATION_TEXT: Final = WithJsonSchema({"type": "string", "pattern": "^([0-9]+(us|ms|s|m|h|d))+$"})
-_TIME_TEXT: Final = WithJsonSchema({"type": "string", "format": "date-time"})
+_TIME_SCHEMA: Final[Mapping[str, str]] = {"type": "string", "format": "date-time"}
+_TIME_TEXT: Final = WithJsonSchema(dict(_TIME_SCHEMA))
 InstantText = Annotated[int, BeforeValidator(_instant), _TIME_TEXT]
 #: Microseconds, which responses have as text.
 DurationOut = Annotated[int, PlainSerializer(format_duration, str), _DURATION_TEXT]
@@ -415,14 +416,19 @@ _Duration = Annotated[int, _parameter(parse_duration), _DURATION_TEXT]
 _Moment = Annotated[
     int | Literal["today"],
     _parameter(_moment, "{name} is {text!r}, not an RFC 3339 time with an offset: {error}"),
-    _TIME_TEXT,
+    WithJsonSchema({"anyOf": [dict(_TIME_SCHEMA), {"type": "string", "enum": ["today"]}]}),
 ]
+#: Names of the tz database; no file of the machine's own, such as localtime.
+_ZONE_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9+-][A-Za-z0-9_+-]*){0,2}")
+_ZONE_CHARS_MAX: Final = 64
 
 
 def _zone(text: str) -> ZoneInfo:
+    if len(text) > _ZONE_CHARS_MAX or not _ZONE_NAME.fullmatch(text):
+        raise ValueError(text)
     try:
         return ZoneInfo(text)
-    except (KeyError, OSError, ValueError) as error:
+    except (KeyError, OSError) as error:
         raise ValueError(text) from error
 
 

@@ -95,7 +95,7 @@ class CounterRoutes:
         reader = self.service.reader
         from_us, to_us = query.span(reader.clock.now_us())
         if from_us is not None or to_us is not None:
-            return await self._change(call, namespace, query, (from_us or 0, to_us))
+            return await self._change(call, namespace, query, (from_us, to_us))
         count = reader.peek(namespace, call.counter, query.max_staleness)
         if count is not None:
             return count_response(namespace.name, count)
@@ -103,7 +103,11 @@ class CounterRoutes:
         return Response.text(count_text(namespace.name, count))
 
     async def _change(
-        self, call: Call, namespace: Namespace, query: CountQuery, span: tuple[int, int | None]
+        self,
+        call: Call,
+        namespace: Namespace,
+        query: CountQuery,
+        span: tuple[int | None, int | None],
     ) -> Response:
         """Return the count at the end of *span*, and its change in it."""
         if query.max_staleness is not None:
@@ -114,8 +118,8 @@ class CounterRoutes:
         reader, counter = self.service.reader, call.counter
         end_us, count, change = await change_between(reader, namespace, counter, *span)
         exact = Count(counter, count, end_us, Accuracy.ACCURATE)
-        more = f',"delta":{change},"from":"{to_rfc3339(span[0])}"'
-        return Response.text(count_text(namespace.name, exact, more))
+        since = "" if span[0] is None else f',"from":"{to_rfc3339(span[0])}"'
+        return Response.text(count_text(namespace.name, exact, f',"delta":{change}{since}'))
 
     @route(
         "POST",

@@ -121,7 +121,7 @@ class ReportRoutes:
         now_us = self.clock.now_us()
         from_us, to_us = query.span(now_us, has_calendar=query.step in CALENDAR)
         to_us = now_us if to_us is None else to_us
-        from_us = to_us - limits.HOUR if from_us is None else from_us
+        from_us = to_us - _usual_span(query.step) if from_us is None else from_us
         step = _step(query, from_us, to_us, window_us)
         settled, rows, as_of_us = await self.service.reader.history(namespace, call.counter, to_us)
         is_csv = preferred(call.headers, (JSON, b"text/csv")) != JSON
@@ -318,6 +318,11 @@ def _history_text(points: Sequence[tuple[int, int, int]], *, is_csv: bool) -> st
     return f'{{"points":[{",".join(texts)}]}}\n'
 
 
+def _usual_span(step: int | str | None) -> int:
+    """Return the span of a history that has no beginning."""
+    return 30 * CALENDAR[step] if isinstance(step, str) else limits.HOUR
+
+
 def _step(query: HistoryQuery, from_us: int, to_us: int, window_us: int) -> Step:
     if to_us <= from_us:
         raise InvalidParameterError(
@@ -328,8 +333,10 @@ def _step(query: HistoryQuery, from_us: int, to_us: int, window_us: int) -> Step
         least_us = max(1, (to_us - from_us) // 60)
         return fixed_step(-(-least_us // window_us) * window_us)
     if isinstance(step_us, str):
-        _check_points(step_us, (to_us - from_us) // limits.DAY)
-        return _calendar_step(step_us, query.zone, window_us)
+        _check_points(step_us, (to_us - from_us) // CALENDAR[step_us])
+        end_of = _calendar_step(step_us, query.zone, window_us)
+        end_of(from_us)
+        return end_of
     text = format_duration(step_us)
     if step_us == 0 or step_us % window_us:
         raise InvalidParameterError(

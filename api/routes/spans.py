@@ -3,7 +3,8 @@ instants."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 
 from api.http.calendar import Step
 from counter import limits
@@ -43,39 +44,57 @@ async def change_between(
     reader: CountReader,
     namespace: Namespace,
     counter: str,
-    from_us: int,
+    from_us: int | None,
     to_us: int | None,
 ) -> tuple[int, int, int]:
-    """Return the instant *to_us*, or now, the count just before it, and its change since *from_us*.
+    """Return the instant *to_us*, or now, the count just before it, and its change since *from_us*,
+    or since the beginning.
 
     Both are exact for all adds that were acknowledged before the call. Raises
     InvalidParameterError if one is not at the end of a window, or earlier than what is kept.
     """
     CounterService.require_events(namespace, "a span of time")
-    size_us, now_us = namespace.settings.rollup_window_us, reader.clock.now_us()
-    settled, rows, through_us = await reader.history(namespace, counter, limits.TIME_MAX_US)
-    wanted = (("from", from_us), *((("to", to_us),) if to_us is not None else ()))
-    for name, at_us in wanted:
-        _check_bound(name, at_us, _first_us(settled), now_us - now_us % size_us, size_us)
-    if to_us is not None and to_us <= from_us:
+    if from_us is not None and to_us is not None and to_us <= from_us:
         raise InvalidParameterError(
             f"to {to_rfc3339(to_us)} is not after from {to_rfc3339(from_us)}", field="to"
         )
-    if max(at_us for _, at_us in wanted) > through_us + 1:
-        # Windows that are not rolled up, and all later events, from one read.
-        end_us = now_us + limits.FUTURE_LIMIT_MAX_US + 2 * namespace.dataset.clock_skew_max_us
-        span = Span(through_us + 1, end_us - end_us % size_us + size_us)
-        [folds] = await reader.store.events.window_folds(namespace, [counter], span)
-        rows = [*rows, *(WindowRow(at, *folds[at]) for at in sorted(folds))]
-    before = fold_rows(settled.count, (row for row in rows if row.window_us < from_us))
-    if to_us is not None:
-        count = fold_rows(settled.count, (row for row in rows if row.window_us < to_us))
-        return to_us, count, count - before
-    count = fold_rows(settled.count, rows)
-    if from_us <= through_us + 1:
-        [tail] = await reader.store.events.tails(namespace, [(counter, through_us)])
-        count = apply_fold(count, tail)
-    return now_us, count, count - before
+    now_us = reader.clock.now_us()
+    settled, rows, through_us = await reader.history(namespace, counter, limits.TIME_MAX_US)
+    bounds = {"from": from_us, "to": to_us}
+    for name, at_us in bounds.items():
+        if at_us is not None:
+            _check_bound(name, at_us, settled, now_us, namespace.settings.rollup_window_us)
+    # Bounds in windows that are not rolled up, and all later events, from one read.
+    late = [at_us for at_us in bounds.values() if at_us is not None and at_us > through_us + 1]
+    after = [(counter, through_us), *((counter, at_us - 1) for at_us in late)]
+    tail, *tails = await reader.store.events.tails(namespace, after, reader.tail_end(namespace))
+    # In a thread: a counter may have a row for each window of a week.
+    rolled_up, before = await asyncio.to_thread(_counts_before, settled, rows, bounds.values())
+    count_now = apply_fold(rolled_up, tail)
+    for at_us, later in zip(late, tails, strict=True):
+        if later.cleared:
+            # What it cleared is in no tail.
+            span = Span(through_us + 1, at_us)
+            [folds] = await reader.store.events.window_folds(namespace, [counter], span)
+            known = [WindowRow(start_us, *folds[start_us]) for start_us in sorted(folds)]
+            before[at_us] = fold_rows(rolled_up, known)
+        else:
+            before[at_us] = count_now - later.total
+    count = count_now if to_us is None else before[to_us]
+    end_us = now_us if to_us is None else min(to_us, now_us)
+    return end_us, count, count - (0 if from_us is None else before[from_us])
+
+
+def _counts_before(
+    settled: Checkpoint, rows: Sequence[WindowRow], bounds: Iterable[int | None]
+) -> tuple[int, dict[int, int]]:
+    """Return the count of all *rows*, and that of the rows before each bound."""
+    before = {
+        at_us: fold_rows(settled.count, (row for row in rows if row.window_us < at_us))
+        for at_us in bounds
+        if at_us is not None
+    }
+    return fold_rows(settled.count, rows), before
 
 
 def _first_us(settled: Checkpoint) -> int:
@@ -83,14 +102,17 @@ def _first_us(settled: Checkpoint) -> int:
     return settled.time_us + 1 if settled.time_us else 0
 
 
-def _check_bound(name: str, at_us: int, first_us: int, last_us: int, size_us: int) -> None:
+def _check_bound(name: str, at_us: int, settled: Checkpoint, now_us: int, size_us: int) -> None:
+    """Raise InvalidParameterError unless *at_us* is the end of a window whose events are kept. The
+    latest one is that of now: this clock may be behind the caller's."""
+    first_us, last_us = _first_us(settled), now_us - now_us % size_us + size_us
     if first_us <= at_us <= last_us and not at_us % size_us:
         return
     low_us = max(first_us, min(at_us - at_us % size_us, last_us))
-    high_us = min(low_us + size_us, last_us)
+    near = dict.fromkeys((low_us, min(low_us + size_us, last_us)))
     raise InvalidParameterError(
         f"{name} is {to_rfc3339(at_us)}; the count is known at the ends of windows of"
         f" {format_duration(size_us)} from {to_rfc3339(first_us)} to {to_rfc3339(last_us)}, next to"
-        f" it at {to_rfc3339(low_us)} and {to_rfc3339(high_us)}",
+        f" it at {' and '.join(map(to_rfc3339, near))}",
         field=name,
     )

@@ -1,3 +1,3 @@
-module distributed-counter.example/go
+module distributed-counter.example/clients/go
 
 go 1.19

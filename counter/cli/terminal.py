@@ -286,19 +286,23 @@ def parsed(name: str, text: str, parse: Callable[[str], _Value]) -> _Value:
         raise StartupError(f"--{name}: {error}") from error
 
 
-def span_of(start: str | None, end: str | None) -> tuple[Moment | None, Moment | None]:
-    """Parse the flags ``--from`` and ``--to``. Raises StartupError."""
-    now = datetime.now(UTC)
-    return _moment_of("from", start, now), _moment_of("to", end, now)
+def span_of(
+    start: str | None, end: str | None, window_us: int = 1
+) -> tuple[Moment | None, Moment | None]:
+    """Parse the flags ``--from`` and ``--to``; how long ago is rounded down to the end of a window.
+    Raises StartupError."""
+    now_us = to_us(datetime.now(UTC))
+    return _moment_of("from", start, now_us, window_us), _moment_of("to", end, now_us, window_us)
 
 
-def _moment_of(name: str, text: str | None, now: datetime) -> Moment | None:
+def _moment_of(name: str, text: str | None, now_us: int, window_us: int) -> Moment | None:
     """Parse the instant of the flag *name*: RFC 3339, ``today``, or a duration before now. Raises
     StartupError."""
     if text is None or text == "today":
         return cast("Moment | None", text)
     try:
-        return now - timedelta(microseconds=parse_duration(text))
+        at_us = now_us - parse_duration(text)
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at_us - at_us % window_us)
     except (ValueError, OverflowError):
         pass
     try:

@@ -239,13 +239,13 @@ class CountReader:
         if not stored:
             return {}
         after = [(counter, each.time_us) for counter, each in stored.items()]
-        tails = await self.store.events.tails(namespace, after, self._tail_end(namespace))
+        tails = await self.store.events.tails(namespace, after, self.tail_end(namespace))
         return {
             counter: Checkpoint(max(now_us, each.time_us), apply_fold(each.count, tail))
             for (counter, each), tail in zip(stored.items(), tails, strict=True)
         }
 
-    def _tail_end(self, namespace: Namespace) -> int | None:
+    def tail_end(self, namespace: Namespace) -> int | None:
         """Return an instant later than every event acknowledged by now; None if it is unknown.
 
         It uses the bound of all future limits, because the namespace's own limit may have been

@@ -229,7 +229,7 @@ SHOWN_AGAIN = {
     "": (r"/busiest\?", 8, 0),
     "ns/default": (r"/counters\?|/shards$", 2, 0),
     "health": (r"/outcomes$|/shards$", 11, 0),
-    "ns/default/c/likes": (r"/history\?|/live$", 2, 1),
+    "ns/default/c/likes": (r"/history\?|/live$|/likes\?from=", 5, 1),
 }
 
 
@@ -340,10 +340,40 @@ def test_a_count_is_live_and_keeps_all_its_digits(
         expect(page.locator("#count")).to_have_text("23 058 430 092 136 939 520")
 
 
+def test_a_counter_shows_how_much_it_changed_in_the_last_hour_and_day(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    add(http, "tiles", 41)
+    with visit(service) as at:
+        page = at.go("ns/default/c/tiles")
+        values = page.locator(".tiles .value")
+        expect(values).to_have_text(["+41", "+41"])
+        expect(page.locator(".tiles")).to_contain_text("0 the day before")
+        add(http, "tiles", -2)
+        expect(values).to_have_text(["+39", "+39"], timeout=20_000)
+
+
+def test_a_counter_that_was_never_written_is_not_shown_as_one_at_zero(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    """With those whose names begin alike; the page of one that counts to 0 is a counter's."""
+    add(http, "zero-sum", 1)
+    add(http, "zero-sum", -1)
+    with visit(service) as at:
+        page = at.go("ns/default/c/zero-some")
+        expect(page.locator("#nothing")).to_contain_text("Nothing was ever counted here")
+        expect(page.locator("#count")).to_have_count(0)
+        page.locator("#nothing").get_by_role("link", name="zero-sum").click()
+        expect(page.locator("#count")).to_have_text("0")
+        expect(page.locator("#events tbody tr")).to_have_count(2)
+
+
 def test_a_stale_count_does_not_replace_a_newer_one(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
     """The first count is of the age of those on the stream."""
+    key = {"Idempotency-Key": "stale"}
+    assert http.post("/zz-1/counters/new/add", json={"delta": 1}, headers=key).is_success
     with visit(service) as at:
         at.page.route("**/live", lambda way: None)
         page = at.go("ns/zz-1/c/new")
@@ -670,6 +700,7 @@ def test_every_page_is_accessible(
             "": page.locator(".card").first,
             "ns/default": page.locator("tbody tr").first,
             "ns/default/c/likes": page.locator(".u-legend"),
+            "ns/default/c/lik": page.locator("#nothing"),
             "health": page.locator(".u-legend"),
             "ns/nowhere": page.locator(".problem"),
         }

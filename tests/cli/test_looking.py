@@ -153,10 +153,15 @@ def test_a_span_of_time_and_a_prefix_are_summed(shell: Shell, name: str) -> None
     assert shell.said("get", f"{name}a", *since) == "7"
     (found,) = shell.documents("get", f"{name}a", *since)
     assert (found["start"], found["delta"]) == ("2026-01-01T00:00:00.000000Z", 7)
+    # How long ago is rounded to the end of a window.
+    assert shell.said("get", f"{name}a", "--from", "1h") == "7"
+    assert shell.said("get", f"{name}a", "--from", "2h", "--to", "1h") == "0"
+    assert shell.said("get", f"{name}a", "--from", "today", "--tz", "Asia/Tokyo") == "7"
     assert shell.said("list", name, "--sum") == "14"
     (summed,) = shell.documents("list", name, "--sum")
     assert (summed["count"], summed["counters"], summed["accuracy"]) == (14, 2, "accurate")
-    for words in ((f"{name}a", f"{name}b", *since), (f"{name}a", "--to", "today")):
+    one = f"{name}a"
+    for words in ((one, f"{name}b", *since), (one, "--to", "today"), (one, "--tz", "UTC")):
         shell.fails(2, "get", *words)
         assert "a span of time needs --from, one NAME, and no --max-staleness" in shell.err
 

@@ -7,6 +7,7 @@ import { problemBox } from "./problems.js";
 
 const SPANS = [["15 min", 900, 15], ["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200]];
 const EVENTS = 20;
+const NEAR = 5;
 const SILENCE_MS = 15000; // A stream sends the count at least every five seconds.
 const ACCURACY = {
   accurate: "It includes every add that was acknowledged by then.",
@@ -30,6 +31,10 @@ export async function counterView(place, signal, namespace, counter) {
     h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Namespaces"), " / ",
       h("a", { href: `#/ns/${encodeURIComponent(namespace)}` }, namespace), " / ", h("span", { "aria-current": "page" }, counter)),
     h("h1", { class: "name" }, counter), main);
+  if (!rough && String(exact.count) === "0" && !(await isListed(namespace, counter, signal))) {
+    main.append(await nothing(namespace, counter, signal));
+    return;
+  }
   const refresh = []; // Called when the count changes.
   const big = countPart(count, path, signal, () => refresh.forEach((each) => each()));
   main.append(big);
@@ -37,7 +42,55 @@ export async function counterView(place, signal, namespace, counter) {
     main.append(h("p", { class: "empty" }, "A BEST_EFFORT counter keeps no events, so there is no history to show."));
     return;
   }
+  big.append(await sumsPart(path, settings, signal));
   main.append(await historyPart(path, settings, signal), await eventsPart(path, signal, refresh));
+}
+
+const listed = async (namespace, prefix, limit, signal) =>
+  (await get(`v1/namespaces/${encodeURIComponent(namespace)}/counters?${new URLSearchParams({ prefix, limit })}`, signal)).counters;
+
+const isListed = async (namespace, counter, signal) => (await listed(namespace, counter, 1, signal))[0] === counter;
+
+// Says that there is no such counter, with those whose names begin alike.
+async function nothing(namespace, counter, signal) {
+  const letters = [...counter];
+  const near = await listed(namespace, letters.slice(0, Math.ceil(letters.length / 2)).join(""), NEAR, signal);
+  return h("section", { class: "empty", id: "nothing" },
+    h("p", {}, "Nothing was ever counted here, or it was deleted. The first add creates the counter: ", code(`POST /${counterPath(namespace, counter)}/add`)),
+    near.length ? h("p", {}, "Did you mean ", near.flatMap((name, place) => [place ? ", " : "", h("a", { href: `#/ns/${encodeURIComponent(namespace)}/c/${encodeURIComponent(name)}` }, name)]), "?") : null);
+}
+
+// How much the count changed in the last hour, and in the last day beside the day before; exact until now.
+async function sumsPart(path, settings, signal) {
+  const window = micros(settings.rollup_window) / 1000;
+  const ago = (hours) => new Date(Math.floor((now() - hours * 3600000) / window) * window).toISOString();
+  const tile = (name) => {
+    const [value, about] = [h("dd", { class: "value" }, "–"), h("dd", { class: "fine" })];
+    return { value, about, element: h("div", {}, h("dt", {}, name), value, about) };
+  };
+  const [hour, day] = [tile("Last hour"), tile("Last day")];
+  const change = async (span) => {
+    try {
+      return signed((await get(`${path}?${new URLSearchParams(span)}`, signal)).delta);
+    } catch (error) {
+      if (error.body?.code === "invalid_parameter") return "–"; // Older than what is kept.
+      throw error;
+    }
+  };
+  const load = async () => {
+    try {
+      const [lastHour, lastDay, dayBefore] = await Promise.all([
+        change({ from: ago(1) }), change({ from: ago(24) }), change({ from: ago(48), to: ago(24) })]);
+      hour.value.textContent = lastHour;
+      day.value.textContent = lastDay;
+      day.about.textContent = `${dayBefore} the day before`;
+    } catch (error) {
+      if (!signal.aborted && !(error instanceof Problem)) throw error; // The count shows the failure.
+    }
+  };
+  await load();
+  repeat(load, 10000, signal);
+  return h("dl", { class: "tiles" }, hour.element, day.element);
 }
 
 // A browser resolves "." and ".." in a path, however they are encoded: only a body can name such counters.

@@ -17,6 +17,7 @@ from counter.cli.client import (
     ServiceFlags,
     credential_of,
     delta_of,
+    duration_us,
     exit_codes,
     explain,
     fail,
@@ -267,12 +268,12 @@ def get(
     with exit_codes(service), open_client(service) as client:
         if not names:
             raise StartupError("NAME is missing: give the name of a counter, or of several")
-        if start is not None or end is not None:
+        if start is not None or end is not None or tz is not None:
             if len(names) > 1 or start is None or max_staleness is not None:
                 raise StartupError(
                     "--to: a span of time needs --from, one NAME, and no --max-staleness"
                 )
-            since, until = span_of(start, end)
+            since, until = span_of(start, end, _window_us(client))
             change = client.between(names[0], cast(Moment, since), until, tz=tz)
             print_answer(
                 str(change.delta), {"namespace": service.namespace, **asdict(change)}, json=json
@@ -292,6 +293,11 @@ def get(
             print_out(str(counts[0].count))
         else:
             print_out(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in counts]))
+
+
+def _window_us(client: CounterClient) -> int:
+    """Return the length of the windows of the namespace: how long ago is rounded to their ends."""
+    return duration_us("rollup_window", client.namespace()["rollup_window"])
 
 
 def list_(

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"distributed-counter.example/go/counter"
+	"distributed-counter.example/clients/go/counter"
 )
 
 const atOnceMax = 32
