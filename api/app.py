@@ -301,7 +301,7 @@ def _handlers(
     """The handlers that need nothing but these, the hottest first: routes are tried in order."""
     admin_log = AdminLog(settings.audit_log, clock)
     return (
-        CounterRoutes(service, settings.batch_items_max, streams, streams.queue),
+        CounterRoutes(service, store, clock, settings.batch_items_max, streams, streams.queue),
         EventRoutes(service, settings.batch_items_max, streams.queue),
         ReportRoutes(service, store, clock, admin_log, authorizer),
         NamespaceRoutes(service, settings, admin_log),

@@ -50,6 +50,7 @@ from counter.core.results import Added
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
+from counter.ports import Clock, Store
 from counter.types import Accuracy, Namespace, Scope
 
 #: Writes under one token, which may be that of a header.
@@ -72,6 +73,8 @@ class CounterRoutes:
     """``/v1/namespaces/{namespace}/counters/{counter}`` and the batches, the hottest first."""
 
     service: CounterService
+    store: Store
+    clock: Clock
     batch_items_max: int
     streams: AddStreams
     #: Reads the items of batches and makes their responses in turn.
@@ -93,7 +96,7 @@ class CounterRoutes:
     ) -> Annotated[Response, CountAnswer]:
         """Read a counter, or its change in a span of time."""
         reader = self.service.reader
-        from_us, to_us = query.span(reader.clock.now_us())
+        from_us, to_us = query.span(self.clock.now_us())
         if from_us is not None or to_us is not None:
             return await self._change(call, namespace, query, (from_us, to_us))
         count = reader.peek(namespace, call.counter, query.max_staleness)
@@ -115,9 +118,11 @@ class CounterRoutes:
                 "max_staleness is of the count now: leave it out with from and to",
                 field="max_staleness",
             )
-        reader, counter = self.service.reader, call.counter
-        end_us, count, change = await change_between(reader, namespace, counter, *span)
-        exact = Count(counter, count, end_us, Accuracy.ACCURATE)
+        end_us, count, change = await change_between(
+            *(self.service.reader, self.store.events, self.clock.now_us()),
+            *(namespace, call.counter, span),
+        )
+        exact = Count(call.counter, count, end_us, Accuracy.ACCURATE)
         since = "" if span[0] is None else f',"from":"{to_rfc3339(span[0])}"'
         return Response.text(count_text(namespace.name, exact, f',"delta":{change}{since}'))
 

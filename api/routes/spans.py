@@ -14,6 +14,7 @@ from counter.core.service import CounterService
 from counter.durations import format_duration
 from counter.errors import InvalidParameterError
 from counter.folds import apply_fold, fold_rows
+from counter.ports import EventStore
 from counter.types import Checkpoint, Namespace, Span, WindowRow
 
 
@@ -42,40 +43,40 @@ def history_points(
 
 async def change_between(
     reader: CountReader,
+    events: EventStore,
+    now_us: int,
     namespace: Namespace,
     counter: str,
-    from_us: int | None,
-    to_us: int | None,
+    bounds: tuple[int | None, int | None],
 ) -> tuple[int, int, int]:
-    """Return the instant *to_us*, or now, the count just before it, and its change since *from_us*,
-    or since the beginning.
+    """Return the second of *bounds*, or now, the count just before it, and its change since the
+    first of them, or since the beginning.
 
     Both are exact for all adds that were acknowledged before the call. Raises
     InvalidParameterError if one is not at the end of a window, or earlier than what is kept.
     """
     CounterService.require_events(namespace, "a span of time")
+    from_us, to_us = bounds
     if from_us is not None and to_us is not None and to_us <= from_us:
         raise InvalidParameterError(
             f"to {to_rfc3339(to_us)} is not after from {to_rfc3339(from_us)}", field="to"
         )
-    now_us = reader.clock.now_us()
     settled, rows, through_us = await reader.history(namespace, counter, limits.TIME_MAX_US)
-    bounds = {"from": from_us, "to": to_us}
-    for name, at_us in bounds.items():
+    for name, at_us in zip(("from", "to"), bounds, strict=True):
         if at_us is not None:
             _check_bound(name, at_us, settled, now_us, namespace.settings.rollup_window_us)
     # Bounds in windows that are not rolled up, and all later events, from one read.
-    late = [at_us for at_us in bounds.values() if at_us is not None and at_us > through_us + 1]
+    late = [at_us for at_us in bounds if at_us is not None and at_us > through_us + 1]
     after = [(counter, through_us), *((counter, at_us - 1) for at_us in late)]
-    tail, *tails = await reader.store.events.tails(namespace, after, reader.tail_end(namespace))
+    tail, *tails = await events.tails(namespace, after, reader.tail_end(namespace))
     # In a thread: a counter may have a row for each window of a week.
-    rolled_up, before = await asyncio.to_thread(_counts_before, settled, rows, bounds.values())
+    rolled_up, before = await asyncio.to_thread(_counts_before, settled, rows, bounds)
     count_now = apply_fold(rolled_up, tail)
     for at_us, later in zip(late, tails, strict=True):
         if later.cleared:
             # What it cleared is in no tail.
             span = Span(through_us + 1, at_us)
-            [folds] = await reader.store.events.window_folds(namespace, [counter], span)
+            [folds] = await events.window_folds(namespace, [counter], span)
             known = [WindowRow(start_us, *folds[start_us]) for start_us in sorted(folds)]
             before[at_us] = fold_rows(rolled_up, known)
         else:

@@ -69,9 +69,9 @@ class CountReader:
     def __init__(
         self, store: Store, cache: Cache, clock: Clock, guard: ClockGuard | None = None
     ) -> None:
-        self.store = store
+        self._store = store
         self._cache = cache
-        self.clock = clock
+        self._clock = clock
         self._guard = guard
         #: Cache look-ups of counts, by result.
         self.lookups = dict.fromkeys(("hit", "miss"), 0)
@@ -90,7 +90,7 @@ class CountReader:
         if entry is None:
             return None
         if max_staleness_us is not None:
-            oldest_us = self.clock.now_us() - max_staleness_us
+            oldest_us = self._clock.now_us() - max_staleness_us
             if entry.time_us < oldest_us + namespace.dataset.clock_skew_max_us:
                 return None
         self.lookups["hit"] += 1
@@ -102,7 +102,7 @@ class CountReader:
         """Return what :meth:`read` returns, for one counter and faster."""
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             return (await self.read(namespace, (counter,), max_staleness_us))[0]
-        now_us = self.clock.now_us()
+        now_us = self._clock.now_us()
         oldest_us = _oldest_us(namespace, max_staleness_us, now_us)
         if oldest_us < now_us:
             (entry,) = await self._cache.get_many(namespace, (counter,))
@@ -110,8 +110,8 @@ class CountReader:
                 self.lookups["hit"] += 1
                 return Count(counter, entry.count, entry.time_us, Accuracy.EVENTUAL)
             self.lookups["miss"] += 1
-        watermarks = await self.store.rollups.watermarks(namespace)
-        (head,) = await self.store.rollups.heads(namespace, (counter,))
+        watermarks = await self._store.rollups.watermarks(namespace)
+        (head,) = await self._store.rollups.heads(namespace, (counter,))
         stored = await self._rolled_up_of(namespace, counter, watermarks, head)
         if oldest_us < now_us:
             await self._cache.put_many(namespace, ((counter, stored),))
@@ -127,7 +127,7 @@ class CountReader:
 
         None means the namespace's default: 0 for ACCURATE, any staleness for EVENTUAL.
         """
-        now_us = self.clock.now_us()
+        now_us = self._clock.now_us()
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             values = await self._cache.best_effort(namespace, counters)
             return [
@@ -176,8 +176,8 @@ class CountReader:
         The watermark is read FIRST: if it is read after the checkpoint, it may include a window
         that the checkpoint does not.
         """
-        watermarks = await self.store.rollups.watermarks(namespace)
-        heads = await self.store.rollups.heads(namespace, counters)
+        watermarks = await self._store.rollups.watermarks(namespace)
+        heads = await self._store.rollups.heads(namespace, counters)
         return {
             counter: await self._rolled_up_of(namespace, counter, watermarks, head)
             for counter, head in zip(counters, heads, strict=True)
@@ -210,16 +210,16 @@ class CountReader:
         The instant is *as_of_us*, or ``settled`` if that is later by now. Windows with a pending
         recount are summed again."""
         for _ in range(_ATTEMPTS_MAX):
-            dropped_before_us = await self.store.control.dropped_before(namespace.dataset)
+            dropped_before_us = await self._store.control.dropped_before(namespace.dataset)
             [(head, rows)] = await read_heads_and_rows(
-                self.store, namespace, [counter], through_us=as_of_us
+                self._store, namespace, [counter], through_us=as_of_us
             )
             if head.settled.time_us > as_of_us:
                 as_of_us = head.settled.time_us
                 continue
             recounts = recounts_of(head, as_of_us, dropped_before_us)
             try:
-                sums = await self.store.events.sums(namespace, [(counter, p) for p in recounts])
+                sums = await self._store.events.sums(namespace, [(counter, p) for p in recounts])
             except SliceMissingError:
                 continue
             merged = {row.window_us: row for row in rows}
@@ -239,7 +239,7 @@ class CountReader:
         if not stored:
             return {}
         after = [(counter, each.time_us) for counter, each in stored.items()]
-        tails = await self.store.events.tails(namespace, after, self.tail_end(namespace))
+        tails = await self._store.events.tails(namespace, after, self.tail_end(namespace))
         return {
             counter: Checkpoint(max(now_us, each.time_us), apply_fold(each.count, tail))
             for (counter, each), tail in zip(stored.items(), tails, strict=True)
@@ -251,7 +251,7 @@ class CountReader:
         It uses the bound of all future limits, because the namespace's own limit may have been
         another one, or may have changed without this process knowing yet.
         """
-        now_us, dataset = self.clock.now_us(), namespace.dataset
+        now_us, dataset = self._clock.now_us(), namespace.dataset
         if self._guard is None or not self._guard.is_sure(dataset):
             return None
         return now_us + limits.FUTURE_LIMIT_MAX_US + 2 * dataset.clock_skew_max_us + 1
@@ -261,7 +261,7 @@ class CountReader:
     ) -> tuple[Checkpoint, list[WindowRow], int]:
         """Return the settled fold, the later window rows that start before *to_us*, and the instant
         up to which the rows are exact."""
-        watermarks = await self.store.rollups.watermarks(namespace)
+        watermarks = await self._store.rollups.watermarks(namespace)
         watermark_us = watermarks[shard_of(counter, namespace.settings.shards)]
         as_of_us, settled, rows = await self._settled_and_rows(namespace, counter, watermark_us)
         return settled, [row for row in rows if row.window_us < to_us], as_of_us
@@ -274,7 +274,7 @@ class CountReader:
 
         The cache is not used: another process's cache may be older, and counts would go back."""
         # Read first, so that the names and counts that are read later include all up to it.
-        watermark_us = min(await self.store.rollups.watermarks(namespace))
+        watermark_us = min(await self._store.rollups.watermarks(namespace))
 
         async def parts() -> AsyncGenerator[list[Count], None]:
             async for part in self.names(namespace, prefix, limits.METRICS_PIECE_COUNTERS):
@@ -332,7 +332,7 @@ class CountReader:
         """Yield the names with *prefix* in parts of *size*."""
         last = None
         while True:
-            part = await self.store.control.counters(
+            part = await self._store.control.counters(
                 namespace, prefix=prefix, after=last, limit=size
             )
             if part:

@@ -14,6 +14,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from pydantic import Field
 
+from counter import how_to_install
 from counter.cli.commands.backup import _begin_new_life
 from counter.clock import SystemClock
 from counter.config import store_kinds
@@ -206,7 +207,7 @@ def test_a_kind_is_found_without_its_driver(
 ) -> None:
     """Opening the store names the extra to install."""
     monkeypatch.setitem(sys.modules, kind.driver, None)
-    with pytest.raises(StartupError, match=rf"pip install '\.\[{kind.name}\]' in its checkout"):
+    with pytest.raises(StartupError, match=re.escape(how_to_install(kind.name))):
         kind.open(Settings(), SystemClock())
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import re
 import sys
 import uuid
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter import how_to_install
 from counter.errors import CacheUnavailableError, InvalidBodyError, StartupError
 from counter.limits import INT64_MAX, INT64_MIN, SECOND, TIME_MAX_US
 from counter.ports import Cache
@@ -271,5 +273,5 @@ def test_a_missing_driver_is_named(kind: str, driver: str) -> None:
     with patch.dict(sys.modules, without):
         for name in names:
             del sys.modules[name]
-        with pytest.raises(StartupError, match=rf"pip install '\.\[{kind}\]' in its checkout"):
+        with pytest.raises(StartupError, match=re.escape(how_to_install(kind))):
             importlib.import_module(f"counter.storage.{kind}")

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.http.calendar import fixed_step
 from api.http.models import TokenBody
 from api.http.problems import problem_bytes, problem_types, retry_after_s
 from api.routes.items import token_of
-from api.routes.reports import _event_of_page, _page, _place, history_points
+from api.routes.reports import _event_of_page, _page, _place
+from api.routes.spans import history_points
 from counter import limits
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError, TokenTooOldError
 from counter.folds import fold_rows
@@ -138,7 +140,7 @@ def test_a_history_is_the_count_at_each_instant(
 ) -> None:
     """And each delta is the change of the count."""
     to_us = from_us + span_us
-    points = history_points(Checkpoint(0, settled), found, from_us, to_us, step_us)
+    points = history_points(Checkpoint(0, settled), found, from_us, to_us, fixed_step(step_us))
     counts = [
         fold_rows(settled, (row for row in found if row.window_us < at_us))
         for at_us, _, _ in points

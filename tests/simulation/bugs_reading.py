@@ -36,7 +36,7 @@ BUGS = (
         "tail-cut-at-now",
         "the live tail ends at the reader's now",
         Edit(
-            _Reader._tail_end,
+            _Reader.tail_end,
             "return now_us + limits.FUTURE_LIMIT_MAX_US + 2 * dataset.clock_skew_max_us + 1",
             "return now_us + 1",
         ),
