@@ -72,15 +72,14 @@ async def change_between(
     # In a thread: a counter may have a row for each window of a week.
     rolled_up, before = await asyncio.to_thread(_counts_before, settled, rows, bounds)
     count_now = apply_fold(rolled_up, tail)
-    for at_us, later in zip(late, tails, strict=True):
-        if later.cleared:
-            # What it cleared is in no tail.
-            span = Span(through_us + 1, at_us)
-            [folds] = await events.window_folds(namespace, [counter], span)
-            known = [WindowRow(start_us, *folds[start_us]) for start_us in sorted(folds)]
-            before[at_us] = fold_rows(rolled_up, known)
-        else:
-            before[at_us] = count_now - later.total
+    before |= {at_us: count_now - later.total for at_us, later in zip(late, tails, strict=True)}
+    # What a clear erased is in no tail after an instant before it.
+    erased = [at_us for at_us, later in zip(late, tails, strict=True) if later.cleared]
+    if erased:
+        span = Span(through_us + 1, max(erased))
+        [folds] = await events.window_folds(namespace, [counter], span)
+        known = [WindowRow(start_us, *folds[start_us]) for start_us in sorted(folds)]
+        before |= _counts_before(Checkpoint(through_us, rolled_up), known, erased)[1]
     count = count_now if to_us is None else before[to_us]
     end_us = now_us if to_us is None else min(to_us, now_us)
     return end_us, count, count - (0 if from_us is None else before[from_us])
