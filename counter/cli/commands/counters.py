@@ -271,7 +271,7 @@ def get(
         if start is not None or end is not None or tz is not None:
             if len(names) > 1 or start is None or max_staleness is not None:
                 raise StartupError(
-                    "--from, --to, --tz: a span of time needs --from, one NAME, and no --max-staleness"
+                    "--to, --tz: a span of time needs --from, one NAME, and no --max-staleness"
                 )
             since, until = span_of(start, end, _window_us(client))
             change = client.between(names[0], cast(Moment, since), until, tz=tz)
