@@ -2,7 +2,7 @@
 import { counterPath, exchange, get, isFinal, listen, noteClock, now, Problem } from "./api.js";
 import { historyChart } from "./chart.js";
 import { repeat, whileVisible } from "./live.js";
-import { age, code, grouped, h, micros, say, seconds, signed, table, time } from "./dom.js";
+import { age, code, grouped, h, micros, ofCounter, ofNamespace, say, seconds, signed, table, time } from "./dom.js";
 import { problemBox } from "./problems.js";
 
 const SPANS = [["15 min", 900, 15], ["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200]];
@@ -29,7 +29,7 @@ export async function counterView(place, signal, namespace, counter) {
   const main = h("div");
   place.append(
     h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Namespaces"), " / ",
-      h("a", { href: `#/ns/${encodeURIComponent(namespace)}` }, namespace), " / ", h("span", { "aria-current": "page" }, counter)),
+      h("a", { href: ofNamespace(namespace) }, namespace), " / ", h("span", { "aria-current": "page" }, counter)),
     h("h1", { class: "name" }, counter), main);
   if (!rough && String(exact.count) === "0" && !(await isListed(namespace, counter, signal))) {
     main.append(await nothing(namespace, counter, signal));
@@ -57,7 +57,7 @@ async function nothing(namespace, counter, signal) {
   const near = await listed(namespace, letters.slice(0, Math.ceil(letters.length / 2)).join(""), NEAR, signal);
   return h("section", { class: "empty", id: "nothing" },
     h("p", {}, "Nothing was ever counted here, or it was deleted. The first add creates the counter: ", code(`POST /${counterPath(namespace, counter)}/add`)),
-    near.length ? h("p", {}, "Did you mean ", near.flatMap((name, place) => [place ? ", " : "", h("a", { href: `#/ns/${encodeURIComponent(namespace)}/c/${encodeURIComponent(name)}` }, name)]), "?") : null);
+    near.length ? h("p", {}, "Did you mean ", near.flatMap((name, place) => [place ? ", " : "", h("a", { href: ofCounter(namespace, name) }, name)]), "?") : null);
 }
 
 // How much the count changed in the last hour, and in the last day beside the day before; exact until now.

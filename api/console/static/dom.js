@@ -125,3 +125,7 @@ export function table(caption, heads, rows, options = {}) {
 }
 
 export const code = (text) => h("code", {}, text);
+
+// The pages of the console.
+export const ofNamespace = (name) => `#/ns/${encodeURIComponent(name)}`;
+export const ofCounter = (namespace, counter) => `${ofNamespace(namespace)}/c/${encodeURIComponent(counter)}`;

@@ -1,6 +1,6 @@
 // All namespaces; and one, with its settings, its counters and its rollup.
 import { counterPath, exchange, get, Problem } from "./api.js";
-import { age, choices, code, dialog, grouped, h, rate, say, table, time } from "./dom.js";
+import { age, choices, code, dialog, grouped, h, ofCounter, ofNamespace, rate, say, table, time } from "./dom.js";
 import { shardsPart } from "./health.js";
 import { keyed, live, Sparkline } from "./live.js";
 import { problemBox } from "./problems.js";
@@ -16,8 +16,6 @@ const ABOUT = {
   BEST_EFFORT: "Fast and inexact: retries count twice, and the cache may lose it.",
 };
 
-const ofNamespace = (name) => `#/ns/${encodeURIComponent(name)}`;
-const ofCounter = (namespace, counter) => `${ofNamespace(namespace)}/c/${encodeURIComponent(counter)}`;
 const badge = (type) => h("span", { class: `badge ${type.toLowerCase()}`, title: ABOUT[type] }, type);
 
 export async function namespacesView(place, signal) {
