@@ -21,7 +21,7 @@ _PLACES: Final = (
     ("clients/typescript/package.json", '"version": "'),
     ("clients/typescript/package-lock.json", r'"distributed-counter-client",\s+"version": "'),
     ("compose.yaml", "image: distributed-counter:"),
-    ("deploy/kubernetes/kustomization.yaml", "newTag: "),
+    ("deploy/kubernetes/base/kustomization.yaml", "newTag: "),
     ("Dockerfile", 'image.version="'),
     ("docs/how-to/deploy.md", "distributed-counter:"),
     ("docs/how-to/back-up-and-restore.md", "made by version "),

@@ -1,7 +1,9 @@
 """The systemd unit and the Kubernetes manifests, read by their own tools and by what they promise.
 
 kubernetes-schema.json has the definitions that these manifests use, without their descriptions, of
-the OpenAPI document of k8s.io/cli-runtime v0.31.3 (Apache-2.0); no other field is allowed.
+the OpenAPI document of k8s.io/cli-runtime v0.31.3, and the ServiceMonitor of
+github.com/prometheus-operator/prometheus-operator v0.79.2 (both Apache-2.0). No other field is
+allowed.
 """
 
 import configparser
@@ -21,19 +23,32 @@ from counter import __version__
 from counter.config.settings import Settings, settings_model
 from counter.config.store_kinds import store_names
 from counter.durations import parse_duration
-from counter.limits import DRAIN_TIMEOUT_US, SECOND
+from counter.limits import ADD_STREAM_SILENCE_US, DRAIN_TIMEOUT_US, SECOND, TRICKLE_WRITES
 from counter.telemetry.incidents import PING_S
+from tests.support.documents import page
 from tests.support.needs import miss
+from tests.support.promtool import promtool
 from tests.support.server import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "counter@.service"
 FOLDER = ROOT / "deploy" / "kubernetes"
-KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
+KUSTOMIZATIONS: dict[str, dict[str, Any]] = {
+    str(path.parent.relative_to(FOLDER)): yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in sorted(FOLDER.rglob("kustomization.yaml"))
+}
+BASE = KUSTOMIZATIONS["base"]
 MANIFESTS: list[dict[str, Any]] = [
     each
-    for file in KUSTOMIZATION["resources"]
-    for each in yaml.safe_load_all((FOLDER / file).read_text(encoding="utf-8"))
+    for path in sorted(FOLDER.rglob("*.yaml"))
+    if path.name != "kustomization.yaml"
+    for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
 ]
+#: What all pods have from the ConfigMap.
+COMMON = dict(
+    literal.split("=", 1)
+    for folder in ("base", "postgresql")
+    for literal in KUSTOMIZATIONS[folder]["configMapGenerator"][0]["literals"]
+)
 #: The newest that the Go of Debian 12 builds.
 KUSTOMIZE = "v4.5.7"
 PODS = {
@@ -43,6 +58,9 @@ PODS = {
 }
 #: systemd rates a unit from 0 to 10; OK is 4 at most.
 EXPOSURE_MAX = 1.6
+[ADAPTED] = yaml.safe_load(
+    (ROOT / "deploy" / "prometheus" / "adapter.yaml").read_text(encoding="utf-8")
+)["rules"]["custom"]
 SCHEMA = json.loads((Path(__file__).parent / "kubernetes-schema.json").read_text(encoding="utf-8"))
 
 
@@ -56,7 +74,8 @@ def container_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment_of(pod: dict[str, Any]) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in container_of(pod).get("env", [])}
+    assert {"configMapRef": {"name": "counter"}} in container_of(pod)["envFrom"]
+    return COMMON | {each["name"]: each["value"] for each in container_of(pod).get("env", [])}
 
 
 def systemd_analyze(*words: str | Path) -> str:
@@ -109,17 +128,26 @@ def test_kubernetes_reads_each_manifest(manifest: dict[str, Any]) -> None:
     jsonschema.validate(manifest, SCHEMA, cls=jsonschema.Draft202012Validator)
 
 
-def test_the_schema_refuses_invalid_manifests() -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"spec": {"replica": 3}}, {"apiVersion": "extensions/v1beta1"}], ids=str
+)
+def test_the_schema_refuses_invalid_manifests(wrong: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    wrong = named("Deployment")["counter-api"] | {"spec": {"replica": 3}}
-    with pytest.raises(jsonschema.ValidationError, match="replica"):
-        jsonschema.validate(wrong, SCHEMA, cls=jsonschema.Draft202012Validator)
+    with pytest.raises(jsonschema.ValidationError, match=r"replica|v1beta1"):
+        jsonschema.validate(
+            named("Deployment")["counter-api"] | wrong, SCHEMA, cls=jsonschema.Draft202012Validator
+        )
 
 
-def test_kustomize_is_given_every_file() -> None:
-    files = {path.name for path in FOLDER.iterdir()} - {"kustomization.yaml"}
-    assert files == set(KUSTOMIZATION["resources"])
-    assert KUSTOMIZATION["images"] == [{"name": "distributed-counter", "newTag": __version__}]
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS)
+def test_kustomize_is_given_every_file(folder: str) -> None:
+    files = {path.name for path in (FOLDER / folder).glob("*.yaml")} - {"kustomization.yaml"}
+    given = KUSTOMIZATIONS[folder].get("resources", [])
+    assert files == {each for each in given if each.endswith(".yaml")}
+
+
+def test_the_base_names_the_image_once() -> None:
+    assert BASE["images"] == [{"name": "distributed-counter", "newTag": __version__}]
     assert {container_of(pod)["image"] for pod in PODS.values()} == {"distributed-counter"}
 
 
@@ -142,27 +170,152 @@ def kustomize() -> Path:
     return program
 
 
-# The gate leaves it out by this name.
+def built(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what kustomize makes of *folder*, by kind and name."""
+    done = subprocess.run(
+        [kustomize(), "build", folder], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = list(yaml.safe_load_all(done.stdout))
+    for each in found:
+        jsonschema.validate(each, SCHEMA, cls=jsonschema.Draft202012Validator)
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("child_processes")
-def test_kustomize_builds_the_manifests() -> None:
-    """It adds the name as a label, and the tag; selectors stay as they are."""
-    done = subprocess.run(
-        [kustomize(), "build", FOLDER], capture_output=True, text=True, timeout=60, check=False
+def test_kustomize_builds_the_service_over_postgresql() -> None:
+    """It adds the name as a label, the tag and the ConfigMap; selectors stay as they are."""
+    found = built(FOLDER / "postgresql")
+    [config] = [key for key in found if key[0] == "ConfigMap"]
+    assert found[config]["data"] == COMMON
+    assert all(
+        each["metadata"]["labels"].pop("app.kubernetes.io/name") == "counter"
+        for each in found.values()
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    built = {
-        (each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)
+    del found[config]
+    given = {
+        (each["kind"], each["metadata"]["name"]): each
+        for file in BASE["resources"]
+        for each in yaml.safe_load_all((FOLDER / "base" / file).read_text(encoding="utf-8"))
     }
-    for each in built.values():
-        jsonschema.validate(each, SCHEMA, cls=jsonschema.Draft202012Validator)
-        assert each["metadata"].pop("labels") == {"app.kubernetes.io/name": "counter"}
-    given = {(each["kind"], each["metadata"]["name"]): each for each in MANIFESTS}
-    tagged = json.dumps(list(given.values())).replace(
-        '"image": "distributed-counter"', f'"image": "distributed-counter:{__version__}"'
+    for each in given.values():
+        each["metadata"].setdefault("labels", {})
+    text = json.dumps(list(given.values()))
+    text = text.replace('"distributed-counter"', f'"distributed-counter:{__version__}"')
+    text = text.replace(
+        '{"configMapRef": {"name": "counter"', f'{{"configMapRef": {{"name": "{config[1]}"'
     )
-    assert built == dict(zip(given, json.loads(tagged), strict=True))
+    assert found == dict(zip(given, json.loads(text), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("child_processes")
+def test_kustomize_builds_the_example(tmp_path: Path) -> None:
+    """With the settings, the host name, the image and each component that it names."""
+    found = built(FOLDER / "example")
+    assert {each["metadata"]["namespace"] for each in found.values()} == {"counter"}
+    [settings] = [each["data"] for key, each in found.items() if key[0] == "ConfigMap"]
+    assert settings == COMMON | {"COUNTER_ADDS_PER_S": "2000"}
+    ingress = found["Ingress", "counter"]["spec"]
+    assert [each["host"] for each in ingress["rules"]] == ["counts.example"]
+    assert ingress["tls"] == [{"hosts": ["counts.example"], "secretName": "counter-tls"}]
+    api = found["Deployment", "counter-api"]
+    image = f"registry.example/distributed-counter:{__version__}"
+    assert container_of(api["spec"]["template"])["image"] == image
+    assert "replicas" not in api["spec"]
+    assert ("ServiceMonitor", "counter") in found
+    # The other way to scale.
+    tree = tmp_path / "kubernetes"
+    shutil.copytree(FOLDER, tree)
+    path = tree / "example" / "kustomization.yaml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("components/autoscaling", "components/autoscaling-by-adds"))
+    metrics = built(path.parent)["HorizontalPodAutoscaler", "counter-api"]["spec"]["metrics"]
+    assert [each["type"] for each in metrics] == ["Resource", "Pods"]
+    assert metrics[1]["pods"]["metric"] == {"name": ADAPTED["name"]["as"]}
+    assert 2 * int(metrics[1]["pods"]["target"]["averageValue"]) == TRICKLE_WRITES
+
+
+def test_the_example_is_in_the_page() -> None:
+    text = (FOLDER / "example" / "kustomization.yaml").read_text(encoding="utf-8")
+    assert f"```yaml\n{text}```\n" in page("how-to/deploy.md")
+
+
+@pytest.mark.usefixtures("child_processes")
+def test_the_adapter_sums_the_adds_in_flight_of_a_pod(tmp_path: Path) -> None:
+    """As prometheus-adapter fills its template in, run by promtool."""
+    name, _, _ = ADAPTED["seriesQuery"].partition("{")
+    query = ADAPTED["metricsQuery"].replace("<<.GroupBy>>", "pod")
+    asked = query.replace("<<.LabelMatchers>>", 'namespace="counter",pod=~"a|b"')
+    seen = {
+        'queue="adds",pod="a"': "100 300 200 200",
+        'queue="adds",pod="b"': "7 7 7 7",
+        'queue="resolutions",pod="a"': "9 9 9 9",
+    }
+    tests = {
+        "evaluation_interval": "30s",
+        "tests": [
+            {
+                "interval": "30s",
+                "input_series": [
+                    {"series": f'{name}{{namespace="counter",{labels}}}', "values": values}
+                    for labels, values in seen.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": asked,
+                        "eval_time": "90s",
+                        "exp_samples": [
+                            {"labels": '{pod="a"}', "value": 200},
+                            {"labels": '{pod="b"}', "value": 7},
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "tests.yaml"
+    path.write_text(yaml.safe_dump(tests), encoding="utf-8")
+    promtool("test", "rules", str(path))
+
+
+def test_the_autoscaler_waits_for_more_than_one_process_may_use() -> None:
+    """Of a core, which is all that the event loop of a process can use."""
+    spec = named("HorizontalPodAutoscaler")["counter-api"]["spec"]
+    target = spec["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", "counter-api")
+    assert spec["minReplicas"] == named("Deployment")["counter-api"]["spec"]["replicas"]
+    request = container_of(PODS["counter-api"])["resources"]["requests"]["cpu"]
+    [metric] = spec["metrics"]
+    share = metric["resource"]["target"]["averageUtilization"] / 100
+    assert 0.5 < share * int(request.removesuffix("m")) / 1000 < 0.9
+
+
+def test_prometheus_finds_the_api_and_the_workers() -> None:
+    """The jobs are the names of the Services; the alerts expect them to begin so."""
+    services = named("Service")
+    assert services.keys() == {"counter", "counter-rollup"}
+    spec = named("ServiceMonitor")["counter"]["spec"]
+    assert spec["selector"]["matchLabels"] == BASE["labels"][0]["pairs"]
+    [endpoint] = spec["endpoints"]
+    for each in services.values():
+        assert [port["name"] for port in each["spec"]["ports"]] == [endpoint["port"]]
+    assert services["counter-rollup"]["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_the_ingress_has_longer_time_outs_than_a_silent_stream() -> None:
+    ingress = named("Ingress")["counter"]
+    for name in ("proxy-read-timeout", "proxy-send-timeout"):
+        given_s = int(ingress["metadata"]["annotations"][f"nginx.ingress.kubernetes.io/{name}"])
+        assert given_s * SECOND > ADD_STREAM_SILENCE_US
+    [rule] = ingress["spec"]["rules"]
+    [path] = rule["http"]["paths"]
+    service = path["backend"]["service"]
+    assert service["name"] in named("Service")
+    assert ingress["spec"]["tls"][0]["hosts"] == [rule["host"]]
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -221,7 +374,9 @@ def test_selectors_match_the_pods() -> None:
         assert each["spec"]["replicas"] > 1
         budget = named("PodDisruptionBudget")[name]["spec"]
         assert budget == {"maxUnavailable": 1, "selector": {"matchLabels": labels[name]}}
-    assert named("Service")["counter"]["spec"]["selector"] == labels["counter-api"]
+    for name, pod in (("counter", "counter-api"), ("counter-rollup", "counter-rollup")):
+        service = named("Service")[name]
+        assert service["spec"]["selector"] == service["metadata"]["labels"] == labels[pod]
     [by_policy] = named("NetworkPolicy")["counter"]["spec"]["podSelector"]["matchExpressions"]
     components = {each["app.kubernetes.io/component"] for each in labels.values()}
     assert set(by_policy["values"]) == components - {"schema"}
@@ -229,7 +384,11 @@ def test_selectors_match_the_pods() -> None:
 
 def test_only_the_schema_job_has_the_owners_password() -> None:
     secrets = {
-        name: [each["secretRef"]["name"] for each in container_of(pod)["envFrom"]]
+        name: [
+            each["secretRef"]["name"]
+            for each in container_of(pod)["envFrom"]
+            if "secretRef" in each
+        ]
         for name, pod in PODS.items()
     }
     assert secrets.pop("counter-schema") == ["counter-owner"]
