@@ -104,6 +104,8 @@ async def _shared_metrics(application: Application, parent: SupervisorLink) -> A
         exposition.own_port = settings.metrics_port + parent.number
     directory = MetricsDirectory(parent.folder, parent.number, settings.workers, application.clock)
     exposition.directory = directory
+    shown = directory.past_labels("counter_namespace_adds", "namespace")
+    application.service.tally.namespaces.show(shown)
     stop = asyncio.Event()
     # Every process must check its health itself: a scrape reaches only one of them.
     async with asyncio.TaskGroup() as tasks:

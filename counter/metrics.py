@@ -18,6 +18,12 @@ SECONDS_BOUNDS: Final = (
 )
 #: Upper bounds of buckets of batch sizes.
 NUMBER_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+#: The most namespaces of one process that have their own series of adds.
+NAMESPACES_SHOWN_MAX: Final = 100
+#: The most namespaces that wait for a series of their own.
+NAMESPACES_WAITING_MAX: Final = 1_000
+#: The label ``namespace`` of all others. No namespace has this name: names begin with a letter.
+OTHER_NAMESPACES: Final = "_other"
 
 
 class Histogram:
@@ -51,6 +57,51 @@ class Calls:
         """Count a call with its duration, and *errors* among the operations in it."""
         self.seconds.observe(took_s)
         self.errors += errors
+
+
+class NamespaceTally:
+    """Adds by namespace: of up to :data:`NAMESPACES_SHOWN_MAX` namespaces, and of all others
+    together.
+
+    A namespace that is shown stays shown, even after it was deleted, and free places go to the
+    busiest namespaces since the last call of :meth:`totals`. So each add is in one total, and no
+    total ever decreases, nor does a sum over several processes.
+    """
+
+    def __init__(self) -> None:
+        self._shown: dict[str, int] = {}
+        #: Adds since the last call of :meth:`totals`, of namespaces that are not shown.
+        self._waiting: dict[str, int] = {}
+        self._others = 0
+
+    def count(self, namespace: str, adds: int) -> None:
+        """Count *adds*."""
+        if namespace in self._shown:
+            self._shown[namespace] += adds
+        elif len(self._shown) >= NAMESPACES_SHOWN_MAX:
+            self._others += adds
+        else:
+            self._waiting[namespace] = self._waiting.get(namespace, 0) + adds
+            if len(self._waiting) >= NAMESPACES_WAITING_MAX:
+                self._fill()
+
+    def show(self, namespaces: Iterable[str]) -> None:
+        """Show *namespaces*, before the first add: those that the predecessor of this process
+        showed, or each restart of a process would add series to the sum of several processes."""
+        self._shown = dict.fromkeys(set(namespaces) - {OTHER_NAMESPACES}, 0)
+
+    def totals(self) -> Mapping[str, int]:
+        """Return the adds of each namespace that is shown, and of :data:`OTHER_NAMESPACES`."""
+        self._fill()
+        return self._shown | {OTHER_NAMESPACES: self._others}
+
+    def _fill(self) -> None:
+        """Give the free places to the busiest namespaces that wait."""
+        free = NAMESPACES_SHOWN_MAX - len(self._shown)
+        busiest = sorted(self._waiting.items(), key=lambda each: each[1], reverse=True)
+        self._shown |= busiest[:free]
+        self._others += sum(adds for _, adds in busiest[free:])
+        self._waiting.clear()
 
 
 class StoreTally:

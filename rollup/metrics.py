@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from prometheus_client.core import Metric
 
 from counter.limits import SECOND
+from counter.metrics import OTHER_NAMESPACES
 from counter.ports import Clock
 from counter.telemetry.families import counter, counters, gauge, gauges, histogram
 from counter.windows import closed_through
@@ -18,7 +19,6 @@ from rollup.worker import RollupWorker
 #: The most namespaces, and shards of them, that have their own series.
 NAMESPACES_MAX: Final = 50
 SHARDS_MAX: Final = 1_000
-_OTHER: Final = "other"
 
 
 class _Lag(NamedTuple):
@@ -84,7 +84,8 @@ class RollupMetrics:
             yield gauges(f"rollup_{name}", text, ("namespace", "shard"), values)
 
     def lags(self) -> dict[tuple[str, str], _Lag]:
-        """Return the lags by namespace and shard; the worst of those past the bounds is ``other``.
+        """Return the lags by namespace and shard; the worst of those past the bounds is
+        :data:`OTHER_NAMESPACES`.
 
         There may be 100,000 shards, so the summarized ones cost next to nothing.
         """
@@ -110,7 +111,7 @@ class RollupMetrics:
                 passed_us = min(passed_us for _, passed_us in shards)
                 others.append(_lag(passed_us, closed_us, now_us, window_us))
         if others:
-            found[_OTHER, _OTHER] = _Lag(*map(max, zip(*others, strict=True)))
+            found[OTHER_NAMESPACES, OTHER_NAMESPACES] = _Lag(*map(max, zip(*others, strict=True)))
         return found
 
     @staticmethod

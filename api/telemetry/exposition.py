@@ -52,6 +52,12 @@ class MetricsDirectory:
         #: The totals of dead processes with this number.
         self._past = [each for each in self._read(number)[1] if each[2] in _SUMMED]
 
+    def past_labels(self, family: str, label: str) -> set[str]:
+        """Return the values of *label* in the samples of *family* of dead processes with this
+        number."""
+        samples = (s for name, _, _, found in self._past if name == family for s in found)
+        return {labels[label] for _, labels, _ in samples}
+
     async def run(self, collect: Callable[[], Iterable[Metric]], stop: asyncio.Event) -> None:
         """Write *collect*'s metrics every second until *stop* is set, and once more then."""
 
@@ -173,10 +179,11 @@ class ApiExposition(families.Exposition):
             return self.text()
         return await self.directory.text(self.collect)
 
-    async def adds(self, own: Mapping[str, int]) -> Mapping[str, int]:
-        """Return adds by outcome: *own*, or the sum over all processes on the port."""
+    async def totals(self, family: str, label: str, own: Mapping[str, int]) -> Mapping[str, int]:
+        """Return the counters of *family* by *label*: *own*, or the sum over all processes on the
+        port."""
         if self.directory is None:
             return own
         families = await self.directory.families(self.collect)
-        samples = [s for each in families if each.name == "counter_adds" for s in each.samples]
-        return {s.labels["outcome"]: int(s.value) for s in samples if s.name.endswith("_total")}
+        samples = [s for each in families if each.name == family for s in each.samples]
+        return {s.labels[label]: int(s.value) for s in samples if s.name.endswith("_total")}

@@ -40,6 +40,9 @@ class Metrics(Collector):
         yield gauges("build_info", text, ("version", "python"), [(self._versions, 1)])
         text = "Adds and clears by outcome."
         yield counters("adds", text, "outcome", self.service.tally)
+        text = "Adds and clears by namespace."
+        by_namespace = self.service.tally.namespaces.totals()
+        yield counters("namespace_adds", text, "namespace", by_namespace)
         text = "CloudEvents that no rule of their namespace is for."
         yield counter("cloud_events_ignored", text, self.service.events_ignored)
         text = "Counts looked up in the cache."

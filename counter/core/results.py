@@ -36,7 +36,8 @@ from counter.errors import (
     TokenTooOldError,
     UnavailableError,
 )
-from counter.types import Token, Written
+from counter.metrics import NamespaceTally
+from counter.types import Namespace, Token, Written
 
 #: A token, an arbitrary key that identifies one, or nothing.
 Credential = Token | str | None
@@ -88,12 +89,18 @@ class Added(NamedTuple):
 
 class AddTally(dict[str, int]):
     """Adds and clears by outcome, since the process began: by the names of :data:`TALLIES`. An
-    atomic add counts once for each item."""
+    atomic add counts once for each item. :attr:`namespaces` has the same adds by namespace."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(TALLIES, 0))
+        self.namespaces = NamespaceTally()
 
-    def record(self, outcomes: Sequence[Written | CounterError]) -> None:
+    def count(self, namespace: Namespace, outcome: str, adds: int = 1) -> None:
+        """Tally *adds* with *outcome*, one of :data:`TALLIES`."""
+        self[outcome] += adds
+        self.namespaces.count(namespace.name, adds)
+
+    def record(self, namespace: Namespace, outcomes: Sequence[Written | CounterError]) -> None:
         """Tally *outcomes* of the store, but not CONFLICT and LATE: these are preliminary, and end
         in an error or in a resolution."""
         counted = 0
@@ -101,30 +108,30 @@ class AddTally(dict[str, int]):
             if counted == len(outcomes):
                 return
             number = outcomes.count(outcome)
-            self[name] += number
+            self.count(namespace, name, number)
             counted += number
         for each in outcomes:
             if isinstance(each, CounterError):
-                self.record_failure(each)
+                self.record_failure(namespace, each)
 
-    def record_failure(self, error: CounterError, adds: int = 1) -> None:
+    def record_failure(self, namespace: Namespace, error: CounterError, adds: int = 1) -> None:
         """Tally *adds* that ended in *error*."""
         if isinstance(error, TokenConflictError):
-            self["conflict"] += adds
+            self.count(namespace, "conflict", adds)
         elif isinstance(error, TokenTooOldError) and error.applied is False:
-            self["voided"] += adds
+            self.count(namespace, "voided", adds)
         elif isinstance(error, OverloadedError | RateLimitedError | ClockSkewError):
-            self["refused"] += adds
+            self.count(namespace, "refused", adds)
         elif isinstance(error, UnavailableError | TokenPendingError) or error.status >= 500:
-            self["unknown"] += adds
+            self.count(namespace, "unknown", adds)
         else:
-            self["refused"] += adds
+            self.count(namespace, "refused", adds)
 
     @contextmanager
-    def recording_failures(self, adds: int = 1) -> Iterator[None]:
+    def recording_failures(self, namespace: Namespace, adds: int = 1) -> Iterator[None]:
         """Tally an error that the block raises, as the outcome of *adds*."""
         try:
             yield
         except CounterError as error:
-            self.record_failure(error, adds)
+            self.record_failure(namespace, error, adds)
             raise

@@ -26,6 +26,7 @@ from tests.support.waiting import eventually
 
 WORKERS = 2
 _LOOKED_UP = 'counter_requests_total{route="GET /v1/namespaces/{namespace}",status="200"}'
+_ADDS = 'counter_namespace_adds_total{namespace="default"}'
 pytestmark = pytest.mark.slow
 
 
@@ -93,6 +94,13 @@ class Service:
                 url = f"http://127.0.0.1:{self.port + offset}/v1/namespaces/default"
                 assert (await http.get(url)).status_code == 200
 
+    async def add(self, offset: int) -> None:
+        """Send one add to one worker alone."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            url = f"http://127.0.0.1:{self.port + offset}/v1/namespaces/default/counters/c/add"
+            answer = await http.post(url, json={"delta": 1}, headers={"idempotency-key": "a"})
+            assert answer.status_code == 200, answer.text
+
     async def all_answer(self) -> bool:
         return all([await self.answers(offset) for offset in range(WORKERS + 1)])
 
@@ -140,6 +148,7 @@ async def test_a_killed_worker_is_restarted(service: Service, workers: list[int]
     """Each reports the sum over all, the dead one included: it must not decrease."""
     await service.look_up(1, 3)
     await service.look_up(2, 4)
+    await service.add(2)
 
     async def summed() -> bool:
         found = await service.metrics()
@@ -150,6 +159,7 @@ async def test_a_killed_worker_is_restarted(service: Service, workers: list[int]
     assert [(await service.metrics(own))[_LOOKED_UP] for own in (1, 2)] == [3, 4]
     promtool("check", "metrics", given=await service.exposition())
 
+    assert (await service.metrics())[_ADDS] == 1
     os.kill(workers[1], signal.SIGKILL)
 
     async def replaced() -> bool:
@@ -158,7 +168,10 @@ async def test_a_killed_worker_is_restarted(service: Service, workers: list[int]
 
     await eventually(replaced, "a new worker answers")
     assert await service.answers(0)
-    assert _LOOKED_UP not in await service.metrics(2)
+    found = await service.metrics(2)
+    assert _LOOKED_UP not in found
+    assert found[_ADDS] == 0, "the new worker shows the namespaces that the dead one showed"
+    assert (await service.metrics())[_ADDS] == 1
     for _ in range(5):
         assert (await service.metrics())[_LOOKED_UP] == 7
     await service.look_up(2, 1)

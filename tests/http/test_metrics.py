@@ -73,6 +73,50 @@ async def test_each_add_of_a_batch_is_reported(rest: Rest, app: App, samples: Sa
     assert await samples.gained("counter_adds_total") == {"unknown": 2}
 
 
+async def test_each_add_is_reported_under_its_namespace(
+    rest: Rest, app: App, samples: Samples
+) -> None:
+    """Whatever its outcome: so the sums by namespace and by outcome are the same."""
+    now_us = app.clock.now_us()
+    shop, rough = rest.within("shop"), rest.within("rough")
+    await shop.create()
+    await rough.create("BEST_EFFORT")
+    used = fresh(now_us)
+    await shop.batch_add([item("a", 1, used), item("b", 1, fresh(now_us + HOUR))])
+    await shop.add("a", 1, used)
+    await shop.add("a", 2, used)
+    await shop.add("a", 1, fresh(now_us - MINUTE))
+    await shop.atomic_add([("a", 1), ("b", 1)], fresh(now_us))
+    await shop.clear("a", fresh(now_us))
+    await rest.add("c", 1, fresh(now_us))
+    for _ in range(2):
+        await rough.http.post(rough.path("c", "add"), json={"delta": 1})
+    by_outcome = await samples.gained("counter_adds_total")
+    expected = {"original": 5, "refused": 1, "replayed": 1, "conflict": 1, "voided": 1}
+    assert by_outcome == expected | {"best_effort": 2}
+    by_namespace = await samples.gained("counter_namespace_adds_total")
+    assert by_namespace == {"shop": 8, "default": 1, "rough": 2}
+
+
+async def test_the_series_of_a_namespace_stays_when_it_is_deleted_and_created_again(
+    rest: Rest, app: App, samples: Samples
+) -> None:
+    shop = rest.within("shop")
+    await shop.create()
+    await shop.add("a", 1, fresh(app.clock.now_us()))
+    assert await samples.gained("counter_namespace_adds_total") == {"shop": 1}
+    await rest.http.delete(shop.path())
+    assert await samples.gained("counter_namespace_adds_total") == {}
+    assert (
+        'counter_namespace_adds_total{namespace="shop"} 1.0'
+        in (await rest.http.get("/metrics")).text
+    )
+    app.clock.advance(HOUR)
+    await shop.create()
+    await shop.add("a", 1, fresh(app.clock.now_us()))
+    assert await samples.gained("counter_namespace_adds_total") == {"shop": 1}
+
+
 async def test_best_effort_adds_are_reported_as_such(
     rest: Rest, app: App, samples: Samples
 ) -> None:

@@ -57,7 +57,7 @@ BUGS = (
         ),
         Edit(
             service.CounterService._added,
-            "self.tally.record((outcome,))",
+            "self.tally.record(namespace, (outcome,))",
             "outcome = Written.UNVERIFIED if isinstance(outcome, UnavailableError) else outcome",
         ),
     ),
