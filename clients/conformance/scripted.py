@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
-Json = Any
-SUCCESS: Final[Mapping[str, Json]] = {"success": True}
-_TIME: Final = "2026-01-31T08:15:30.000250Z"
+from clients.conformance.cases import SUCCESS, TIME, Json
+
 #: More than any double holds: a client that reads it as one reports another count.
 COUNT: Final = 2**64
 
@@ -31,16 +31,49 @@ class Asked:
     headers: Mapping[str, str]
     body: Json
 
+    @property
+    def parts(self) -> list[str]:
+        """Return the segments of the path after the version."""
+        return [unquote(each) for each in self.path.partition("?")[0].split("/")[2:]]
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Return the query."""
+        return dict(parse_qsl(self.path.partition("?")[2]))
+
     def counters(self) -> list[str]:
         """Return the counters that it is about."""
-        if isinstance(self.body, dict) and "items" in self.body:
-            return [each["counter"] for each in self.body["items"]]
-        parts = urlsplit(self.path).path.split("/counters/")
-        return [unquote(parts[1].partition("/")[0])] if len(parts) > 1 else []
+        body = self.body if isinstance(self.body, dict) else {}
+        if "items" in body:
+            return [each["counter"] for each in body["items"]]
+        return body.get("counters") or self.parts[3:4]
+
+    def case(self) -> str | None:
+        """Return what selects its case, as :func:`case_of` does; None if no client asks so."""
+        counters = self.counters()
+        match self.method, self.parts:
+            case _ if counters:
+                return _before_dash(counters[0])
+            case "GET", ["namespaces", "default", "counters"]:
+                return _before_dash(self.query.get("prefix", ""))
+            case "GET", ["namespaces", "default", "busiest"]:
+                return f"busiest {self.query.get('span')}"
+            case "POST", ["tokens"]:
+                return f"tokens {self.body['count']}"
+            case "PUT", ["namespaces", "default"]:
+                return f"settings {self.body.get('requests_per_s')}"
+            case "GET" | "DELETE", ["namespaces"] | ["namespaces", "default"]:
+                return f"{self.method} {'/'.join(self.parts)}"
+        return None
+
+    @property
+    def key(self) -> str | None:
+        """Return its idempotency key."""
+        return self.headers.get("idempotency-key")
 
     def tokens(self) -> set[str]:
         """Return what identifies its adds, without their counters."""
-        key = self.headers.get("idempotency-key")
+        key = self.key
         if not isinstance(self.body, dict):
             return set()
         found = [self.body, *self.body.get("items", [])]
@@ -48,9 +81,42 @@ class Asked:
         return (texts | ({key} if key else set())) - {"null"}
 
 
+def case_of(command: Mapping[str, Json]) -> str:
+    """Return what selects the case of *command*."""
+    match command["do"]:
+        case "busiest":
+            return f"busiest {command['span']}"
+        case "tokens":
+            return f"tokens {command['number']}"
+        case "create_namespace" | "change_namespace":
+            return f"settings {command['settings'].get('requests_per_s')}"
+        case "namespaces":
+            return "GET namespaces"
+        case "namespace":
+            return "GET namespaces/default"
+        case "delete_namespace":
+            return "DELETE namespaces/default"
+        case "resolve":
+            return _before_dash(json.loads(command["unfinished"])["items"][0][0])
+    names = (
+        *(each["counter"] for each in command.get("items", ())),
+        *command.get("counters", ()),
+        *(command[name] for name in ("counter", "prefix") if name in command),
+    )
+    return _before_dash(names[0] if names else "")
+
+
+def _before_dash(name: str) -> str:
+    return name.partition("-")[0]
+
+
+#: More tokens than any case replaces: those that a command asks for.
+_REPLACED_MAX: Final = 2
+
+
 @dataclass(slots=True)
 class Scripted:
-    """What was asked, by the first counter of each request."""
+    """What was asked, by the case of each request."""
 
     answers: Mapping[str, Sequence[Mapping[str, Json]]]
     asked: dict[str, list[Asked]] = field(default_factory=lambda: defaultdict(list))
@@ -59,9 +125,8 @@ class Scripted:
     url: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def next(self, asked: Asked) -> Mapping[str, Json]:
+    def next(self, case: str, asked: Asked) -> Mapping[str, Json]:
         """Note a request and return its answer."""
-        case = asked.counters()[0].partition("-")[0]
         with self._lock:
             number = len(self.asked[case])
             self.asked[case].append(asked)
@@ -86,6 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer."""
         self._answer()
 
+    def do_PUT(self) -> None:
+        """Answer."""
+        self._answer()
+
     def do_DELETE(self) -> None:
         """Answer."""
         self._answer()
@@ -94,23 +163,29 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
         asked = Asked(self.command, self.path, headers, json.loads(body) if body else None)
-        if self.path == "/v1/tokens":
+        if asked.parts == ["tokens"] and asked.body["count"] <= _REPLACED_MAX:
             self._send(200, {}, json.dumps(_tokens(asked.body["count"])))
             return
-        if not asked.counters():
+        case = asked.case()
+        if case is None:
             self.script.strange.append(self.path)
             self._send(404, {}, "")
             return
-        answer = self.script.next(asked)
+        answer = self.script.next(case, asked)
         if answer.get("lost"):
             self.close_connection = True
             return
-        if "success" in answer or "results" in answer:
-            text = json.dumps(_changed(_success(asked, answer.get("results")), answer))
-            self._send(200, {}, text + " " * answer.get("spaces", 0))
+        if "status" in answer:
+            text = answer["body"] + " " * answer.get("spaces", 0)
+            self._send(answer["status"], answer["headers"], text)
             return
-        text = answer["body"] + " " * answer.get("spaces", 0)
-        self._send(answer["status"], answer["headers"], text)
+        if asked.method == "DELETE" and not asked.counters():
+            self._send(204, {}, "")
+            return
+        text = json.dumps(_changed(_success(asked, answer.get("results")), answer))
+        if asked.parts[4:] == ["live"]:
+            text = f"event: count\ndata: {text}\n\n"
+        self._send(200, {}, text + " " * answer.get("spaces", 0))
 
     def _send(self, status: int, headers: Mapping[str, str], text: str) -> None:
         body = text.encode()
@@ -118,7 +193,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Date", formatdate(usegmt=True))
-        self.send_header("Content-Length", str(len(body)))
+        if status != HTTPStatus.NO_CONTENT:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         try:
             self.wfile.write(body)
@@ -129,21 +205,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _tokens(count: int) -> Json:
     numbers = (f"5b056d1d-7f27-cb17-0000-{number:012d}" for number in range(count))
-    return {"tokens": [{"token": each, "generation_time": _TIME} for each in numbers]}
+    return {"tokens": [{"token": each, "generation_time": TIME} for each in numbers]}
 
 
 def _success(asked: Asked, results: Sequence[Json] | None) -> Json:
     """Return a proper answer to *asked*; *results* are the outcomes of its items."""
-    if asked.method == "GET":
-        [counter] = asked.counters()
-        return {
-            "namespace": "default",
-            "counter": counter,
-            "count": COUNT,
-            "as_of": _TIME,
-            "accuracy": "accurate",
-        }
     body = asked.body
+    if body is None or ("items" not in body and "idempotency_token" not in body and not asked.key):
+        return _read(asked)
     if "items" in body:
         given = ["added"] * len(body["items"]) if results is None else results
         # More results than items are about the first ones again.
@@ -158,12 +227,79 @@ def _success(asked: Asked, results: Sequence[Json] | None) -> Json:
     added = _added(counter, body.get("delta", 0), body)
     if "delta" not in body:
         del added["delta"]
-    return added | ({"count": COUNT, "as_of": _TIME} if "-and-get" in asked.path else {})
+    return added | ({"count": COUNT, "as_of": TIME} if "-and-get" in asked.path else {})
+
+
+def _read(asked: Asked) -> Json:
+    """Return a proper answer to what is no add or clear."""
+    query = asked.query
+    match asked.parts:
+        case ["tokens"]:
+            return _tokens(asked.body["count"])
+        case ["namespaces"]:
+            return {"namespaces": [_settings("default"), _settings("other")]}
+        case [_, namespace]:
+            return _settings(namespace) | (asked.body or {})
+        case [_, _, "busiest"]:
+            busy = [{"counter": "a", "adds_per_s": 1.5, "count": COUNT}]
+            busy.append({"counter": "b", "adds_per_s": 1, "count": COUNT})
+            return {"since": TIME, "as_of": TIME, "complete": True, "counters": busy}
+        case [_, _, "batch", "get"]:
+            return {"results": [_count(each) for each in asked.counters()]}
+        case [_, _, "counters"]:
+            return _list(query)
+        case [_, _, _, _, "history"]:
+            points = [{"time": TIME, "count": COUNT, "delta": each} for each in (3, -3)]
+            return {"points": points}
+        case [_, _, _, _, "events"]:
+            return {"events": _events()[: int(query["limit"])], "next_page": None}
+        case [_, _, _, counter, "recount"]:
+            return {"namespace": "default", "counter": counter, "windows": 3}
+    [counter] = asked.counters()
+    span = {"from": TIME, "delta": 3} if {"from", "to"} & set(query) else {}
+    return _count(counter) | span
+
+
+def _count(counter: str) -> dict[str, Json]:
+    return {
+        "namespace": "default",
+        "counter": counter,
+        "count": COUNT,
+        "as_of": TIME,
+        "accuracy": "accurate",
+    }
+
+
+def _list(query: Mapping[str, str]) -> dict[str, Json]:
+    """Two counters, named after the prefix and the page."""
+    begin = query.get("prefix", "") + query.get("page", "")
+    names = [f"{begin}{number}" for number in range(min(2, int(query["limit"])))]
+    counts = {"counts": [_count(each) for each in names]} if "counts" in query else {}
+    total = {"count": COUNT, "counters": 2, "as_of": TIME, "accuracy": "accurate"}
+    both = {"sum": total} if "sum" in query else {}
+    return {"counters": names, **counts, **both, "next_page": None}
+
+
+def _events() -> list[dict[str, Json]]:
+    """An add and a clear."""
+    first, second = (
+        {
+            "event_time": TIME,
+            "event_id": f"5b056d1d-7f27-cb17-0000-{key:012d}",
+            "event_item_key": key,
+        }
+        for key in range(2)
+    )
+    return [first | {"delta": 2**63 - 1}, second | {"clear": True}]
+
+
+def _settings(namespace: str) -> dict[str, Json]:
+    return {"namespace": namespace, "created_at": TIME, "counter_type": "ACCURATE"}
 
 
 def _added(counter: str, delta: int, body: Mapping[str, Json]) -> dict[str, Json]:
     # A key has no time: the service reserves one.
-    token = body.get("idempotency_token", {"generation_time": _TIME})
+    token = body.get("idempotency_token", {"generation_time": TIME})
     return {
         "namespace": "default",
         "counter": counter,
@@ -177,10 +313,15 @@ def _changed(found: dict[str, Json], answer: Mapping[str, Json]) -> Json:
     """Return *found*, or the last of its results, with the changes that *answer* names."""
     if answer.get("reversed"):
         found["results"].reverse()
-    whose = found["results"][-1] if found.get("results") else found
+    if "last" in answer:
+        found["results"][-1] = answer["last"]
+    place = answer.get("of", "results" if found.get("results") else "")
+    part = found[place] if place else found
+    whose = part[-1] if isinstance(part, list) else part
     for name in answer.get("without", ()):
         del whose[name]
-    whose.update(answer.get("members", {}))
+    if "members" in answer:
+        whose.update(answer["members"])
     return found
 
 
@@ -194,8 +335,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def scripted(answers: Mapping[str, Sequence[Mapping[str, Json]]]) -> Iterator[Scripted]:
-    """Listen, and answer the cases of *answers*, by the number that the counter's name begins with;
-    others succeed."""
+    """Listen, and answer the cases of *answers*, by what selects them; others succeed."""
     script = Scripted(answers)
     handler = type("Handler", (_Handler,), {"script": script})
     with _Server(("127.0.0.1", 0), handler, bind_and_activate=False) as server:

@@ -7,22 +7,31 @@ import json
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from threading import Lock, Semaphore
 from typing import Any, Final
 
 from counter_client import (
+    Count,
     CounterClient,
     CounterError,
+    Event,
     Key,
     Options,
+    Rejected,
+    RejectedError,
     Token,
     UnexpectedAnswerError,
     UnknownOutcomeError,
     UnreachableError,
+    UnsentError,
 )
 
 _AT_ONCE_MAX: Final = 32
+_WRITES: Final = ("add", "add_and_get", "clear", "delete", "atomic", "batch", "resolve")
+#: No buffer flushes by itself before this.
+_DELAY_S: Final = 60.0
 Json = Any
 
 
@@ -71,7 +80,7 @@ def outcome(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Jso
     try:
         return {"outcome": "done", **_run(client, command)}
     except CounterError as error:
-        return _failed(error, is_read=command["do"] == "get")
+        return _failed(error, is_read=command["do"] not in _WRITES)
 
 
 def _run(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
@@ -94,15 +103,141 @@ def _run(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
         case "get":
             count = client.get(counter, max_staleness=command.get("max_staleness"))
             return {"count": str(count.count), "accuracy": count.accuracy}
+        case "buffer":
+            return {"failed": _buffer(client, _items(command))}
         case "resolve":
             return {"applied": client.resolve(command["unfinished"]).applied}
+    return _read(client, command)
+
+
+def _read(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
+    counter, limit = command.get("counter", ""), command.get("limit")
+    staleness = {"max_staleness": command.get("max_staleness")}
+    start, end = _moment(command.get("from")), _moment(command.get("to"))
+    match command["do"]:
+        case "get_many":
+            counts = client.get_many(command["counters"], **staleness)
+            return {"counts": [_counted(each) for each in counts]}
+        case "names":
+            return {"counters": list(client.counters(command.get("prefix")))}
+        case "list":
+            found = client.counts(
+                command.get("prefix"),
+                largest_first=command.get("order") == "-count",
+                limit=limit,
+                **staleness,
+            )
+            return {"counts": [_counted(each) for each in found]}
+        case "sum":
+            total = client.sum(command.get("prefix"), **staleness)
+            return {"sum": str(total.count), "counters": total.counters}
+        case "between":
+            change = client.between(counter, start, end, tz=command.get("tz"))
+            return {"count": str(change.count), "delta": str(change.delta)}
+        case "history":
+            points = client.history(counter, start, end, command.get("step"), tz=command.get("tz"))
+            return {
+                "points": [
+                    {"time": _text(x.time), "count": str(x.count), "delta": str(x.delta)}
+                    for x in points
+                ]
+            }
+        case "events":
+            events = client.events(counter, start, end, limit=limit)
+            return {"events": [_event(each) for each in events]}
+        case "live":
+            return {"count": str(_live(client, counter, int(command["until"])))}
+        case "busiest":
+            busiest = client.busiest(limit or 10, span=command.get("span", "10s"))
+            busy = [{"counter": x.counter, "count": str(x.count)} for x in busiest.counters]
+            return {"counters": busy}
+    return _manage(client, command)
+
+
+def _manage(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
+    settings = command.get("settings", {})
+    match command["do"]:
+        case "recount":
+            return {"windows": client.recount(command["counter"])}
+        case "tokens":
+            return {"tokens": len(client.tokens(command["number"]))}
+        case "namespaces":
+            return {"namespaces": [each["namespace"] for each in client.namespaces()]}
+        case "namespace":
+            return {"counter_type": client.namespace()["counter_type"]}
+        case "create_namespace":
+            return {"counter_type": client.create_namespace(**settings)["counter_type"]}
+        case "change_namespace":
+            return {"counter_type": client.change_namespace(**settings)["counter_type"]}
+        case "delete_namespace":
+            client.delete_namespace()
+            return {}
+    return _shown(_made(command))
+
+
+def _made(command: Mapping[str, Json]) -> Token | Key:
+    """Return the credential that *command* makes, reads or derives."""
+    token = _credential(command)
+    match command["do"]:
         case "new":
-            return _shown(Token.new())
+            return Token.new()
         case "parse":
-            return _shown(Token.parse(command["text"]))
+            return Token.parse(command["text"])
         case "derive" if token is not None:
-            return _shown(token.derive(command["label"]))
+            return token.derive(command["label"])
     raise ValueError(f"no command is called {command['do']!r}")
+
+
+def _counted(count: Count) -> dict[str, Json]:
+    return {"counter": count.counter, "count": str(count.count), "accuracy": count.accuracy}
+
+
+def _event(event: Event) -> dict[str, Json]:
+    return {
+        "event_time": _text(event.event_time),
+        "event_id": event.event_id,
+        "event_item_key": event.event_item_key,
+        "delta": str(event.delta),
+        "clear": event.clear,
+    }
+
+
+def _live(client: CounterClient, counter: str, until: int) -> int:
+    """Return the first count that is *until*."""
+    updates = client.live(counter)
+    return next(x.count for x in updates if isinstance(x, Count) and x.count == until)
+
+
+def _moment(text: str | None) -> Json:
+    return text if text in (None, "today") else datetime.fromisoformat(text)
+
+
+def _text(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def _buffer(client: CounterClient, items: list[tuple[str, int]]) -> list[dict[str, Json]]:
+    """Add *items* through a buffer; return what is not counted for sure."""
+    failed: list[dict[str, Json]] = []
+    rejected: tuple[Rejected, ...] = ()
+    try:
+        with client.buffer(max_delay=_DELAY_S) as buffer:
+            for counter, delta in items:
+                buffer.add(counter, delta)
+    except RejectedError as error:
+        rejected = error.items
+    except UnsentError as error:
+        rejected = error.rejected
+        for unfinished in error.unfinished:
+            [(counter, delta)] = unfinished.items
+            end = {"outcome": "unknown", "unfinished": str(unfinished)}
+            failed.append({"counter": counter, "delta": str(delta), **end})
+        for counter, delta in error.unsent.items():
+            failed.append({"counter": counter, "delta": str(delta), "outcome": "unsent"})
+    for item in rejected:
+        end = _failed(item.error)
+        failed.append({"counter": item.counter, "delta": str(item.delta), **end})
+    return failed
 
 
 def _credential(command: Mapping[str, Json]) -> Token | Key | None:

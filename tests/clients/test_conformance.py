@@ -14,9 +14,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from clients.conformance.make_vectors import VECTORS
+from clients.conformance.make_vectors import VECTORS, plain_query
 from clients.conformance.misbehaving import FAULTS, LIES, misbehaving, regular
-from clients.conformance.scripted import Asked, scripted
+from clients.conformance.scripted import Asked, case_of, scripted
 from tests.clients.programs import PROGRAMS, run
 from tests.support.server import Server, served
 
@@ -30,6 +30,7 @@ QUICK = {
     "retries": "1000",
 }
 API_KEY = "ck_reader_secret"
+WRITES = ("add", "add_and_get", "clear", "delete", "atomic", "batch", "resolve", "buffer")
 
 
 def vectors(name: str) -> Json:
@@ -49,7 +50,7 @@ class Run:
     """One run of a program with the commands of all vectors."""
 
     outcomes: dict[str, list[Json]]
-    #: The requests to the server, by the first counter's name up to a dash.
+    #: The requests to the server, by what selects their cases.
     asked: dict[str, list[Asked]]
     strange: list[str]
 
@@ -69,10 +70,11 @@ def commands(name: str) -> list[Json]:
 
 @pytest.fixture(scope="session")
 def done(program: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """All vectors at once: each case of answers.json has a counter of its own."""
+    """All vectors at once: each case of answers.json is selected by its command."""
     key = tmp_path_factory.mktemp("key") / "key"
     key.write_text(f"{API_KEY}\n")
-    answers = {str(at): case["answers"] for at, case in enumerate(vectors("answers"))}
+    answers = {case_of(case["command"]): case["answers"] for case in vectors("answers")}
+    assert len(answers) == len(vectors("answers"))
     names = ("tokens", "derivation", "new", "refused", "requests", "answers")
     parts = [(name, command) for name in names for command in commands(name)]
     with scripted(answers) as server:
@@ -105,7 +107,7 @@ def test_new_tokens_differ(done: Run) -> None:
 
 def test_arguments_out_of_bounds_are_refused(done: Run) -> None:
     """Nothing is sent for them: the next test compares all requests."""
-    ends = {(each["outcome"], each["code"]) for each in done.outcomes["refused"]}
+    ends = {(each["outcome"], each.get("code")) for each in done.outcomes["refused"]}
     assert ends == {("refused", "invalid_parameter")}
 
 
@@ -117,13 +119,16 @@ def test_each_command_sends_its_request(program: list[str], done: Run) -> None:
     carried = [each["command"].get("counter") not in dropped for each in cases]
     ends = [each["outcome"] for each in done.outcomes["requests"]]
     assert ends == ["done" if each else "refused" for each in carried]
-    answered = {str(at) for at in range(len(vectors("answers")))}
+    answered = {case_of(each["command"]) for each in vectors("answers")}
     sent = [each for case, asked in done.asked.items() if case not in answered for each in asked]
     shown = [
         {
             "method": each.method,
-            "path": each.path,
-            "key": each.headers.get("idempotency-key"),
+            "path": each.path.partition("?")[0],
+            "query": plain_query(each.path.partition("?")[2]),
+            "key": each.key,
+            "if_match": each.headers.get("if-match"),
+            "if_none_match": each.headers.get("if-none-match"),
             "body": each.body,
         }
         for each in sent
@@ -136,9 +141,10 @@ def test_each_command_sends_its_request(program: list[str], done: Run) -> None:
 
 def test_headers_are_those_of_the_protocol(done: Run) -> None:
     sent = [each for asked in done.asked.values() for each in asked]
-    writes = [each for each in sent if each.method != "GET"]
+    bodies = [each for each in sent if each.body is not None]
     assert {each.headers.get("authorization") for each in sent} == {f"Bearer {API_KEY}"}
-    assert {each.headers.get("content-type") for each in writes} == {"application/json"}
+    assert {each.headers.get("content-type") for each in bodies} == {"application/json"}
+    writes = [each for each in bodies if each.tokens()]
     limits_ms = [int(each.headers["request-timeout"].removesuffix("ms")) for each in writes]
     assert 0 < min(limits_ms) <= max(limits_ms) == 10_000
 
@@ -146,7 +152,7 @@ def test_headers_are_those_of_the_protocol(done: Run) -> None:
 def test_each_response_means_what_the_protocol_says(done: Run) -> None:
     wrong = []
     for at, case in enumerate(vectors("answers")):
-        asked = done.asked[str(at)]
+        asked = done.asked[case_of(case["command"])]
         outcome = without_unfinished(done.outcomes["answers"][at], case)
         tokens = len(set[str]().union(*(each.tokens() for each in asked)))
         seen = {"outcome": outcome, "requests": len(asked), "tokens": tokens}
@@ -162,12 +168,12 @@ def test_redirects_are_not_followed(done: Run) -> None:
 
 def without_unfinished(outcome: Json, case: Json) -> Json:
     """The parts of an outcome in the vectors; an unknown add must have an Unfinished."""
-    if "results" in outcome:
-        items = [without_unfinished(each, case) for each in outcome["results"]]
-        return outcome | {"results": items}
+    for name in {"results", "failed"} & set(outcome):
+        items = [without_unfinished(each, case) for each in outcome[name]]
+        return outcome | {name: items if name == "results" else sorted(items, key=text_of)}
     left = dict(outcome)
     unfinished = left.pop("unfinished", None)
-    is_open = outcome["outcome"] in ("unknown", "unsent") and case["command"]["do"] != "get"
+    is_open = outcome["outcome"] in ("unknown", "unsent") and case["command"]["do"] in WRITES
     assert (unfinished is not None) == is_open, (case["name"], outcome)
     return left
 

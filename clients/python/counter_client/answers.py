@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
+from counter_client.errors import InvalidParameterError
 from counter_client.tokens import EPOCH, MICROSECOND, Token, checked_rfc3339
 
 T = TypeVar("T")
@@ -264,7 +265,11 @@ def _number_of(body: Mapping[str, Any], name: str) -> float:
 
 def token_of(body: Mapping[str, Any]) -> Token:
     """Parse a token."""
-    found = Token.parse(f"{member(body, 'token', str)}@{member(body, 'generation_time', str)}")
+    text = f"{member(body, 'token', str)}@{member(body, 'generation_time', str)}"
+    try:
+        found = Token.parse(text)
+    except InvalidParameterError as error:
+        raise ValueError(text) from error
     if not isinstance(found, Token):
         raise TypeError("token")
     return found
