@@ -25,12 +25,15 @@ from api.routes.insight import InsightRoutes
 from api.routes.keys import KeyRoutes
 from api.routes.live import LiveRoutes
 from api.routes.namespaces import NamespaceRoutes
-from api.routes.reports import ReportRoutes
+from api.routes.overview import OverviewRoutes
+from api.routes.reports import LongReads, ReportRoutes
 from api.routes.site import site_of
+from api.telemetry.activity import STEP_US, Activity
 from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
 from api.telemetry.metrics import Metrics, RequestMetrics
 from api.telemetry.request_log import RequestLog
+from counter.background import every
 from counter.config.namespace_rules import check_settings, fitted
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
@@ -73,6 +76,7 @@ class Application:
     keys: KeyRing
     requests: RequestMetrics
     exposition: ApiExposition
+    activity: Activity
     connections: Connections
     parts: Parts
     live: LiveRoutes
@@ -94,6 +98,9 @@ class Application:
             stop = asyncio.Event()
             tasks = [
                 asyncio.create_task(self.keys.run(stop)),
+                asyncio.create_task(
+                    every(STEP_US / SECOND, self.activity.sample, stop, _log, "sampling the adds")
+                ),
                 *self.parts.upkeep(self.service.namespaces, stop),
             ]
             if rollup:
@@ -232,9 +239,17 @@ def create_app(
         )
     )
     streams, live = _streams(settings, service, authorizer, connections.queue)
-    handlers = _handlers(settings, service, store, clock, guard, authorizer, streams)
+    long_reads = LongReads()
+    handlers = _handlers(settings, service, store, clock, guard, authorizer, streams, long_reads)
     insight = InsightRoutes(service, store, clock, health, exposition)
-    routes = routes_of(*handlers, live, insight)
+    activity = Activity(
+        lambda: exposition.totals(
+            "counter_namespace_adds", "namespace", service.tally.namespaces.totals()
+        ),
+        clock,
+    )
+    overview = OverviewRoutes(service, store, insight, activity, long_reads)
+    routes = routes_of(*handlers, live, insight, overview)
     site = site_of(routes, health, exposition, lifespan)
     pipeline = Pipeline(
         routes,
@@ -251,6 +266,7 @@ def create_app(
         keys=keys,
         requests=requests,
         exposition=exposition,
+        activity=activity,
         connections=connections,
         parts=parts,
         live=live,
@@ -297,13 +313,14 @@ def _handlers(
     guard: ClockGuard,
     authorizer: Authorizer,
     streams: AddStreams,
+    long_reads: LongReads,
 ) -> tuple[object, ...]:
     """The handlers that need nothing but these, the hottest first: routes are tried in order."""
     admin_log = AdminLog(settings.audit_log, clock)
     return (
         CounterRoutes(service, store, clock, settings.batch_items_max, streams, streams.queue),
         EventRoutes(service, settings.batch_items_max, streams.queue),
-        ReportRoutes(service, store, clock, admin_log, authorizer),
+        ReportRoutes(service, store, clock, admin_log, authorizer, long_reads),
         NamespaceRoutes(service, settings, admin_log),
         KeyRoutes(KeyAdmin(store.keys, clock, guard), authorizer, clock, admin_log),
     )

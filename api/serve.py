@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from api.app import Application, create_app
+from api.http.connections import PROXY_KEEP_ALIVE_S
 from api.http.cors import with_cors
 from api.server.protocol import HttpProtocol
 from api.server.server import Server
@@ -123,6 +124,8 @@ def make_server(application: Application, settings: Settings) -> Server:
     shared.most = connections_max(settings)
     shared.peers.most = settings.connections_per_address
     shared.request_timeout_us = settings.request_timeout
+    if settings.tls_in_front:
+        shared.keep_alive_s = PROXY_KEEP_ALIVE_S
     app = with_cors(pipeline, settings.cors_origins) if settings.cors_origins else pipeline
     protocol: Callable[[], HttpProtocol] = partial(HttpProtocol, app, pipeline.ids, shared)
     if settings.fast_lane:

@@ -70,6 +70,9 @@ BUSIEST_MAX: Final = 100
 #: Counters that one request reads, in parts of BATCH_ITEMS_MAX: to list them by count, or as
 #: metrics, because a scrape has no pages.
 COUNTERS_TOGETHER_MAX: Final = 10_000
+#: Names that one request searches, over all namespaces; and namespaces that an overview shows.
+SEARCH_NAMES_MAX: Final = 20_000
+OVERVIEW_NAMESPACES_MAX: Final = 100
 #: Counters in one piece of an exposition: a client that reads slowly holds about two pieces.
 METRICS_PIECE_COUNTERS: Final = 200
 #: Reads of whole namespaces that a process does at once.

@@ -467,6 +467,14 @@ class PrefixQuery(QueryModel):
     prefix: str | SkipJsonSchema[None] = Field(None, description="Only names that start with it.")
 
 
+class SearchQuery(PageQuery):
+    q: str = Field(
+        min_length=1,
+        max_length=limits.COUNTER_NAME_CHARS_MAX,
+        description="What the names contain, in upper or lower case.",
+    )
+
+
 def _flag(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError
@@ -569,9 +577,20 @@ def _empty(model: type[QueryModel]) -> Any:
 
 def read_query(model: type[_Query], query_string: bytes) -> _Query:
     """Return *query_string* as *model*. Raises InvalidParameterError."""
-    if not query_string:
-        empty: _Query = _empty(model)
-        return empty
+    try:
+        if not query_string:
+            empty: _Query = _empty(model)
+            return empty
+        return model.model_validate(_parameters(model, query_string))
+    except ValidationError as error:
+        (first, *_) = error.errors(include_url=False)
+        name = str(first["loc"][0])
+        given = "" if first["type"] == "missing" else f" is {first['input'][:40]!r}"
+        detail = f"query parameter {name}{given}: {first['msg']}"
+        raise InvalidParameterError(detail, field=name) from error
+
+
+def _parameters(model: type[QueryModel], query_string: bytes) -> Mapping[str, str]:
     names = [each.alias or name for name, each in model.model_fields.items()]
     found: dict[str, str] = {}
     for name, value in parse_qsl(query_string.decode("utf-8", "replace"), keep_blank_values=True):
@@ -584,7 +603,7 @@ def read_query(model: type[_Query], query_string: bytes) -> _Query:
         if name in found:
             raise InvalidParameterError(f"query parameter {name!r} is given twice", field=name)
         found[name] = value
-    return model.model_validate(found)
+    return found
 
 
 _UNKNOWN: Final = "Object contains unknown field `"

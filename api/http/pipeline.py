@@ -66,6 +66,8 @@ _UUID7_HINT: Final = (
 NOWHERE: Final = "other"
 #: Pages that show all namespaces.
 _GUARDED: Final = frozenset({"/metrics"})
+#: HAProxy asks by OPTIONS unless it is configured otherwise.
+_HEALTH_CHECKS: Final = frozenset({("OPTIONS", "/healthz"), ("OPTIONS", "/readyz")})
 #: Targets of longer paths are not cached.
 PATH_BYTES_MAX: Final = 512
 #: Targets that are cached, at most 2 KB each; each counter has its own.
@@ -301,7 +303,8 @@ class Pipeline:
         try:
             self.authorizer.check_origin(scope["method"], first)
             self._check_guarded(path, first)
-            method = "GET" if is_head else scope["method"]
+            is_get = is_head or (scope["method"], path) in _HEALTH_CHECKS
+            method = "GET" if is_get else scope["method"]
             page_scope = {**scope, "method": method, "app": self._site}
             await self._pages(page_scope, receive, send_with_headers)
         except HTTPException as error:

@@ -360,6 +360,69 @@ class BusiestAnswer(Answer):
     counters: list[BusyCounter]
 
 
+class NamespaceOverview(Answer):
+    namespace: str
+    counters: _AtLeast0 | None = Field(description="How many there are; null: not counted yet.")
+    counters_complete: bool = Field(description="False: there are more than were counted.")
+    adds_per_s: float = Field(ge=0, description="Over the last seconds, in this process.")
+    lag_seconds: float = Field(description="The largest lag of its shards.")
+    overdue_seconds: float = Field(ge=0)
+    shards: int
+    unowned: int = Field(description="Shards that no worker rolls up now.")
+
+
+class OverviewCounter(_Whose):
+    count: Int64
+    changed_at: TimeOut = Field(description="When its last change was rolled up.")
+
+
+class RateOfAdds(Answer):
+    time: TimeOut = Field(description="The end of five seconds.")
+    adds_per_s: float = Field(ge=0)
+
+
+class OverviewAnswer(Answer):
+    model_config = example(
+        {
+            "as_of": _AS_OF,
+            "complete": True,
+            "namespaces": [
+                {
+                    "namespace": "default",
+                    "counters": 1,
+                    "counters_complete": True,
+                    "adds_per_s": 0.2,
+                    "lag_seconds": 15.2,
+                    "overdue_seconds": 0.0,
+                    "shards": 1,
+                    "unowned": 0,
+                }
+            ],
+            "largest": [{**_WHOSE, "count": 42, "changed_at": _TIME}],
+            "latest": [{**_WHOSE, "count": 42, "changed_at": _TIME}],
+            "adds": [{"time": _TIME, "adds_per_s": 0.2}],
+        }
+    )
+
+    as_of: TimeOut
+    complete: bool = Field(description="Whether all counters of all namespaces are sorted.")
+    namespaces: list[NamespaceOverview]
+    largest: list[OverviewCounter]
+    latest: list[OverviewCounter]
+    adds: list[RateOfAdds] = Field(description="Of up to fifteen minutes, earliest first.")
+
+
+class FoundCounter(_Whose):
+    pass
+
+
+class SearchAnswer(Answer):
+    model_config = example({"found": [_WHOSE], "next_page": "WyJkZWZhdWx0Iiwidmlld3MiXQ"})
+
+    found: list[FoundCounter]
+    next_page: _Page
+
+
 class Outcomes(Answer):
     original: _Tally
     replayed: _Tally

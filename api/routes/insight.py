@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -51,23 +52,30 @@ class InsightRoutes:
         self, call: CallOf, namespace: InNamespace, query: Annotated[NoQuery, Query()]
     ) -> ShardsAnswer:
         """How far the rollup of each shard has come, and who does it."""
-        watermarks = await self.store.rollups.watermarks(namespace)
+        (shards,) = await self.shards([namespace])
+        return ShardsAnswer(namespace=namespace.name, as_of=self.clock.now_us(), shards=shards)
+
+    async def shards(self, namespaces: Sequence[Namespace]) -> list[list[ShardAnswer]]:
+        """Return the shards of each namespace."""
+        read = await asyncio.gather(*map(self.store.rollups.watermarks, namespaces))
         is_alone = self.store.capabilities.embedded
         alone = self.name if is_alone and self.health.rolls_up else None
         owners = {} if is_alone else owners_of(await self.store.leases.workers())
         now_us = self.clock.now_us()
-        closed_us = closed_through(namespace, now_us)
-        shards = [
-            ShardAnswer(
-                shard=shard,
-                watermark=watermark_us,
-                lag_seconds=(now_us - watermark_us) / SECOND,
-                overdue_seconds=max(0, closed_us - watermark_us) / SECOND,
-                owner=alone or owners.get(slot_of(namespace.id, shard)),
-            )
-            for shard, watermark_us in enumerate(watermarks)
+        return [
+            [
+                ShardAnswer(
+                    shard=shard,
+                    watermark=watermark_us,
+                    lag_seconds=(now_us - watermark_us) / SECOND,
+                    overdue_seconds=max(0, closed_through(namespace, now_us) - watermark_us)
+                    / SECOND,
+                    owner=alone or owners.get(slot_of(namespace.id, shard)),
+                )
+                for shard, watermark_us in enumerate(watermarks)
+            ]
+            for namespace, watermarks in zip(namespaces, read, strict=True)
         ]
-        return ShardsAnswer(namespace=namespace.name, as_of=now_us, shards=shards)
 
     @route("GET", f"{NAMESPACE}/busiest", Scope.READ, tag="insight", shows="what is busy")
     async def list_busiest(
@@ -121,5 +129,6 @@ class InsightRoutes:
         They are those since the processes on this port began."""
         if call.caller is not None:
             call.caller.require_all_namespaces()
-        outcomes = Outcomes(**await self.exposition.adds(self.service.tally))
+        adds = await self.exposition.totals("counter_adds", "outcome", self.service.tally)
+        outcomes = Outcomes(**adds)
         return OutcomesAnswer(as_of=self.clock.now_us(), outcomes=outcomes)

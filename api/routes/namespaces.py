@@ -43,6 +43,10 @@ from counter.tokens import format_nonce
 from counter.types import EventRule, Namespace, NamespaceSettings, Scope
 
 _log = logging.getLogger("counter.namespaces")
+_WEAK: Final = (
+    "a weak ETag matches no If-Match (RFC 9110, 13.1.1), and a proxy that compresses responses makes"
+    " ETags weak: send it without W/"
+)
 _DURATIONS: Final = ("accept_limit", "future_limit", "rollup_window", "key_ttl", "cache_ttl")
 
 
@@ -242,9 +246,10 @@ def _check_conditions(call: Call, current: Namespace | None) -> None:
         raise PreconditionFailedError(f"If-Match: there is no namespace {call.namespace[:63]!r}")
     if wanted and current is not None and not wanted & {_etag(current), b"*"}:
         shown = b", ".join(sorted(wanted))[:80].decode("latin-1")
+        is_weak = b"W/" + _etag(current) in wanted
         raise PreconditionFailedError(
-            f"If-Match: {shown}, but namespace {current.name!r} is at {_etag(current).decode()};"
-            " read it again"
+            f"If-Match: {shown}, but namespace {current.name!r} is at {_etag(current).decode()}; "
+            + (_WEAK if is_weak else "read it again")
         )
     if _is_unmodified(call, current):
         raise PreconditionFailedError(f"If-None-Match: {call.namespace!r} exists already")

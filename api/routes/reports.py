@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 from weakref import WeakValueDictionary
 from zoneinfo import ZoneInfo
 
@@ -40,6 +37,7 @@ from api.http.response_models import (
 from api.http.responses import Response, count_text, json_text, metric_text, metrics_head
 from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetrics, route
 from api.http.streaming import StreamResponse, stream_of
+from api.routes.paging import paged, parts_of, unknown_page
 from api.routes.spans import history_points
 from counter import limits
 from counter.clock import to_rfc3339
@@ -53,7 +51,6 @@ from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
 from counter.types import Accuracy, Event, EventPage, Namespace, Scope, Span
 
-_Item = TypeVar("_Item")
 _log = logging.getLogger("counter.api")
 _CSV: Final[Mapping[str, Any]] = {
     "schema": {"type": "string"},
@@ -90,7 +87,7 @@ class ReportRoutes:
     clock: Clock
     admin_log: AdminLog
     authorizer: Authorizer
-    long_reads: LongReads = field(default_factory=LongReads)
+    long_reads: LongReads
 
     @route("GET", f"{COUNTER}/events", Scope.READ, tag="history", shows="the event log")
     async def list_events(
@@ -102,7 +99,7 @@ class ReportRoutes:
         span = Span(from_us or 0, limits.TIME_MAX_US if to_us is None else to_us)
         page = EventPage(span, query.limit + 1, before)
         found = await self.store.events.scan(namespace, call.counter, page)
-        events, last = _paged(found, query.limit, _place)
+        events, last = paged(found, query.limit, _place)
         return EventsAnswer(events=[_event(each) for each in events], next_page=last)
 
     @route(
@@ -180,12 +177,12 @@ class ReportRoutes:
                 found = await self.service.reader.largest(
                     namespace, prefix, query.max_staleness, after=place, limit=most
                 )
-            counts, last = _paged(found, query.limit, lambda each: [each.count, each.counter])
+            counts, last = paged(found, query.limit, lambda each: [each.count, each.counter])
             return _listed(namespace, [each.counter for each in counts], counts, last, summed)
         listed = await self.store.control.counters(
             namespace, prefix=prefix, after=place[1], limit=most
         )
-        names, last = _paged(listed, query.limit, lambda name: [name])
+        names, last = paged(listed, query.limit, lambda name: [name])
         if not query.counts:
             return _listed(namespace, names, None, last, summed)
         counts = await self.service.reader.read(namespace, names, query.max_staleness)
@@ -271,11 +268,11 @@ class ReportRoutes:
 def _place_of_list(page: str, by_count: bool) -> tuple[int | None, str]:
     """Return the count, if the list is in order of counts, and the name of a page's last item."""
     if not by_count:
-        (name,) = _parts(page, 1)
+        (name,) = parts_of(page, 1)
         return None, name
-    count, name = _parts(page, 2)
+    count, name = parts_of(page, 2)
     if type(count) is not int:
-        raise _unknown_page(page)
+        raise unknown_page(page)
     return count, name
 
 
@@ -372,36 +369,6 @@ def _check_points(step: str, points: int) -> None:
         )
 
 
-def _paged(
-    found: Sequence[_Item], limit: int, place: Callable[[_Item], list[Any]]
-) -> tuple[list[_Item], str | None]:
-    """The first *limit* of what was found, and the next_page if there is more."""
-    shown = list(found[:limit])
-    if len(found) <= limit:
-        return shown, None
-    return shown, _page(place(shown[-1]))
-
-
-def _page(parts: Sequence[Any]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
-
-
-def _parts(page: str, count: int) -> list[Any]:
-    try:
-        parts = json.loads(base64.urlsafe_b64decode(page + "=" * (-len(page) % 4)))
-        if not isinstance(parts, list) or len(parts) != count or not isinstance(parts[-1], str):
-            raise ValueError("it has other parts")
-    except (ValueError, binascii.Error, RecursionError) as error:
-        raise _unknown_page(page) from error
-    return parts
-
-
-def _unknown_page(page: str) -> InvalidParameterError:
-    return InvalidParameterError(
-        f"page {page[:40]!r} is not one that this service gave out", field="page"
-    )
-
-
 def _place(event: Event) -> list[Any]:
     return [event.event_time_us, event.item_key, event.event_id.hex()]
 
@@ -409,14 +376,14 @@ def _place(event: Event) -> list[Any]:
 def _event_of_page(counter: str, page: str | None) -> Event | None:
     if page is None:
         return None
-    time_us, item_key, event_id = _parts(page, 3)
+    time_us, item_key, event_id = parts_of(page, 3)
     fits = isinstance(time_us, int) and isinstance(item_key, int)
     if not fits or not 0 <= time_us <= limits.TIME_MAX_US or not 0 <= item_key <= 2**31:
-        raise _unknown_page(page)
+        raise unknown_page(page)
     try:
         return Event(counter, time_us, bytes.fromhex(event_id), item_key, 0)
     except ValueError as error:
-        raise _unknown_page(page) from error
+        raise unknown_page(page) from error
 
 
 def _event(event: Event) -> EventAnswer:

@@ -327,19 +327,18 @@ class CountReader:
         return number
 
     async def names(
-        self, namespace: Namespace, prefix: str, size: int
+        self, namespace: Namespace, prefix: str, size: int, *, after: str | None = None
     ) -> AsyncIterator[Sequence[str]]:
-        """Yield the names with *prefix* in parts of *size*."""
-        last = None
+        """Yield the names with *prefix*, those after *after*, in parts of *size*."""
         while True:
             part = await self._store.control.counters(
-                namespace, prefix=prefix, after=last, limit=size
+                namespace, prefix=prefix, after=after, limit=size
             )
             if part:
                 yield part
             if len(part) < size:
                 return
-            last = part[-1]
+            after = part[-1]
 
 
 def _oldest_us(namespace: Namespace, max_staleness_us: int | None, now_us: int) -> int:

@@ -42,7 +42,8 @@ OPERATIONS = (
         for each in ("", "/counters", "/shards", "/busiest", "/metrics")
     ),
     *(("PUT", NAMESPACE), ("DELETE", NAMESPACE), ("GET", "/v1/namespaces")),
-    *(("POST", "/v1/tokens"), ("GET", "/v1/outcomes")),
+    *(("GET", f"/v1/{each}") for each in ("outcomes", "overview", "search")),
+    ("POST", "/v1/tokens"),
     *(("GET", "/v1/keys"), ("POST", "/v1/keys"), ("DELETE", "/v1/keys/{key}")),
     *(("GET", f"/{each}") for each in ("healthz", "readyz", "metrics", "problems")),
 )

@@ -16,6 +16,8 @@ PATHS = (
     "/v1/namespaces/default/busiest",
     "/v1/namespaces/default/metrics",
     "/v1/outcomes",
+    "/v1/overview",
+    "/v1/search?q=c",
     "/console",
     "/v1/namespaces/default/counters/c/events",
     "/v1/namespaces/default/counters/c/history?step=1d",

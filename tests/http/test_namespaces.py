@@ -108,6 +108,12 @@ async def test_a_version_guards_every_change(other: Rest) -> None:
     assert (await other.http.delete(other.path(), headers=current)).status_code == 204
 
 
+async def test_the_refusal_of_a_weak_etag_says_what_made_it_weak(other: Rest) -> None:
+    weak = {"if-match": 'W/"v1"'}
+    refused = await other.http.put(other.path(), json={"cache_ttl": "4s"}, headers=weak)
+    assert "send it without W/" in assert_problem(refused, "precondition_failed")["detail"]
+
+
 @pytest.mark.parametrize(
     ("conditions", "status"),
     [

@@ -122,9 +122,9 @@ async def test_adds_by_outcome_are_those_of_all_processes(port: Port) -> None:
     own.add_metric(["original"], 4)
     port.boards[0].gathered([own])
     exposition = ApiExposition((SimpleNamespace(collect=lambda: [own]),))
-    assert await exposition.adds({"original": 4}) == {"original": 4}
+    assert await exposition.totals("counter_adds", "outcome", {"original": 4}) == {"original": 4}
     exposition.directory = port.boards[1]
-    assert await exposition.adds({"original": 4}) == {"original": 8}
+    assert await exposition.totals("counter_adds", "outcome", {"original": 4}) == {"original": 8}
 
 
 async def test_files_are_read_and_written_in_one_thread_that_is_not_the_event_loops(
@@ -146,7 +146,7 @@ async def test_files_are_read_and_written_in_one_thread_that_is_not_the_event_lo
     exposition.directory = port.boards[0]
     running = asyncio.create_task(port.boards[0].run(collect, stop))
     texts = await asyncio.gather(*(exposition.text_at(1) for _ in range(20)))
-    await exposition.adds({})
+    await exposition.totals("counter_adds", "outcome", {})
     stop.set()
     await running
     assert len(threads) == 1

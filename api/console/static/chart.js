@@ -1,7 +1,6 @@
 // Charts over time by uPlot, in the page's own colours, with a table of the same numbers.
 import { grouped, h, signed, table } from "./dom.js";
 
-const HEIGHT = 260;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const narrow = () => matchMedia("(max-width: 700px)").matches;
 
@@ -27,16 +26,17 @@ const WHOLE = Array.from({ length: 300 }, (_, place) => [1, 2, 5][place % 3] * 1
 const CURSOR = { y: false, points: { size: 6 }, drag: { x: false, y: false } };
 
 // A chart in *box*, redrawn when the colours or the width change, until *signal* ends it.
-function keep(box, signal, make) {
+function keep(box, signal, make, height = 260) {
   let plot = null;
+  const size = () => ({ width: Math.max(240, box.clientWidth), height });
   const draw = () => {
     plot?.destroy();
     const { options, data } = make();
-    plot = new window.uPlot({ width: Math.max(240, box.clientWidth), height: HEIGHT, ...options }, data, box);
+    plot = new window.uPlot({ ...size(), ...options }, data, box);
     // The caption, the legend and the table describe the chart.
     plot.root.querySelector("canvas").setAttribute("aria-hidden", "true");
   };
-  const watch = new ResizeObserver(() => plot && plot.setSize({ width: Math.max(240, box.clientWidth), height: HEIGHT }));
+  const watch = new ResizeObserver(() => plot?.setSize(size()));
   watch.observe(box);
   window.addEventListener("themed", draw, { signal });
   signal.addEventListener("abort", () => (watch.disconnect(), plot?.destroy(), (plot = null)));
@@ -44,46 +44,60 @@ function keep(box, signal, make) {
   return draw;
 }
 
-const clock = (span) => new Intl.DateTimeFormat(undefined, span > 2 * 86400
+const clock = (span) => new Intl.DateTimeFormat(undefined, span > 8 * 86400
+  ? { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" }
+  : span > 2 * 86400
   ? { weekday: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" }
   : { hour: "2-digit", minute: "2-digit", ...(span < 1800 ? { second: "2-digit" } : {}), hourCycle: "h23" });
 
-// Bars for the change in each step, a line for the total.
-export function historyChart(points, span, signal) {
+// How a rate is told so that its number is no small fraction: a unit and its seconds.
+const PER = [["second", 1], ["minute", 60], ["hour", 3600], ["day", 86400]];
+const unitOf = (most) => PER.find(([, s]) => most * s >= 1) ?? PER.at(-1);
+
+// Two charts with one cursor, each on its own axis: bars for the rate in each step, a line for the total. They begin
+// where data begin.
+export function historyChart(all, span, signal) {
+  const first = all.findIndex((each) => Number(each.count) !== 0 || Number(each.delta) !== 0);
+  const points = all.slice(Math.max(0, first - 1));
   const format = clock(span);
-  const box = h("div", { class: "plot" });
   const moments = points.map((each) => Date.parse(each.time) / 1000);
   // The last step is not complete: it is drawn as wide as the others, with its own end time.
   const step = points.length > 2 ? moments[1] - moments[0] : 0;
   const times = moments.map((at, place) => (step && place === points.length - 1 ? moments[place - 1] + step : at));
-  const [totals, deltas] = ["count", "delta"].map((name) => points.map((each) => Number(each[name])));
-  const make = () => ({
-    data: [times, deltas, totals],
+  const widths = times.map((at, place) => (place ? at - times[place - 1] : step || 1));
+  const perS = points.map((each, place) => Number(each.delta) / widths[place]);
+  const [unit, s] = unitOf(Math.max(0, ...perS.map(Math.abs)));
+  const part = (label, series, data, values) => ({
+    data: [times, data],
     options: {
-      scales: { delta: { range: (_, low, high) => bounds(low, high, true) }, total: { range: (_, low, high) => bounds(low, high, false) } },
-      cursor: CURSOR,
+      scales: { y: { range: (_, low, high) => bounds(low, high, label !== "Total") } },
+      cursor: { ...CURSOR, sync: { key: "history" } },
       axes: [
         axis({ values: (_, at) => at.map((each) => format.format(each * 1000)), space: narrow() ? 70 : 90 }),
-        axis({ scale: "delta", size: room, incrs: WHOLE, values: (_, at) => at.map(compact) }),
-        axis({ scale: "total", side: 1, size: room, incrs: WHOLE, grid: { show: false }, values: (_, at) => at.map(compact) }),
+        axis({ size: 64, values: (_, at) => at.map(compact), ...values }),
       ],
       series: [
         { label: "Time", value: (_, at, __, place) => (at == null ? "–" : format.format(moments[place] * 1000)) },
-        { label: "Change", scale: "delta", fill: colour("--bar"), stroke: colour("--bar"), width: 0, points: { show: false },
-          paths: window.uPlot.paths.bars({ size: [0.8, 24], align: -1 }), value: (_, each) => (each == null ? "–" : signed(each)) },
-        { label: "Total", scale: "total", stroke: colour("--accent"), width: 2, points: { show: false },
-          value: (_, each) => (each == null ? "–" : grouped(each)) },
+        { label, width: 2, points: { show: false }, ...series },
       ],
     },
   });
+  const rate = () => part(`A ${unit}`, {
+    fill: colour("--bar"), stroke: colour("--bar"), width: 0, paths: window.uPlot.paths.bars({ size: [0.8, 24], align: -1 }),
+    value: (_, each, __, place) => (each == null ? "–" : `${compact(each)} (${signed(points[place].delta)} in all)`),
+  }, perS.map((each) => each * s));
+  const total = () => part("Total", {
+    stroke: colour("--accent"), value: (_, each, __, place) => (each == null ? "–" : grouped(points[place].count)),
+  }, points.map((each) => Number(each.count)), { incrs: WHOLE });
   const rows = points.map((each) => h("tr", {}, h("th", { scope: "row" }, format.format(Date.parse(each.time))),
     h("td", { class: "number" }, signed(each.delta)), h("td", { class: "number" }, grouped(each.count))));
-  const sum = points.reduce((total, each) => total + BigInt(each.delta), 0n);
+  const sum = points.reduce((found, each) => found + BigInt(each.delta), 0n);
+  const boxes = [h("div", { class: "plot" }), h("div", { class: "plot" })];
   const figure = h("figure", {},
-    h("figcaption", {}, `Change in each step (bars, left) and total (line, right): ${signed(sum)} in all, ${grouped(points.at(-1).count)} at the end.`),
-    box,
+    h("figcaption", {}, `Change a ${unit}: ${signed(sum)} in all.`), boxes[0],
+    h("figcaption", {}, `Total: ${grouped(points.at(-1).count)} at the end.`), boxes[1],
     h("details", {}, h("summary", {}, "The same as a table"), table("History", ["Until", { text: "Change", number: true }, { text: "Total", number: true }], rows.reverse())));
-  requestAnimationFrame(() => signal.aborted || keep(box, signal, make));
+  requestAnimationFrame(() => signal.aborted || [rate, total].forEach((make, place) => keep(boxes[place], signal, make, 170)));
   return figure;
 }
 

@@ -5,7 +5,7 @@ import { repeat, whileVisible } from "./live.js";
 import { age, code, grouped, h, micros, ofCounter, ofNamespace, say, seconds, signed, table, time } from "./dom.js";
 import { problemBox } from "./problems.js";
 
-const SPANS = [["15 min", 900, 15], ["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200]];
+const SPANS = [["15 min", 900, 15], ["1 h", 3600, 60], ["24 h", 86400, 900], ["7 d", 604800, 7200], ["30 d", 2592000, 28800]];
 const EVENTS = 20;
 const NEAR = 5;
 const SILENCE_MS = 15000; // A stream sends the count at least every five seconds.
