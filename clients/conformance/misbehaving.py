@@ -160,6 +160,10 @@ async def _read(reader: asyncio.StreamReader) -> Message | None:
     first, *lines = head[:-4].split(b"\r\n")
     pairs = (line.partition(b":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    if headers.pop(b"transfer-encoding", None):
+        # A live stream has no end: its first part stands for it, and its client connects again.
+        size = int(await reader.readuntil(b"\r\n"), 16)
+        return Message(first, headers, await reader.readexactly(size))
     return Message(first, headers, await reader.readexactly(int(headers.get(b"content-length", 0))))
 
 

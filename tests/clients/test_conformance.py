@@ -15,7 +15,16 @@ import httpx
 import pytest
 
 from clients.conformance.make_vectors import VECTORS, plain_query
-from clients.conformance.misbehaving import FAULTS, LIES, misbehaving, regular
+from clients.conformance.misbehaving import (
+    FAULTS,
+    LIES,
+    answered_as_another,
+    lost_after,
+    lost_before,
+    misbehaving,
+    regular,
+    surplus,
+)
 from clients.conformance.scripted import Asked, case_of, scripted
 from tests.clients.programs import PROGRAMS, run
 from tests.support.server import Server, served
@@ -223,16 +232,32 @@ def adds(name: str) -> list[Json]:
             {"do": "atomic", "items": items},
         ]
         if at % 3 == 0:
-            found.append({"do": "batch", "items": others})
+            merged = [each | {"counter": f"{each['counter']}-of-a-buffer"} for each in items]
+            found += [
+                {"do": "batch", "items": others},
+                {"do": "buffer", "items": [*merged, *merged[:2]]},
+            ]
     return found
 
 
 def each_add(commands: Sequence[Json], outcomes: Sequence[Json]) -> Iterator[tuple[Json, Json]]:
-    """Items and outcome of each add; those of a batch are adds of their own."""
+    """Items and outcome of each add; those of a batch, and the totals of a buffer, are adds of
+    their own."""
     for command, outcome in zip(commands, outcomes, strict=True):
         if command["do"] == "batch":
             for item, result in zip(command["items"], outcome["results"], strict=True):
                 yield [item], result
+        elif command["do"] == "buffer":
+            totals = Counter[str]()
+            for item in command["items"]:
+                totals[item["counter"]] += int(item["delta"])
+            failed = {each["counter"]: each for each in outcome["failed"]}
+            for counter, delta in totals.items():
+                total = {"counter": counter, "delta": str(delta)}
+                end = failed.pop(counter, total | {"outcome": "done"})
+                assert end["delta"] == total["delta"]
+                yield [total], end
+            assert failed == {}
         else:
             yield command.get("items", [command]), outcome
 
@@ -264,6 +289,128 @@ def test_counts_are_exact_through_any_fault(program: list[str], service: Server)
     ends = Counter(end["outcome"] for _, end in found)
     print(f"{sum(proxy.dealt.values())} requests; {dict(ends)}; {Counter(resolved.values())}")
     assert ends["done"] > 0
+
+
+def test_a_buffer_reports_what_it_could_not_send_in_time(
+    program: list[str], service: Server
+) -> None:
+    """No answer arrives before it closes: each total counts as resolve says."""
+    name = f"buffer-{uuid4().hex[:8]}"
+    items = [{"counter": f"{name}-{at % 4}", "delta": "3"} for at in range(12)]
+    with misbehaving(service.url, 1, SLOW_S, [lost_before, lost_after]) as proxy:
+        short = HASTY | {"timeout": "300ms"}
+        [end] = run(program, proxy.url, [{"do": "buffer", "items": items}], **short)
+    failed = {each["counter"]: each for each in end["failed"]}
+    names = {each["counter"] for each in items}
+    assert set(failed) == names
+    assert {(each["delta"], each["outcome"]) for each in end["failed"]} == {("9", "unknown")}
+    unknown = [each["unfinished"] for each in end["failed"]]
+    resolved = resolve(program, service.url, unknown, QUICK)
+    assert counts(service, names) == {
+        each: 9 * resolved[failed[each]["unfinished"]] for each in names
+    }
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A service whose counts only a test of reads changes."""
+    with served(tmp_path_factory.mktemp("quiet")) as server:
+        yield server
+
+
+def reads(name: str, sums: Mapping[str, int]) -> list[tuple[Json, Json]]:
+    """Commands, and the members of their outcomes; *name* is the counters' prefix."""
+    names = sorted(sums)
+    counted = [{"counter": x, "count": str(sums[x]), "accuracy": "accurate"} for x in names]
+    largest = sorted(counted, key=lambda each: -int(each["count"]))
+    before = {"from": "2020-01-01T00:00:00Z"}
+    found: list[tuple[Json, Json]] = [
+        ({"do": "get_many", "counters": names, "max_staleness": "0s"}, {"counts": counted}),
+        ({"do": "names", "prefix": name}, {"counters": names}),
+        ({"do": "list", "prefix": name}, {"counts": counted}),
+        ({"do": "list", "prefix": name, "order": "-count", "limit": 2}, {"counts": largest[:2]}),
+        (
+            {"do": "sum", "prefix": name},
+            {"sum": str(sum(sums.values())), "counters": len(names)},
+        ),
+        ({"do": "tokens", "number": 7}, {"tokens": 7}),
+        ({"do": "namespaces"}, {"namespaces": ["default"]}),
+        ({"do": "namespace"}, {"counter_type": "ACCURATE"}),
+        ({"do": "change_namespace", "settings": {"cache_ttl": "9s"}}, {"counter_type": "ACCURATE"}),
+    ]
+    for each in names:
+        of_one, count = {"counter": each}, str(sums[each])
+        found += [
+            ({"do": "get", **of_one}, {"count": count, "accuracy": "accurate"}),
+            ({"do": "between", **of_one, **before}, {"count": count, "delta": count}),
+            ({"do": "live", **of_one, "until": count}, {"count": count}),
+        ]
+    return found
+
+
+#: Names and sums do not say what was asked: what answers another request fits them.
+UNNAMED = ("names", "list", "sum", "tokens")
+MIXING = (answered_as_another, surplus)
+
+
+@pytest.mark.parametrize("unnamed", [False, True])
+def test_reads_are_right_through_any_fault(
+    program: list[str], quiet: Server, unnamed: bool
+) -> None:
+    """Done has the value, and any other end says that there is none."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    name = f"reads-{uuid4().hex[:8]}-"
+    sums = {f"{name}{at}": 10**at for at in range(8)}
+    added = run(
+        program,
+        quiet.url,
+        [{"do": "add", "counter": each, "delta": str(delta)} for each, delta in sums.items()],
+        **QUICK,
+    )
+    assert {each["outcome"] for each in added} == {"done"}
+    asked = [x for x in reads(name, sums) * 4 if (x[0]["do"] in UNNAMED) == unnamed]
+    deck = [each for each in DECK if not unnamed or each not in MIXING]
+    with misbehaving(quiet.url, seed, SLOW_S, deck) as proxy:
+        found = run(program, proxy.url, [command for command, _ in asked], **HASTY)
+    ends = Counter(each["outcome"] for each in found)
+    print(f"{sum(proxy.dealt.values())} requests; {dict(ends)}")
+    for (command, members), end in zip(asked, found, strict=True):
+        assert end in ({"outcome": "done", **members}, {"outcome": "unknown"}), command
+    assert ends["done"] > ends["unknown"]
+
+
+def test_a_namespace_has_a_life(program: list[str], quiet: Server) -> None:
+    """One command after another: created once, changed, and deleted with its counters."""
+    name = f"videos-{uuid4().hex[:8]}"
+    settings = {"counter_type": "ACCURATE"}
+    unknown = {"outcome": "refused", "code": "namespace_unknown", "applied": None}
+    exists = {"outcome": "refused", "code": "precondition_failed", "applied": None}
+    done = {"outcome": "done", **settings}
+    steps: list[tuple[Json, Json]] = [
+        ({"do": "namespace"}, unknown),
+        ({"do": "change_namespace", "settings": settings}, exists),
+        ({"do": "create_namespace", "settings": settings}, done),
+        ({"do": "create_namespace", "settings": settings}, exists),
+        ({"do": "change_namespace", "settings": {"cache_ttl": "1s"}}, done),
+        ({"do": "namespaces"}, {"outcome": "done", "namespaces": ["default", name]}),
+        (
+            {"do": "buffer", "items": [{"counter": "a", "delta": "2"}]},
+            {"outcome": "done", "failed": []},
+        ),
+        ({"do": "recount", "counter": "a"}, None),
+        ({"do": "busiest"}, {"outcome": "done", "counters": [{"counter": "a", "count": "2"}]}),
+        ({"do": "events", "counter": "a"}, None),
+        ({"do": "history", "counter": "a"}, None),
+        ({"do": "delete_namespace"}, {"outcome": "done"}),
+        ({"do": "delete_namespace"}, unknown),
+    ]
+    for command, wanted in steps:
+        [end] = run(program, quiet.url, [command], **QUICK, namespace=name)
+        if wanted is None:
+            assert end["outcome"] == "done", command
+        else:
+            assert end == wanted, command
 
 
 def resolve(
