@@ -29,8 +29,8 @@ _READ_FOR_S: Final = 0.01
 _STEPS_FOR_S: Final = 0.002
 #: How long a connection stays open between two requests.
 _KEEP_ALIVE_S: Final = 5.0
-#: The same behind a proxy: longer than load balancers keep idle connections (Google's for 600 s). If
-#: the service closed one first, a request that is on its way would get no response.
+#: The same behind a proxy: longer than load balancers keep idle connections (Google's for 600 s).
+#: If the service closed one first, a request that is on its way would get no response.
 PROXY_KEEP_ALIVE_S: Final = 650.0
 _T = TypeVar("_T")
 #: Work that yields after each part, which takes a millisecond at most, and returns its result.

@@ -44,8 +44,8 @@ from counter.types import EventRule, Namespace, NamespaceSettings, Scope
 
 _log = logging.getLogger("counter.namespaces")
 _WEAK: Final = (
-    "a weak ETag matches no If-Match (RFC 9110, 13.1.1), and a proxy that compresses responses makes"
-    " ETags weak: send it without W/"
+    "a weak ETag never matches If-Match (RFC 9110, 13.1.1), and a proxy that compresses responses"
+    " makes ETags weak: send it without W/"
 )
 _DURATIONS: Final = ("accept_limit", "future_limit", "rollup_window", "key_ttl", "cache_ttl")
 

@@ -109,6 +109,7 @@ async def test_a_version_guards_every_change(other: Rest) -> None:
 
 
 async def test_the_refusal_of_a_weak_etag_says_what_made_it_weak(other: Rest) -> None:
+    await other.create()
     weak = {"if-match": 'W/"v1"'}
     refused = await other.http.put(other.path(), json={"cache_ttl": "4s"}, headers=weak)
     assert "send it without W/" in assert_problem(refused, "precondition_failed")["detail"]
