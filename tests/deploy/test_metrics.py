@@ -12,9 +12,10 @@ import yaml
 
 from api.http.responses import metrics_head
 from tests.deploy.expositions import everything, families_of
-from tests.deploy.test_alerts import ALERTS
+from tests.deploy.test_alerts import ALERTS, HOME
 from tests.support.promtool import promtool
 from tests.support.server import ROOT
+from tests.test_security_docs import anchors
 
 DASHBOARDS = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
@@ -145,6 +146,28 @@ def test_a_dashboard_works_with_any_data_source(name: str) -> None:
     assert all(each == {"type": "prometheus", "uid": "${datasource}"} for each in sources)
     idents = [each["id"] for each in board["panels"]]
     assert len(idents) == len(set(idents))
+
+
+@of_each_dashboard
+def test_each_panel_says_what_is_shown_what_is_normal_and_what_to_do_if_not(name: str) -> None:
+    for panel in DASHBOARDS[name]["panels"]:
+        if panel["type"] != "row":
+            assert re.fullmatch(
+                r"[^.]+\. Normally [^.]+\. (If|For|Above) .+\.", panel["description"]
+            ), panel
+
+
+def test_each_alert_is_named_by_a_panel_that_shows_its_cause() -> None:
+    text = " ".join(each.get("description", "") for each in SERVICE["panels"])
+    assert set(re.findall(r"\bCounter[A-Z]\w+", text)) == set(ALERTS)
+
+
+@of_each_dashboard
+def test_the_links_of_a_dashboard_open(name: str) -> None:
+    for link in DASHBOARDS[name]["links"]:
+        path, _, anchor = link["url"].removeprefix(f"{HOME}/").partition("#")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not anchor or anchor in anchors(text), link["url"]
 
 
 def test_the_dashboard_has_a_row_for_each_part() -> None:
