@@ -5,10 +5,13 @@ import { createInterface } from "node:readline";
 
 import {
   type Added,
+  type Count,
   CounterClient,
   CounterError,
   type Credential,
   Key,
+  type NotCounted,
+  NotCountedError,
   RefusedError,
   type Settings,
   Token,
@@ -61,7 +64,7 @@ function itemsOf(items: Json[]): [string, bigint][] {
 }
 
 async function run(client: CounterClient, command: Json): Promise<Json> {
-  const { counter } = command;
+  const { counter, prefix, from, to, tz, limit, max_staleness: maxStaleness } = command;
   switch (command.do) {
     case "add":
       return { replayed: (await client.add(counter, BigInt(command.delta), credentialOf(command))).replayed };
@@ -82,9 +85,70 @@ async function run(client: CounterClient, command: Json): Promise<Json> {
       return { results: results.map((each) => (each instanceof CounterError ? endOf(each) : doneOf(each))) };
     }
     case "get": {
-      const max = command.max_staleness;
-      const { count, accuracy } = await client.get(counter, max === undefined ? {} : { maxStaleness: max });
+      const { count, accuracy } = await client.get(counter, { maxStaleness });
       return { count: count.toString(), accuracy };
+    }
+    case "get_many":
+      return { counts: (await client.getMany(command.counters, { maxStaleness })).map(countOf) };
+    case "names":
+      return { counters: await all(client.names({ prefix })) };
+    case "list": {
+      const found = client.list({ prefix, largestFirst: command.order === "-count", maxStaleness, limit });
+      return { counts: (await all(found)).map(countOf) };
+    }
+    case "sum": {
+      const { count, counters } = await client.sum(prefix, { maxStaleness });
+      return { sum: count.toString(), counters };
+    }
+    case "between": {
+      const { count, delta } = await client.between(counter, from, to, { tz });
+      return { count: count.toString(), delta: delta.toString() };
+    }
+    case "history": {
+      const points = await client.history(counter, { from, to, step: command.step, tz });
+      const shown = points.map(({ time, count, delta }) => {
+        return { time, count: count.toString(), delta: delta.toString() };
+      });
+      return { points: shown };
+    }
+    case "events": {
+      const events = await all(client.events(counter, { from, to, limit }));
+      const shown = events.map(({ eventTime, eventId, eventItemKey, delta, clear }) => {
+        return { event_time: eventTime, event_id: eventId, event_item_key: eventItemKey, delta: delta.toString(), clear };
+      });
+      return { events: shown };
+    }
+    case "live":
+      for await (const found of client.live(counter)) {
+        if (!(found instanceof CounterError) && found.count === BigInt(command.until)) {
+          return { count: found.count.toString() };
+        }
+      }
+      throw new Error("a stream without a signal ended");
+    case "busiest": {
+      const { counters } = await client.busiest(limit, { span: command.span });
+      return { counters: counters.map(({ counter, count }) => ({ counter, count: count.toString() })) };
+    }
+    case "recount":
+      return { windows: await client.recount(counter) };
+    case "tokens":
+      return { tokens: (await client.tokens(command.number)).length };
+    case "namespaces":
+      return { namespaces: (await client.namespaces()).map(({ namespace }) => namespace) };
+    case "namespace":
+      return { counter_type: (await client.settings()).counter_type };
+    case "create_namespace":
+      return { counter_type: (await client.createNamespace(command.settings)).counter_type };
+    case "change_namespace":
+      return { counter_type: (await client.changeNamespace(command.settings)).counter_type };
+    case "delete_namespace":
+      await client.deleteNamespace();
+      return {};
+    case "buffer": {
+      const buffer = client.buffer({ maxDelayMs: 60_000 });
+      for (const [name, delta] of itemsOf(command.items)) buffer.add(name, delta);
+      const failed = await buffer.close().then(() => [], failuresOf);
+      return { failed: failed.map(({ counter, delta, error }) => ({ counter, delta: delta.toString(), ...endOf(error) })) };
     }
     case "resolve":
       return { applied: (await client.resolve(command.unfinished)).applied };
@@ -96,6 +160,21 @@ async function run(client: CounterClient, command: Json): Promise<Json> {
       return shown(credentialOf(command).token!.derive(command.label));
   }
   throw new Error(`unknown command ${command.do}`);
+}
+
+async function all<T>(found: AsyncIterable<T>): Promise<T[]> {
+  const items: T[] = [];
+  for await (const each of found) items.push(each);
+  return items;
+}
+
+function countOf({ counter, count, accuracy }: Count): Json {
+  return { counter, count: count.toString(), accuracy };
+}
+
+function failuresOf(error: unknown): readonly NotCounted[] {
+  if (error instanceof NotCountedError) return error.failed;
+  throw error;
 }
 
 function doneOf({ replayed }: Added): Json {

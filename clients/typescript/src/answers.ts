@@ -35,6 +35,63 @@ export interface Count {
   readonly accuracy: "accurate" | "eventual" | "best_effort";
 }
 
+/** How much a count changed from `from` to `to`, and what it was just before `to`. */
+export interface Change {
+  readonly counter: string;
+  readonly from: string;
+  readonly to: string;
+  readonly count: bigint;
+  readonly delta: bigint;
+}
+
+/** The sum of `counters` counters; every add up to `asOf` is in it. */
+export interface Sum {
+  readonly count: bigint;
+  readonly counters: number;
+  readonly asOf: string;
+  /** `accurate` if each of them is. */
+  readonly accuracy: Count["accuracy"];
+}
+
+/** The count at the end of a step of a history, and its change since the step began. */
+export interface Point {
+  readonly time: string;
+  readonly count: bigint;
+  readonly delta: bigint;
+}
+
+/** One add or clear of the event log. */
+export interface CounterEvent {
+  readonly eventTime: string;
+  readonly eventId: string;
+  readonly eventItemKey: number;
+  /** 0 for a clear. */
+  readonly delta: bigint;
+  readonly clear: boolean;
+}
+
+/** A counter, its adds and clears a second, and its count. */
+export interface Busy {
+  readonly counter: string;
+  readonly addsPerS: number;
+  readonly count: bigint;
+}
+
+/** The busiest counters from `since` to `asOf`, busiest first. */
+export interface Busiest {
+  readonly since: string;
+  readonly asOf: string;
+  /** Whether all counters that changed in that time were considered. */
+  readonly complete: boolean;
+  readonly counters: readonly Busy[];
+}
+
+/** One page of a list, and the key of the next one; null if it is the last. */
+export interface Page<T> {
+  readonly found: readonly T[];
+  readonly next: string | null;
+}
+
 /** The outcome of an add: it is counted, or never will be. */
 export interface Resolved {
   readonly applied: boolean;
@@ -95,13 +152,69 @@ function clearedOf(json: unknown, asked: Asked): Cleared {
   return { counter: asked.counter, eventTime, replayed };
 }
 
-export function countOf(json: unknown, namespace: string, counter: string): Count {
-  about(json, namespace, counter);
-  const { count, as_of, accuracy } = record(json);
-  if (accuracy !== "accurate" && accuracy !== "eventual" && accuracy !== "best_effort") {
-    throw new TypeError("its accuracy is unknown");
-  }
-  return stringifiable({ counter, count: integer(count), asOf: time(as_of), accuracy });
+/** Read a count, of any counter of the namespace if `asked` is not given. */
+export function countOf(json: unknown, namespace: string, asked?: string): Count {
+  const { counter, count, as_of, accuracy } = record(json);
+  about(json, namespace, asked ?? text(counter));
+  return stringifiable({
+    counter: text(counter),
+    count: integer(count),
+    asOf: time(as_of),
+    accuracy: accuracyOf(accuracy),
+  });
+}
+
+function accuracyOf(value: unknown): Count["accuracy"] {
+  if (value === "accurate" || value === "eventual" || value === "best_effort") return value;
+  throw new TypeError("its accuracy is unknown");
+}
+
+export function changeOf(json: unknown, namespace: string, counter: string): Change {
+  const { count, asOf } = countOf(json, namespace, counter);
+  const { from, delta } = record(json);
+  return stringifiable({ counter, from: time(from), to: asOf, count, delta: integer(delta) });
+}
+
+/** Read the sum that comes with a list of counters. */
+export function sumOf(json: unknown): Sum {
+  const { count, counters, as_of, accuracy } = record(record(json)["sum"]);
+  return stringifiable({
+    count: integer(count),
+    counters: Number(integer(counters)),
+    asOf: time(as_of),
+    accuracy: accuracyOf(accuracy),
+  });
+}
+
+export function pointOf(json: unknown): Point {
+  const { time: at, count, delta } = record(json);
+  return stringifiable({ time: time(at), count: integer(count), delta: integer(delta) });
+}
+
+export function eventOf(json: unknown): CounterEvent {
+  const { event_time, event_id, event_item_key, delta = 0, clear = false } = record(json);
+  return stringifiable({
+    eventTime: time(event_time),
+    eventId: text(event_id),
+    eventItemKey: Number(integer(event_item_key)),
+    delta: integer(delta),
+    clear: boolean(clear),
+  });
+}
+
+export function busiestOf(json: unknown): Busiest {
+  const { since, as_of, complete, counters } = record(json);
+  const busy = list(counters).map((each): Busy => {
+    const { counter, adds_per_s, count } = record(each);
+    return stringifiable({ counter: text(counter), addsPerS: number(adds_per_s), count: integer(count) });
+  });
+  return { since: time(since), asOf: time(as_of), complete: boolean(complete), counters: busy };
+}
+
+/** Read the page of `name`, each item of which `read` reads. */
+export function pageOf<T>(json: unknown, name: string, read: (item: unknown) => T): Page<T> {
+  const { next_page: next } = record(json);
+  return { found: list(record(json)[name]).map(read), next: next === null ? null : text(next) };
 }
 
 /** Read the result of each of `asked`. */
@@ -111,14 +224,14 @@ export function eachOf<A, T>(json: unknown, asked: readonly A[], read: (result: 
   return asked.map((one, at) => read(results[at], one));
 }
 
-/** Return the times of `count` tokens in microseconds, or null if it is no answer to that. */
-export function timesOf(json: unknown, count: number): bigint[] | null {
-  try {
-    const found = list(record(json)["tokens"]).map((each) => parseTime(time(record(each)["generation_time"]))!);
-    return found.length === count ? found : null;
-  } catch {
-    return null;
-  }
+/** Read `count` tokens. */
+export function tokensOf(json: unknown, count: number): Token[] {
+  const found = list(record(json)["tokens"]).map((each) => {
+    const { token, generation_time } = record(each);
+    return new Token(text(token), parseTime(time(generation_time))!);
+  });
+  if (found.length !== count) throw new TypeError("it has another number of tokens");
+  return found;
 }
 
 function about(json: unknown, namespace: string, counter: string): void {
@@ -131,4 +244,14 @@ function about(json: unknown, namespace: string, counter: string): void {
 function time(value: unknown): string {
   if (parseTime(text(value)) === null) throw new TypeError("it is not a time");
   return text(value);
+}
+
+function boolean(value: unknown): boolean {
+  if (typeof value === "boolean") return value;
+  throw new TypeError("it is not true or false");
+}
+
+function number(value: unknown): number {
+  if (typeof value === "number" || typeof value === "bigint") return Number(value);
+  throw new TypeError("it is not a number");
 }

@@ -3,48 +3,37 @@
 import {
   type Added,
   type AddedCount,
-  addedOf,
-  type Asked,
-  askedOf,
+  type Busiest,
+  type Change,
   type Cleared,
   type Count,
-  countOf,
-  eachOf,
+  type CounterEvent,
+  type Point,
   type Read,
   READERS,
   type Resolved,
-  timesOf,
+  type Sum,
 } from "./answers.js";
-import { CounterError, invalid, RefusedError, UnknownOutcomeError, UnsentError } from "./errors.js";
-import { writeJson } from "./json.js";
+import { checkedDelta, checkedItems, type Delta, type Moment } from "./arguments.js";
+import { AddBuffer, type BufferOptions } from "./buffer.js";
+import { BATCH_ITEMS_MAX, Calls } from "./calls.js";
+import { Delivery, type Outcome } from "./delivery.js";
+import { invalid, RefusedError, shown, UnknownOutcomeError, UnsentError } from "./errors.js";
+import * as live from "./live.js";
+import * as namespaces from "./namespaces.js";
 import { type Options, optionsOf } from "./options.js";
-import { attempts, Budget, type Call, causeOf, Course, Fate, refusalOf, type Shared, waitOf } from "./retrying.js";
-import { type Credential, Key, Token } from "./tokens.js";
-import { type Answer, type Failure, isProblem, type Problem, type Request, Transport } from "./transport.js";
+import * as reads from "./reads.js";
+import type { CallOptions, EventsOptions, HistoryOptions, ListOptions, ReadOptions } from "./reads.js";
+import { attempts, Budget, type Call, Course, resultOf, type Shared } from "./retrying.js";
+import { type Credential, Token } from "./tokens.js";
+import { Transport } from "./transport.js";
 import { type Item, type Operation, Unfinished } from "./unfinished.js";
 
-const INT64_MAX = 2n ** 63n - 1n;
-const NAME_CHARS_MAX = 256;
-/** What no counter's name holds, as the service says; unlike \p{C} it is the same with every version of Node. */
-const REFUSED = new RegExp(
-  "[\\0-\\x1f\\x7f-\\xa0\\xad\\u061c\\u1680\\u180e\\u2000-\\u200b\\u200e\\u200f\\u2028-\\u202f\\u205f-\\u206f\\u3000" +
-    "\\ud800-\\uf8ff\\ufeff\\ufff9-\\ufffb\\u{e0001}\\u{f0000}-\\u{10ffff}]",
-  "u",
-);
 const ATOMIC_ITEMS_MAX = 100;
-const BATCH_ITEMS_MAX = 1_000;
-
-/** A counter and its delta: an integer of 64 bits. */
-export type Delta = readonly [counter: string, delta: number | bigint];
-
-export interface CallOptions {
-  /** Ends the call with UnknownOutcomeError, or with UnsentError if nothing was sent. */
-  readonly signal?: AbortSignal;
-}
 
 export interface AddOptions extends CallOptions {
   /** The program's own token or key; without it the client makes a token for the call. */
-  readonly token?: Credential;
+  readonly token?: Credential | undefined;
 }
 
 export interface Settings extends Partial<Options> {
@@ -64,19 +53,13 @@ export interface Settings extends Partial<Options> {
  */
 export class CounterClient {
   readonly namespace: string;
-  readonly #base: string;
+  readonly #calls: Calls;
   readonly #shared: Shared;
 
   /** Throws RefusedError for a setting out of its bounds. */
   constructor({ url, namespace = "default", apiKey, ...given }: Settings) {
-    if (!/^[a-z][a-z0-9_-]{0,62}$/.test(namespace)) {
-      throw invalid(
-        `the namespace is ${shown(namespace)}; its name begins with a lower-case letter, and has up to 63` +
-          " lower-case letters, digits, - and _",
-      );
-    }
+    this.#calls = new Calls(namespace);
     this.namespace = namespace;
-    this.#base = `/v1/namespaces/${namespace}`;
     const options = optionsOf(given);
     this.#shared = {
       options,
@@ -87,42 +70,39 @@ export class CounterClient {
   }
 
   /** Add `delta` to `counter`, once for the token. */
-  async add(counter: string, delta: number | bigint, { token, signal }: AddOptions = {}): Promise<Added> {
-    return attempts(this.#write("add", [[counter, checkedDelta(delta)]], token, READERS.add), this.#shared, signal);
+  async add(counter: string, delta: number | bigint, options: AddOptions = {}): Promise<Added> {
+    return this.#write("add", [[counter, checkedDelta(delta)]], options, READERS.add);
   }
 
   /** Add, and return the count including the add. */
-  async addAndGet(
-    counter: string,
-    delta: number | bigint,
-    { token, signal }: AddOptions = {},
-  ): Promise<AddedCount> {
-    const items: Item[] = [[counter, checkedDelta(delta)]];
-    return attempts(this.#write("add-and-get", items, token, READERS["add-and-get"]), this.#shared, signal);
+  async addAndGet(counter: string, delta: number | bigint, options: AddOptions = {}): Promise<AddedCount> {
+    return this.#write("add-and-get", [[counter, checkedDelta(delta)]], options, READERS["add-and-get"]);
   }
 
   /** Set `counter` to 0; adds with a later time count from there. */
-  async clear(counter: string, { token, signal }: AddOptions = {}): Promise<Cleared> {
-    return attempts(this.#write("clear", [[counter, 0n]], token, READERS.clear), this.#shared, signal);
+  async clear(counter: string, options: AddOptions = {}): Promise<Cleared> {
+    return this.#write("clear", [[counter, 0n]], options, READERS.clear);
   }
 
   /** Clear `counter`, and take its name off the list until a later add. Tokens keep their answers. */
-  async delete(counter: string, { token, signal }: AddOptions = {}): Promise<Cleared> {
-    return attempts(this.#write("delete", [[counter, 0n]], token, READERS.delete), this.#shared, signal);
+  async delete(counter: string, options: AddOptions = {}): Promise<Cleared> {
+    return this.#write("delete", [[counter, 0n]], options, READERS.delete);
   }
 
   /** Add to 1 to 100 counters under one token: all are counted, or none. */
-  async atomic(items: Iterable<Delta>, { token, signal }: AddOptions = {}): Promise<Added[]> {
-    const checked = checkedItems(items, ATOMIC_ITEMS_MAX);
-    return attempts(this.#write("atomic/add", checked, token, READERS["atomic/add"]), this.#shared, signal);
+  async atomic(items: Iterable<Delta>, options: AddOptions = {}): Promise<Added[]> {
+    return this.#write("atomic/add", checkedItems(items, ATOMIC_ITEMS_MAX), options, READERS["atomic/add"]);
   }
 
-  /** Return the count of `counter`, at most as stale as `maxStaleness` (such as `0s`) or the namespace says. */
-  async get(counter: string, { maxStaleness, signal }: CallOptions & { maxStaleness?: string } = {}): Promise<Count> {
-    const query = maxStaleness === undefined ? "" : `?max_staleness=${encodeURIComponent(maxStaleness)}`;
-    const request: Request = { method: "GET", path: this.#counter(counter) + query, writes: false, many: false };
-    const read = (json: unknown): Count => countOf(json, this.namespace, counter);
-    return attempts({ request, read }, this.#shared, signal);
+  /** Add to 1 to 1,000 counters, a token each; return an outcome for each item, in order. Rejects only for invalid items. */
+  async batch(items: Iterable<Delta>, { signal }: CallOptions = {}): Promise<readonly Outcome[]> {
+    const checked = checkedItems(items, BATCH_ITEMS_MAX);
+    return new Delivery(checked, this.#calls, this.#shared, new Course(this.#shared, signal)).outcomes();
+  }
+
+  /** Return a buffer that merges the adds of a counter and sends the totals in the background. */
+  buffer(options: BufferOptions = {}): AddBuffer {
+    return new AddBuffer(this.#calls, this.#shared, options);
   }
 
   /**
@@ -140,7 +120,7 @@ export class CounterClient {
     const { operation, items, token } = unfinished;
     try {
       const read: Read<unknown> = READERS[operation];
-      await attempts({ ...this.#write(operation, items, token, read), unfinished }, this.#shared, signal);
+      await attempts({ ...this.#calls.write(operation, items, token, read), unfinished }, this.#shared, signal);
       return { applied: true, detail: "" };
     } catch (error) {
       if (error instanceof RefusedError && error.code === "token_too_old" && error.applied === false) {
@@ -150,239 +130,130 @@ export class CounterClient {
     }
   }
 
-  /** Add to 1 to 1,000 counters, a token each; return an outcome for each item, in order. Rejects only for invalid items. */
-  async batch(items: Iterable<Delta>, { signal }: CallOptions = {}): Promise<(Added | CounterError)[]> {
-    const found: (Added | CounterError)[] = [];
-    let open = checkedItems(items, BATCH_ITEMS_MAX).map((item, at) => {
-      return new Pending(at, item, this.namespace, Token.new());
-    });
-    const course = new Course(this.#shared, signal);
-    const { clock } = this.#shared.options;
-    for (;;) {
-      const endMs = clock.wallTime() + course.attemptMs;
-      open = open.filter((each) => ended(each, found, () => each.fate.checkHonoured(endMs)) === undefined);
-      if (open.length === 0) return found;
-      const answer = signal?.aborted ? null : await course.send(this.#batchOf(open));
-      if (answer === null) {
-        for (const each of open) found[each.at] = each.fate.givenUp("the call was aborted", signal?.reason);
-        return found;
-      }
-      for (const each of open) each.fate.told(answer.ttlMs, clock.wallTime());
-      const { left, askedMs, last } = this.#settle(open, answer, found);
-      if (left.length === 0) return found;
-      const why = await course.pause(askedMs);
-      if (why !== null) {
-        for (const each of left) found[each.at] = each.refusal ?? each.fate.givenUp(why, causeOf(last));
-        return found;
-      }
-      const spent = left.filter((each) => each.refusal !== undefined);
-      if (spent.length > 0) {
-        // After the pause, which may be longer than the service accepts a token.
-        const tokens = await this.#shared.freshTokens(spent.length, course.attemptMs, signal);
-        spent.forEach((each, at) => each.renew(tokens[at]!));
-      }
-      open = left;
-    }
+  /** Return 1 to 1,000 tokens with the service's time, for a machine whose clock is wrong. */
+  async tokens(count = 1, { signal }: CallOptions = {}): Promise<Token[]> {
+    return this.#call(reads.tokens(count), signal);
   }
 
-  /** Put the outcomes that `answer` decides into `found`; return the items to send again. */
-  #settle(open: Pending[], answer: Answer, found: (Added | CounterError)[]): Settled {
-    let whole: Failure;
-    if (answer.kind === "ok") {
-      const results = resultsOf(answer.json, open);
-      if (results !== null) {
-        const waits = results.map((each) => this.#settleOne(each, found)).filter((each) => each !== null);
-        const left = results.filter(({ item }) => found[item.at] === undefined).map(({ item }) => item);
-        const last = waits[0] ?? answer;
-        return { left, askedMs: Math.max(0, ...waits.map(waitOf)), last };
-      }
-      whole = this.#shared.transport.strange(200, answer.body);
-    } else whole = answer;
-    for (const item of open) judge(item, whole, found);
-    return { left: open.filter(({ at }) => found[at] === undefined), askedMs: waitOf(whole), last: whole };
+  /** Return the count of `counter`; one that was never written reads 0. */
+  async get(counter: string, { maxStaleness, signal }: ReadOptions = {}): Promise<Count> {
+    return this.#call(reads.count(this.#calls, counter, maxStaleness), signal);
   }
 
-  #settleOne({ item, result }: Result, found: (Added | CounterError)[]): Answer | null {
-    if (!isProblem(result)) {
-      found[item.at] = result;
-      return null;
-    }
-    const waitMs = this.#shared.transport.waitMs(result["retry_after"]);
-    const answer: Failure = { kind: "problem", problem: result, waitMs };
-    judge(item, answer, found);
-    return answer;
+  /** Return the counts of up to 1,000 counters, in order. */
+  async getMany(counters: Iterable<string>, { maxStaleness, signal }: ReadOptions = {}): Promise<Count[]> {
+    return this.#call(reads.counts(this.#calls, counters, maxStaleness), signal);
   }
 
-  #batchOf(open: readonly Pending[]): Request {
-    const items = open.map(({ item: [counter, delta], token }) => {
-      return { counter, delta, idempotency_token: wireToken(token) };
-    });
-    return post(`${this.#base}/batch/add`, { items }, { many: true });
+  /** Yield the names of all counters, or of those with `prefix`, in code point order. */
+  names({ prefix, signal }: CallOptions & { readonly prefix?: string | undefined } = {}): AsyncGenerator<string, void> {
+    return reads.paged(reads.names(this.#calls, prefix), this.#shared, { signal });
   }
 
-  /** An add or a clear under `token`, or under a new one made once for the call. */
-  #write<T>(
-    operation: Operation,
-    items: readonly Item[],
-    token: Credential | undefined,
-    read: Read<T>,
-  ): Call<T> {
-    if (token === undefined) {
-      const renewed = (fresh: Token): Call<T> => ({ ...this.#write(operation, items, fresh, read), renewed });
-      return renewed(Token.new());
-    }
-    if (!(token instanceof Token || token instanceof Key)) {
-      throw invalid("the token is neither a Token nor a Key; make one with Token.fromKey or Token.parse");
-    }
-    const [[counter, delta]] = items as [Item];
-    const isAtomic = operation === "atomic/add";
-    const isDelete = operation === "delete";
-    const path = isAtomic
-      ? `${this.#base}/atomic/add`
-      : `${this.#counter(counter)}${isDelete ? "" : `/${operation}`}`;
-    const body = {
-      ...(isAtomic ? { items: items.map(([name, each]) => ({ counter: checkedName(name), delta: each })) } : {}),
-      ...(isAtomic || isDelete || operation === "clear" ? {} : { delta }),
-      ...(token instanceof Token ? { idempotency_token: wireToken(token) } : {}),
-    };
-    const request = post(path, body, { many: isAtomic, ...(token instanceof Key ? { key: token.text } : {}) });
-    return {
-      request: isDelete ? { ...request, method: "DELETE" } : request,
-      read: (json) => read(json, items.map((item) => askedOf(this.namespace, item, token))),
-      unfinished: new Unfinished(operation, this.namespace, items, String(token)),
-    };
+  /** Yield counters with their counts, in code point order or the largest first. */
+  list(options: ListOptions = {}): AsyncGenerator<Count, void> {
+    return reads.paged(reads.listed(this.#calls, options), this.#shared, options);
+  }
+
+  /** Return the sum of all counters with `prefix`, at most 10,000. */
+  async sum(prefix?: string, { maxStaleness, signal }: ReadOptions = {}): Promise<Sum> {
+    return this.#call(reads.sum(this.#calls, prefix, maxStaleness), signal);
+  }
+
+  /**
+   * Return how much the count changed from `from` to `to` (now if undefined), exactly. Both are ends of windows of the
+   * namespace, or "today" in the time zone `tz`.
+   */
+  async between(
+    counter: string,
+    from: Moment,
+    to?: Moment,
+    { tz, signal }: CallOptions & { readonly tz?: string | undefined } = {},
+  ): Promise<Change> {
+    return this.#call(reads.between(this.#calls, counter, from, to, tz), signal);
+  }
+
+  /** Return the count at the end of each step; of the last hour in about 60 steps by default. */
+  async history(counter: string, options: HistoryOptions = {}): Promise<Point[]> {
+    return this.#call(reads.history(this.#calls, counter, options), options.signal);
+  }
+
+  /** Yield the events of `counter`, the latest first. */
+  events(counter: string, options: EventsOptions = {}): AsyncGenerator<CounterEvent, void> {
+    return reads.paged(reads.events(this.#calls, counter, options), this.#shared, options);
+  }
+
+  /**
+   * Yield the count, again whenever it changes, and every few seconds with a new `asOf`; a RefusedError in place of
+   * one while the service cannot read it. Connects again if a connection ends. Ends when `signal` aborts; rejects with
+   * a permanent failure, and with the last one if nothing came for `deadlineMs`.
+   */
+  live(counter: string, { signal }: CallOptions = {}): AsyncGenerator<Count | RefusedError, void> {
+    return live.updates(reads.live(this.#calls, counter), this.#shared, signal);
+  }
+
+  /** Return the `limit` counters (1 to 100) with the most adds in the last `span`, at most `1m`. */
+  async busiest(limit = 10, { span = "10s", signal }: CallOptions & { readonly span?: string } = {}): Promise<Busiest> {
+    return this.#call(reads.busiest(this.#calls, limit, span), signal);
+  }
+
+  /** Make the next rollup recount the stored past of `counter` from its events; return the number of windows. */
+  async recount(counter: string, { signal }: CallOptions = {}): Promise<number> {
+    return this.#call(reads.recount(this.#calls, counter), signal);
+  }
+
+  /** Return the namespaces that the caller may see, with their settings. */
+  async namespaces({ signal }: CallOptions = {}): Promise<namespaces.Namespace[]> {
+    return this.#call(namespaces.all(), signal);
+  }
+
+  /** Return this client's namespace with its settings. */
+  async settings({ signal }: CallOptions = {}): Promise<namespaces.Namespace> {
+    return this.#call(namespaces.one(this.#calls), signal);
+  }
+
+  /** Create this client's namespace; `counter_type` is the least it needs. Rejects if it exists. */
+  async createNamespace(
+    settings: namespaces.NamespaceSettings,
+    { signal }: CallOptions = {},
+  ): Promise<namespaces.Namespace> {
+    return this.#call(namespaces.create(this.#calls, settings), signal);
+  }
+
+  /** Change the given settings of this client's namespace. */
+  async changeNamespace(
+    settings: namespaces.NamespaceSettings,
+    { signal }: CallOptions = {},
+  ): Promise<namespaces.Namespace> {
+    return this.#call(namespaces.change(this.#calls, settings), signal);
+  }
+
+  /** Delete this client's namespace permanently, with its counters, events and tokens. */
+  async deleteNamespace({ signal }: CallOptions = {}): Promise<void> {
+    return this.#call(namespaces.remove(this.#calls), signal);
+  }
+
+  #write<T>(operation: Operation, items: Item[], { token, signal }: AddOptions, read: Read<T>): Promise<T> {
+    return this.#call(this.#calls.write(operation, items, token, read), signal);
+  }
+
+  #call<T>(call: Call<T>, signal: AbortSignal | undefined): Promise<T> {
+    return attempts(call, this.#shared, signal);
   }
 
   async #freshTokens(count: number, timeoutMs: number, signal?: AbortSignal): Promise<Token[]> {
-    const request: Request = { ...post("/v1/tokens", { count }, { many: true }), writes: false };
-    const answer = await this.#shared.transport.send(request, timeoutMs, signal);
-    const times = answer.kind === "ok" ? timesOf(answer.json, count) : null;
+    const call = reads.tokens(count);
+    const { transport } = this.#shared;
+    const found = resultOf(call, await transport.send(call.request, timeoutMs, signal), transport);
     // A proxy may give the same answer to two clients: only the times are the service's.
     return Array.from({ length: count }, (_, at) => {
       const own = Token.new();
-      return times === null ? own : new Token(own.nonce, times[at]!);
+      return "result" in found ? new Token(own.nonce, found.result[at]!.generationTimeUs) : own;
     });
   }
-
-  #counter(counter: string): string {
-    checkedName(counter);
-    if (counter === "." || counter === "..") {
-      // WHATWG URLs drop these parts of a path, also when they are escaped.
-      throw invalid(`fetch cannot send the counter ${shown(counter)} in a path; use atomic or batch for it`);
-    }
-    const escaped = encodeURIComponent(counter).replace(/[!'()*]/g, (each) => {
-      return `%${each.charCodeAt(0).toString(16).toUpperCase()}`;
-    });
-    return `${this.#base}/counters/${escaped}`;
-  }
-}
-
-type Result = { readonly item: Pending; readonly result: Added | Problem };
-type Settled = { readonly left: Pending[]; readonly askedMs: number; readonly last: Answer };
-
-/** An item of a batch that has no outcome yet. */
-class Pending {
-  readonly fate: Fate;
-  /** Why the token is void; none if it is not. */
-  refusal: RefusedError | undefined;
-
-  constructor(
-    readonly at: number,
-    readonly item: Item,
-    readonly namespace: string,
-    public token: Token,
-  ) {
-    this.fate = new Fate(new Unfinished("add", namespace, [item], String(token)));
-  }
-
-  get asked(): Asked {
-    return askedOf(this.namespace, this.item, this.token);
-  }
-
-  renew(token: Token): void {
-    this.refusal = undefined;
-    this.token = token;
-    this.fate.unfinished = new Unfinished("add", this.namespace, [this.item], String(token));
-  }
-}
-
-/** Judge `item` by `answer`; an end goes into `found`. */
-function judge(item: Pending, answer: Failure, found: (Added | CounterError)[]): void {
-  ended(item, found, () => {
-    const isVoid = item.fate.judge(answer, true) === "new_token" && answer.kind === "problem";
-    item.refusal = isVoid ? refusalOf(answer.problem) : undefined;
-  });
-}
-
-/** Do `step`; put the end of `item` that it throws into `found`, and return it. */
-function ended(item: Pending, found: (Added | CounterError)[], step: () => void): CounterError | undefined {
-  try {
-    step();
-    return undefined;
-  } catch (error) {
-    if (!(error instanceof CounterError)) throw error;
-    found[item.at] = error;
-    return error;
-  }
-}
-
-/** Return the results of a batch with their items, or null if they are not an answer to it. */
-function resultsOf(json: unknown, open: readonly Pending[]): Result[] | null {
-  try {
-    return eachOf(json, open, (result, item) => {
-      return { item, result: isProblem(result) ? result : addedOf(result, item.asked) };
-    });
-  } catch {
-    return null;
-  }
-}
-
-function post(path: string, body: object, more: { many: boolean; key?: string }): Request {
-  return { method: "POST", path, body: writeJson(body), writes: true, ...more };
-}
-
-function wireToken(token: Token): object {
-  return { token: token.nonce, generation_time: token.generationTime };
 }
 
 function unfinishedOf(what: UnknownOutcomeError | UnsentError | Unfinished | string): Unfinished {
   if (what instanceof UnknownOutcomeError || what instanceof UnsentError) return what.unfinished;
   return what instanceof Unfinished ? what : Unfinished.parse(what);
-}
-
-function checkedDelta(delta: number | bigint): bigint {
-  if (typeof delta === "bigint" ? delta >= -INT64_MAX - 1n && delta <= INT64_MAX : Number.isSafeInteger(delta)) {
-    return BigInt(delta);
-  }
-  throw invalid(
-    `the delta is ${shown(delta)}; it must be a bigint of 64 bits, or a number that is an exact integer (under 2**53)`,
-  );
-}
-
-function checkedName(counter: string): string {
-  const count = typeof counter === "string" ? [...counter].length : 0;
-  if (count < 1 || count > NAME_CHARS_MAX) {
-    throw invalid(`a counter's name has 1 to ${NAME_CHARS_MAX} characters, this one has ${count}`);
-  }
-  const bad = REFUSED.exec(counter);
-  if (bad !== null) {
-    const code = bad[0].codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0");
-    throw invalid(
-      "a counter's name has no controls, invisible marks, characters for private use, or spaces but U+0020; this one" +
-        ` holds U+${code}`,
-    );
-  }
-  return counter;
-}
-
-function checkedItems(items: Iterable<Delta>, most: number): Item[] {
-  const found = Array.from(items, ([counter, delta]): Item => [checkedName(counter), checkedDelta(delta)]);
-  if (found.length < 1 || found.length > most) {
-    throw invalid(`there are ${found.length} items; 1 to ${most} are allowed`);
-  }
-  return found;
-}
-
-function shown(value: unknown): string {
-  return (typeof value === "bigint" ? value.toString() : (JSON.stringify(value) ?? String(value))).slice(0, 80);
 }

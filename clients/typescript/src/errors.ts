@@ -80,7 +80,39 @@ export class UnsentError extends UnavailableError {
   }
 }
 
+/** An add to a buffer that is not counted for sure: `error` says what is known of it. */
+export interface NotCounted {
+  readonly counter: string;
+  readonly delta: bigint;
+  readonly error: CounterError;
+}
+
+/** Some adds of a buffer are not counted, or not for sure; all others before it are. */
+export class NotCountedError extends CounterError {
+  override name = "NotCountedError";
+  constructor(readonly failed: readonly NotCounted[]) {
+    const [{ counter, error }] = failed as [NotCounted];
+    const first = `the first one of counter ${shown(counter)}: ${error.message}`;
+    super(`${failed.length} items of the buffer are not counted for sure, ${first}`, { cause: error });
+  }
+}
+
+/** A buffer has no room for another counter. */
+export class BufferFullError extends CounterError {
+  override name = "BufferFullError";
+}
+
+/** The buffer is closed; make another one. */
+export class ClosedError extends CounterError {
+  override name = "ClosedError";
+}
+
 /** Return the refusal of an invalid argument. */
 export function invalid(message: string): RefusedError {
   return new RefusedError(message, "invalid_parameter");
+}
+
+/** Return the beginning of `value`, for an error. */
+export function shown(value: unknown): string {
+  return (typeof value === "bigint" ? value.toString() : (JSON.stringify(value) ?? String(value))).slice(0, 80);
 }

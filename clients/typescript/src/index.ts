@@ -1,8 +1,36 @@
 /** Count exactly once, through retries: see README.md. */
 
-export type { Added, AddedCount, Cleared, Count, Resolved } from "./answers.js";
+export type {
+  Added,
+  AddedCount,
+  Busiest,
+  Busy,
+  Change,
+  Cleared,
+  Count,
+  CounterEvent,
+  Point,
+  Resolved,
+  Sum,
+} from "./answers.js";
+export type { Delta, Moment } from "./arguments.js";
+export type { AddBuffer, BufferOptions } from "./buffer.js";
 export * from "./client.js";
-export { CounterError, RefusedError, type Retry, UnavailableError, UnknownOutcomeError, UnsentError } from "./errors.js";
+export type { Outcome } from "./delivery.js";
+export {
+  BufferFullError,
+  ClosedError,
+  CounterError,
+  type NotCounted,
+  NotCountedError,
+  RefusedError,
+  type Retry,
+  UnavailableError,
+  UnknownOutcomeError,
+  UnsentError,
+} from "./errors.js";
+export type { Namespace, NamespaceSettings } from "./namespaces.js";
 export type { Clock, Options } from "./options.js";
+export type { CallOptions, EventsOptions, HistoryOptions, ListOptions, ReadOptions, SpanOptions } from "./reads.js";
 export { type Credential, Key, Token } from "./tokens.js";
 export { type Operation, Unfinished } from "./unfinished.js";

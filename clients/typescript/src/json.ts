@@ -140,13 +140,13 @@ export function text(value: unknown): string {
   throw new TypeError("it is not text");
 }
 
-/** Write `value`, in which integers may be bigints. */
+/** Write `value`, in which integers may be bigints; members that are undefined are left out. */
 export function writeJson(value: unknown): string {
   if (typeof value === "bigint") return value.toString();
   if (Array.isArray(value)) return `[${value.map(writeJson).join(",")}]`;
   if (typeof value === "object" && value !== null) {
-    const members = Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}:${writeJson(each)}`);
-    return `{${members.join(",")}}`;
+    const members = Object.entries(value).filter(([, each]) => each !== undefined);
+    return `{${members.map(([name, each]) => `${JSON.stringify(name)}:${writeJson(each)}`).join(",")}}`;
   }
   return JSON.stringify(value);
 }
@@ -156,11 +156,15 @@ export function writeJson(value: unknown): string {
  * round it.
  */
 export function stringifiable<T extends object>(result: T): T {
-  const toJSON = () => Object.fromEntries(Object.entries(result).map(([name, value]) => [name, plain(value)]));
+  const toJSON = (): unknown => plain({ ...result });
   return Object.defineProperty(result, "toJSON", { value: toJSON });
 }
 
 function plain(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(plain);
+  if (typeof value === "object" && value !== null && !("toJSON" in value)) {
+    return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, plain(each)]));
+  }
   if (typeof value !== "bigint") return value;
   return BigInt.asIntN(54, value) === value ? Number(value) : String(value);
 }

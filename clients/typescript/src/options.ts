@@ -8,8 +8,8 @@ export interface Clock {
   now(): number;
   /** Milliseconds since 1970. */
   wallTime(): number;
-  /** Call `then` after `ms`, unless the function returned is called before. */
-  after(ms: number, then: () => void): () => void;
+  /** Call `then` after `ms`, unless the function returned is called before. Node does not wait for a `background` one. */
+  after(ms: number, then: () => void, background?: boolean): () => void;
 }
 
 export interface Options {
@@ -37,9 +37,11 @@ const MS_MAX = 31 * 86_400_000;
 const SYSTEM: Clock = {
   now: () => performance.now(),
   wallTime: () => Date.now(),
-  after(ms, then) {
+  after(ms, then, background = false) {
     // setTimeout fires at once if a delay does not fit 32 bits.
     const timer = setTimeout(then, Math.min(ms, 2 ** 31 - 1));
+    // In browsers it is a number.
+    if (background) timer.unref?.();
     return () => clearTimeout(timer);
   },
 };
@@ -68,7 +70,7 @@ export function optionsOf(given: Partial<Options>): Options {
   return options;
 }
 
-function check(name: string, value: unknown, most: number): number {
+export function check(name: string, value: unknown, most: number): number {
   if (typeof value === "number" && value >= 0 && value <= most) return value;
   throw invalid(`${name} is ${String(value)}; it must be a number from 0 to ${most}`);
 }

@@ -8,13 +8,15 @@ import {
   UnknownOutcomeError,
   UnsentError,
 } from "./errors.js";
-import type { Options } from "./options.js";
+import type { Clock, Options } from "./options.js";
 import type { Token } from "./tokens.js";
-import type { Answer, Failure, Problem, Request, Transport } from "./transport.js";
+import { type Answer, type Failure, isProblem, type Problem, type Request, type Transport } from "./transport.js";
 import type { Unfinished } from "./unfinished.js";
 
 /** fetch does not report whether an attempt that was cut off had a connection: shorter ones would end as unknown. */
 const ATTEMPT_MS_MIN = 50;
+/** Longest pause of a course without a deadline, whatever Retry-After says. */
+const PAUSE_MS_MAX = 3_600_000;
 
 /** A token bucket of retries, filled by time and calls, that all calls of a client share. */
 export class Budget {
@@ -55,7 +57,10 @@ export function pauseMs(options: Options, attempts: number, askedMs: number): nu
   return askedMs + options.random() * most;
 }
 
-/** A request and the parser of its answer, which throws for any other answer. */
+/**
+ * A request and the parser of its answer, which throws for any other answer; RefusedError for a problem that is a part
+ * of it.
+ */
 export interface Call<T> {
   readonly request: Request;
   readonly read: (json: unknown) => T;
@@ -74,17 +79,18 @@ export interface Shared {
   readonly freshTokens: (count: number, timeoutMs: number, signal?: AbortSignal) => Promise<Token[]>;
 }
 
-/** The deadline of a call and its pauses. */
+/** The deadline of a call and its pauses. Without a deadline (Infinity) it leaves the retry budget alone. */
 export class Course {
   readonly #endMs: number;
-  #attempts = 0;
+  #failures = 0;
 
   constructor(
     private readonly shared: Shared,
     readonly signal: AbortSignal | undefined,
+    readonly deadlineMs = shared.options.deadlineMs,
   ) {
-    this.#endMs = shared.options.clock.now() + shared.options.deadlineMs;
-    shared.budget.call();
+    this.#endMs = shared.options.clock.now() + deadlineMs;
+    if (deadlineMs !== Infinity) shared.budget.call();
   }
 
   get attemptMs(): number {
@@ -92,37 +98,41 @@ export class Course {
     return Math.min(options.attemptTimeoutMs, Math.max(1, this.#endMs - options.clock.now()));
   }
 
-  async send(request: Request): Promise<Answer> {
-    const answer = await this.shared.transport.send(request, this.attemptMs, this.signal);
-    this.#attempts += 1;
-    return answer;
+  send(request: Request): Promise<Answer> {
+    return this.shared.transport.send(request, this.attemptMs, this.signal);
   }
 
-  /** Wait before the next attempt; return why there is none, or null. */
+  /** Wait before the attempt after one that failed; return why there is none, or null. */
   async pause(askedMs: number): Promise<string | null> {
     const { options, budget } = this.shared;
-    const made = `no definite answer in ${this.#attempts} attempt${this.#attempts === 1 ? "" : "s"}`;
+    this.#failures += 1;
+    const made = `no definite answer in ${this.#failures} attempt${this.#failures === 1 ? "" : "s"}`;
     if (this.signal?.aborted) return `${made}, and the call was aborted`;
-    const wait = pauseMs(options, this.#attempts, askedMs);
-    const left = this.#endMs - options.clock.now() - wait - ATTEMPT_MS_MIN;
-    if (left <= 0) return `${made}, and the next would be past the deadline of ${options.deadlineMs} ms`;
-    const forBudget = budget.take(options.clock.now(), left);
-    if (forBudget === null) return `${made}, and the retries that all calls share are used up`;
-    await this.#sleep(Math.max(wait, forBudget));
+    let wait = pauseMs(options, this.#failures, askedMs);
+    if (this.deadlineMs === Infinity) wait = Math.min(wait, PAUSE_MS_MAX);
+    else {
+      const left = this.#endMs - options.clock.now() - wait - ATTEMPT_MS_MIN;
+      if (left <= 0) return `${made}, and the next would be past the deadline of ${this.deadlineMs} ms`;
+      const forBudget = budget.take(options.clock.now(), left);
+      if (forBudget === null) return `${made}, and the retries that all calls share are used up`;
+      wait = Math.max(wait, forBudget);
+    }
+    await sleep(wait, options.clock, this.signal);
     return this.signal?.aborted ? `${made}, and the call was aborted` : null;
   }
+}
 
-  #sleep(ms: number): Promise<void> {
-    return new Promise((wake) => {
-      const done = (): void => {
-        this.signal?.removeEventListener("abort", done);
-        cancel();
-        wake();
-      };
-      const cancel = this.shared.options.clock.after(ms, done);
-      this.signal?.addEventListener("abort", done, { once: true });
-    });
-  }
+/** Wait for `ms`, or until `signal` aborts. */
+export function sleep(ms: number, clock: Clock, signal: AbortSignal | undefined): Promise<void> {
+  return new Promise((wake) => {
+    const done = (): void => {
+      signal?.removeEventListener("abort", done);
+      cancel();
+      wake();
+    };
+    const cancel = clock.after(ms, done);
+    signal?.addEventListener("abort", done, { once: true });
+  });
 }
 
 /** Repeat `call` until there is a definite answer or its deadline passes. */
@@ -152,11 +162,12 @@ export async function attempts<T>(first: Call<T>, shared: Shared, signal?: Abort
 }
 
 /** Return what `call` reads from `answer`; what it cannot read is not from a counter service. */
-function resultOf<T>(call: Call<T>, answer: Answer, transport: Transport): { result: T } | Failure {
+export function resultOf<T>(call: Call<T>, answer: Answer, transport: Transport): { result: T } | Failure {
   if (answer.kind !== "ok") return answer;
   try {
     return { result: call.read(answer.json) };
-  } catch {
+  } catch (error) {
+    if (error instanceof RefusedError && isProblem(error.problem)) return transport.problem(error.problem);
     return transport.strange(200, answer.body);
   }
 }

@@ -1,7 +1,7 @@
 /** Idempotency tokens and keys: one for each intended add, sent with every attempt. */
 
 import { blake2b } from "./blake2b.js";
-import { invalid } from "./errors.js";
+import { invalid, shown } from "./errors.js";
 
 export const KEY_CHARS_MAX = 255;
 const LABEL_CHARS_MAX = 256;
@@ -134,8 +134,4 @@ function joined(...parts: Uint8Array[]): Uint8Array {
     at += each.length;
   }
   return whole;
-}
-
-function shown(value: unknown): string {
-  return (JSON.stringify(value) ?? String(value)).slice(0, 80);
 }

@@ -2,13 +2,13 @@
 
 import { invalid, type Retry } from "./errors.js";
 import { parseJson } from "./json.js";
-import type { Options } from "./options.js";
+import type { Clock, Options } from "./options.js";
 
 export interface Request {
-  readonly method: "GET" | "POST" | "DELETE";
+  readonly method: "GET" | "POST" | "PUT" | "DELETE";
   readonly path: string;
   readonly body?: string;
-  readonly key?: string;
+  readonly headers?: Readonly<Record<string, string>>;
   /** Adds, clears and batches: the service may refuse to queue them for long. */
   readonly writes: boolean;
   /** The answer has many items. */
@@ -57,6 +57,9 @@ const BAD_PORTS = new Set([
   ...[531, 532, 540, 548, 554, 556, 563, 587, 601, 636, 989, 990, 993, 995, 1719, 1720, 1723, 2049, 3659, 4045, 4190],
   ...[5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080],
 ]);
+/** The service sends something every 15 s: after so long without it, the connection of a stream is dead. */
+const SILENCE_MS = 40_000;
+const NO_CONTENT = 204;
 const DISTRUSTED =
   /^(CERT_|ERR_TLS_CERT|DEPTH_ZERO_SELF_SIGNED_CERT|SELF_SIGNED_CERT|UNABLE_TO_(VERIFY|GET_ISSUER))/;
 
@@ -78,27 +81,54 @@ export class Transport {
 
   /** Send one attempt. Never throws; an aborted one has no answer. */
   async send(request: Request, timeoutMs: number, signal: AbortSignal | undefined): Promise<Answer> {
-    const ended = new AbortController();
-    const abort = (): void => ended.abort(signal?.reason);
-    const cancel = this.#options.clock.after(timeoutMs, () => {
-      ended.abort(new DOMException(`no answer within ${Math.round(timeoutMs)} ms`, "TimeoutError"));
-    });
-    signal?.addEventListener("abort", abort, { once: true });
-    if (signal?.aborted) abort();
+    const ending = new Ending(this.#options.clock, signal);
     const place = this.#place;
     const base = this.#bases[place]!;
     try {
-      const response = await this.#fetch(base, request, timeoutMs, ended.signal);
-      if (response.status >= 500) this.#leave(place);
-      return await this.#answerOf(response, request);
+      return await ending.within(timeoutMs, async () => {
+        const response = await this.#fetch(base, request, timeoutMs, ending.signal);
+        if (response.status >= 500) this.#leave(place);
+        return this.#answerOf(response, request);
+      });
     } catch (error) {
       this.#leave(place);
       return this.#failure(base, error);
     } finally {
-      cancel();
-      signal?.removeEventListener("abort", abort);
       // Close the connection of an answer that was not read to its end.
-      ended.abort();
+      ending.abort();
+    }
+  }
+
+  /** Yield the lines of a stream. If it does not end regularly, the failure is the last. Never throws. */
+  async *lines(request: Request, signal: AbortSignal | undefined): AsyncGenerator<string | Failure, void> {
+    const { clock, attemptTimeoutMs } = this.#options;
+    const ending = new Ending(clock, signal);
+    const place = this.#place;
+    const base = this.#bases[place]!;
+    try {
+      const opened = await ending.within(attemptTimeoutMs, async () => {
+        const response = await this.#fetch(base, request, attemptTimeoutMs, ending.signal);
+        if (response.status >= 500) this.#leave(place);
+        return response.ok ? response : this.#answerOf(response, request);
+      });
+      if ("kind" in opened) return yield opened as Failure;
+      const reader = opened.body!.getReader();
+      const decoder = new TextDecoder();
+      for (let rest = ""; ; ) {
+        const { done, value } = await ending.within(SILENCE_MS, () => reader.read());
+        if (done) return;
+        const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
+        if (lines.some(({ length }) => length > ONE_BYTES_MAX)) {
+          return yield this.strange(opened.status, `a line of more than ${ONE_BYTES_MAX} characters`);
+        }
+        rest = lines.pop()!;
+        for (const line of lines) yield line.replace(/\r$/, "");
+      }
+    } catch (error) {
+      this.#leave(place);
+      yield this.#failure(base, error);
+    } finally {
+      ending.abort();
     }
   }
 
@@ -108,10 +138,12 @@ export class Transport {
   }
 
   #fetch(base: string, request: Request, timeoutMs: number, signal: AbortSignal): Promise<Response> {
-    const headers: Record<string, string> = { accept: "application/json", "accept-encoding": "identity" };
+    const headers: Record<string, string> = {
+      ...{ accept: "application/json", "accept-encoding": "identity" },
+      ...request.headers,
+    };
     if (this.#key !== undefined) headers["authorization"] = `Bearer ${this.#key}`;
     if (request.body !== undefined) headers["content-type"] = "application/json";
-    if (request.key !== undefined) headers["idempotency-key"] = request.key;
     if (request.writes) {
       headers["request-timeout"] = `${Math.max(1, Math.floor(timeoutMs * QUEUE_SHARE))}ms`;
     }
@@ -130,17 +162,20 @@ export class Transport {
   async #answerOf(response: Response, request: Request): Promise<Answer> {
     const bytesMax = request.many && response.ok ? MANY_BYTES_MAX : ONE_BYTES_MAX;
     const body = await bodyOf(response, bytesMax);
-    const waitMs = this.waitMs(response.headers.get("retry-after"));
+    const waitMs = this.#waitMs(response.headers.get("retry-after"));
     const ttl = response.headers.get("idempotency-ttl") ?? "";
     // Anything else is a proxy's; what is longer means the same.
     const ttlMs = /^\d+$/.test(ttl) ? Math.min(Number(ttl) * 1000, TTL_MAX_MS) : undefined;
     const json = body === null ? undefined : parsed(body);
-    if (!response.ok && isProblem(json)) {
-      const asked = json["retry_after"];
-      return { kind: "problem", problem: json, waitMs: asked === undefined ? waitMs : this.waitMs(asked), ttlMs };
-    }
-    if (response.ok && json !== undefined) return { kind: "ok", body: body ?? "", json, ttlMs };
+    if (!response.ok && isProblem(json)) return { ...this.problem(json, waitMs), ttlMs };
+    if (response.ok && (json !== undefined || response.status === NO_CONTENT)) return { kind: "ok", body: body ?? "", json, ttlMs };
     return { ...this.strange(response.status, body ?? `more than ${bytesMax} bytes`, waitMs), ttlMs };
+  }
+
+  /** Return the problem as a failure; `waitMs` is what its headers ask to wait. */
+  problem(problem: Problem, waitMs = 0): Failure {
+    const asked = problem["retry_after"];
+    return { kind: "problem", problem, waitMs: asked === undefined ? waitMs : this.#waitMs(asked) };
   }
 
   /** Return what an answer with `status` means that is not from a counter service. */
@@ -170,7 +205,7 @@ export class Transport {
   }
 
   /** Return the milliseconds of a Retry-After: seconds, or the HTTP date of a proxy; otherwise 0. */
-  waitMs(value: unknown): number {
+  #waitMs(value: unknown): number {
     let ms = 0;
     if (typeof value === "number" || typeof value === "bigint") ms = Number(value) * 1000;
     else if (typeof value === "string" && /^\d+$/.test(value)) ms = Number(value) * 1000;
@@ -178,6 +213,42 @@ export class Transport {
       ms = Date.parse(value) - this.#options.clock.wallTime();
     }
     return Number.isNaN(ms) ? 0 : Math.min(Math.max(0, ms), WAIT_MAX_MS);
+  }
+}
+
+/** Aborts at a time limit, or with the signal of the program. */
+export class Ending {
+  readonly #abort = (): void => this.abort(this.outer?.reason);
+
+  constructor(
+    private readonly clock: Clock,
+    private readonly outer: AbortSignal | undefined,
+    private readonly controller = new AbortController(),
+  ) {
+    outer?.addEventListener("abort", this.#abort, { once: true });
+    if (outer?.aborted) this.#abort();
+  }
+
+  get signal(): AbortSignal {
+    return this.controller.signal;
+  }
+
+  /** Do `work`, and abort if it takes longer than `ms`. */
+  async within<T>(ms: number, work: () => Promise<T>): Promise<T> {
+    const cancel = this.clock.after(ms, () => {
+      this.controller.abort(new DOMException(`no answer within ${Math.round(ms)} ms`, "TimeoutError"));
+    });
+    try {
+      return await work();
+    } finally {
+      cancel();
+    }
+  }
+
+  /** Abort, and listen to the program no more. */
+  abort(reason?: unknown): void {
+    this.outer?.removeEventListener("abort", this.#abort);
+    this.controller.abort(reason);
   }
 }
 
@@ -197,11 +268,11 @@ async function bodyOf(response: Response, bytesMax: number): Promise<string | nu
   }
 }
 
-function parsed(body: string): unknown {
+/** Return the JSON of `body`; undefined if it is not JSON, or nested too deeply. */
+export function parsed(body: string): unknown {
   try {
     return parseJson(body);
   } catch {
-    // Not JSON, or nested too deeply.
     return undefined;
   }
 }

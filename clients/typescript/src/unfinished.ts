@@ -33,6 +33,11 @@ export class Unfinished {
     return writeJson({ operation, namespace, items, token_text: this.tokenText, ...until });
   }
 
+  /** Return the text, for JSON.stringify. */
+  toJSON(): string {
+    return String(this);
+  }
+
   /** Return it with the end of `ttlMs` from the token's own time, or from a key's first attempt, if that is earlier. */
   told(ttlMs: number, firstMs: number): Unfinished {
     const { operation, namespace, items, tokenText, token } = this;

@@ -1,0 +1,94 @@
+/** Each write of a namespace as data: the request and the parser of its answer. */
+
+import { type Asked, askedOf, type Read } from "./answers.js";
+import { checkedName, checkedNamespace, escaped } from "./arguments.js";
+import { invalid, shown } from "./errors.js";
+import { writeJson } from "./json.js";
+import type { Call } from "./retrying.js";
+import { type Credential, Key, Token } from "./tokens.js";
+import type { Request } from "./transport.js";
+import { type Item, type Operation, Unfinished } from "./unfinished.js";
+
+export const BATCH_ITEMS_MAX = 1_000;
+
+/** The paths and the writes of one namespace. */
+export class Calls {
+  readonly base: string;
+
+  constructor(readonly namespace: string) {
+    this.base = `/v1/namespaces/${checkedNamespace(namespace)}`;
+  }
+
+  /** Return the path of `counter`. */
+  counter(counter: string): string {
+    checkedName(counter);
+    if (counter === "." || counter === "..") {
+      // WHATWG URLs drop these parts of a path, also when they are escaped.
+      throw invalid(
+        `fetch cannot send the counter ${shown(counter)} in a path; use atomic, batch or getMany for it`,
+      );
+    }
+    return `${this.base}/counters/${escaped(counter)}`;
+  }
+
+  /** An add or a clear under `token`, or under a new one made once for the call. */
+  write<T>(operation: Operation, items: readonly Item[], token: Credential | undefined, read: Read<T>): Call<T> {
+    if (token === undefined) {
+      const renewed = (fresh: Token): Call<T> => ({ ...this.write(operation, items, fresh, read), renewed });
+      return renewed(Token.new());
+    }
+    if (!(token instanceof Token || token instanceof Key)) {
+      throw invalid("the token is neither a Token nor a Key; make one with Token.fromKey or Token.parse");
+    }
+    const [[counter, delta]] = items as [Item];
+    const isAtomic = operation === "atomic/add";
+    const isDelete = operation === "delete";
+    const path = isAtomic ? `${this.base}/atomic/add` : `${this.counter(counter)}${isDelete ? "" : `/${operation}`}`;
+    const body = {
+      ...(isAtomic ? { items: items.map(([name, each]) => ({ counter: checkedName(name), delta: each })) } : {}),
+      ...(isAtomic || isDelete || operation === "clear" ? {} : { delta }),
+      ...(token instanceof Token ? { idempotency_token: wireToken(token) } : {}),
+    };
+    const headers: Record<string, string> = token instanceof Key ? { "idempotency-key": token.text } : {};
+    const request: Request = { ...post(path, body, { writes: true, many: isAtomic }), headers };
+    return {
+      request: isDelete ? { ...request, method: "DELETE" } : request,
+      read: (json) => read(json, items.map((item) => askedOf(this.namespace, item, token))),
+      unfinished: new Unfinished(operation, this.namespace, items, String(token)),
+    };
+  }
+
+  /** A batch of `texts`, which are from `itemText`. */
+  batch(texts: readonly string[]): Request {
+    const request = post(`${this.base}/batch/add`, {}, { writes: true, many: true });
+    return { ...request, body: `{"items":[${texts.join(",")}]}` };
+  }
+
+  asked(item: Item, token: Token): Asked {
+    return askedOf(this.namespace, item, token);
+  }
+}
+
+/** Return one item of a batch as JSON. */
+export function itemText([counter, delta]: Item, token: Token): string {
+  return writeJson({ counter, delta, idempotency_token: wireToken(token) });
+}
+
+/** Return the query of the `values` that are given. */
+export function query(values: Record<string, string | number | boolean | undefined>): string {
+  const given = Object.entries(values).filter(([, value]) => value !== undefined);
+  const text = given.map(([name, value]) => `${name}=${escaped(String(value))}`).join("&");
+  return text === "" ? "" : `?${text}`;
+}
+
+export function get(path: string, { many = false } = {}): Request {
+  return { method: "GET", path, writes: false, many };
+}
+
+export function post(path: string, body: object, { writes = false, many = false } = {}): Request {
+  return { method: "POST", path, body: writeJson(body), writes, many };
+}
+
+function wireToken(token: Token): object {
+  return { token: token.nonce, generation_time: token.generationTime };
+}

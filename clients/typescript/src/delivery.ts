@@ -1,0 +1,174 @@
+/** A batch in delivery: each item is sent under its own token until it has an outcome. */
+
+import { type Added, addedOf, type Asked, askedOf, eachOf } from "./answers.js";
+import { BATCH_ITEMS_MAX, type Calls, itemText } from "./calls.js";
+import { CounterError, type RefusedError } from "./errors.js";
+import { causeOf, type Course, Fate, refusalOf, type Shared, waitOf } from "./retrying.js";
+import { Token } from "./tokens.js";
+import { type Answer, type Failure, isProblem, type Problem } from "./transport.js";
+import { type Item, Unfinished } from "./unfinished.js";
+
+/** Bytes of a body of 1 MiB that are left for its items. */
+const ITEMS_BYTES_MAX = 1024 * 1024 - 64;
+const UTF8 = new TextEncoder();
+
+export type Outcome = Added | CounterError;
+
+export class Delivery {
+  readonly #outcomes: Outcome[] = [];
+  #open: Pending[];
+  #most = BATCH_ITEMS_MAX;
+
+  constructor(
+    items: readonly Item[],
+    private readonly calls: Calls,
+    private readonly shared: Shared,
+    private readonly course: Course,
+  ) {
+    this.#open = items.map((item, at) => new Pending(at, item, calls.namespace, Token.new()));
+  }
+
+  /** Return the outcome of each item, in order, when all are known or the course is over. */
+  async outcomes(): Promise<readonly Outcome[]> {
+    const { course } = this;
+    const { clock } = this.shared.options;
+    for (;;) {
+      const endMs = clock.wallTime() + course.attemptMs;
+      for (const each of this.#open) this.#end(each, () => each.fate.checkHonoured(endMs));
+      this.#open = this.#open.filter((each) => !this.#isDone(each));
+      if (this.#open.length === 0) return this.#outcomes;
+      if (course.signal?.aborted) return this.#giveUp("the call was aborted", course.signal.reason);
+      const { chunk, texts } = this.#chunk();
+      const answer = await course.send(this.calls.batch(texts));
+      for (const each of chunk) each.fate.told(answer.ttlMs, clock.wallTime());
+      if (chunk.length > 1 && isTooMuch(answer)) {
+        // The service has lower limits than the defaults.
+        this.#most = chunk.length >> 1;
+        continue;
+      }
+      const last = this.#settle(chunk, answer);
+      const left = chunk.filter((each) => !this.#isDone(each));
+      if (left.length === 0) continue;
+      const why = await course.pause(last.askedMs);
+      if (why !== null) return this.#giveUp(why, causeOf(last.answer));
+      const spent = left.filter((each) => each.refusal !== undefined);
+      if (spent.length > 0) {
+        // After the pause, which may be longer than the service accepts a token.
+        const tokens = await this.shared.freshTokens(spent.length, course.attemptMs, course.signal);
+        spent.forEach((each, at) => each.renew(tokens[at]!));
+      }
+    }
+  }
+
+  /** Return as many of the open items as fit into one body, and their texts. */
+  #chunk(): { chunk: Pending[]; texts: string[] } {
+    const texts: string[] = [];
+    let free = ITEMS_BYTES_MAX;
+    for (const { item, token } of this.#open.slice(0, this.#most)) {
+      const text = itemText(item, token);
+      free -= UTF8.encode(text).length + 1;
+      if (free < 0 && texts.length > 0) break;
+      texts.push(text);
+    }
+    return { chunk: this.#open.slice(0, texts.length), texts };
+  }
+
+  /** End the items that `answer` decides; return the longest wait that it asks for. */
+  #settle(chunk: Pending[], answer: Answer): Settled {
+    let whole: Failure;
+    if (answer.kind === "ok") {
+      const results = resultsOf(answer.json, chunk);
+      if (results !== null) {
+        const failures = results.map((each) => this.#settleOne(each)).filter((each) => each !== null);
+        return { askedMs: Math.max(0, ...failures.map(waitOf)), answer: failures[0] ?? answer };
+      }
+      whole = this.shared.transport.strange(200, answer.body);
+    } else whole = answer;
+    for (const item of chunk) this.#judge(item, whole);
+    return { askedMs: waitOf(whole), answer: whole };
+  }
+
+  #settleOne({ item, result }: Result): Failure | null {
+    if (!isProblem(result)) {
+      this.#outcomes[item.at] = result;
+      return null;
+    }
+    const answer = this.shared.transport.problem(result);
+    this.#judge(item, answer);
+    return answer;
+  }
+
+  #judge(item: Pending, answer: Failure): void {
+    this.#end(item, () => {
+      const isVoid = item.fate.judge(answer, true) === "new_token" && answer.kind === "problem";
+      item.refusal = isVoid ? refusalOf(answer.problem) : undefined;
+    });
+  }
+
+  /** Do `step`; the CounterError that it throws is the outcome of `item`. */
+  #end(item: Pending, step: () => void): void {
+    try {
+      step();
+    } catch (error) {
+      if (!(error instanceof CounterError)) throw error;
+      this.#outcomes[item.at] = error;
+    }
+  }
+
+  #giveUp(why: string, cause: unknown): readonly Outcome[] {
+    for (const each of this.#open) {
+      if (!this.#isDone(each)) this.#outcomes[each.at] = each.refusal ?? each.fate.givenUp(why, cause);
+    }
+    return this.#outcomes;
+  }
+
+  #isDone({ at }: Pending): boolean {
+    return this.#outcomes[at] !== undefined;
+  }
+}
+
+type Result = { readonly item: Pending; readonly result: Added | Problem };
+type Settled = { readonly askedMs: number; readonly answer: Answer };
+
+/** An item that has no outcome yet. */
+class Pending {
+  readonly fate: Fate;
+  /** Why the token is void; none if it is not. */
+  refusal: RefusedError | undefined;
+
+  constructor(
+    readonly at: number,
+    readonly item: Item,
+    readonly namespace: string,
+    public token: Token,
+  ) {
+    this.fate = new Fate(new Unfinished("add", namespace, [item], String(token)));
+  }
+
+  get asked(): Asked {
+    return askedOf(this.namespace, this.item, this.token);
+  }
+
+  renew(token: Token): void {
+    this.refusal = undefined;
+    this.token = token;
+    this.fate.unfinished = new Unfinished("add", this.namespace, [this.item], String(token));
+  }
+}
+
+function isTooMuch(answer: Answer): boolean {
+  if (answer.kind !== "problem") return false;
+  const { code, field } = answer.problem;
+  return code === "body_too_large" || (code === "invalid_body" && field === "items");
+}
+
+/** Return the results of a batch with their items, or null if they are not an answer to it. */
+function resultsOf(json: unknown, chunk: readonly Pending[]): Result[] | null {
+  try {
+    return eachOf(json, chunk, (result, item) => {
+      return { item, result: isProblem(result) ? result : addedOf(result, item.asked) };
+    });
+  } catch {
+    return null;
+  }
+}
