@@ -13,6 +13,8 @@ install_packages() {
     command -v chromium >/dev/null || missing+=(chromium)
     has_postgresql || missing+=(postgresql)
     command -v pgbouncer >/dev/null || missing+=(pgbouncer)
+    command -v nginx >/dev/null || missing+=(nginx)
+    command -v haproxy >/dev/null || missing+=(haproxy)
     command -v go >/dev/null || missing+=(golang-go)
     command -v cargo >/dev/null || missing+=(cargo)
     command -v cc >/dev/null || missing+=(gcc libc6-dev)
