@@ -75,6 +75,12 @@ def test_every_name_refers_to_something_defined() -> None:
             assert volume.partition(":")[0] in COMPOSE["volumes"], name
 
 
+@pytest.mark.parametrize("name", [*SERVICES, *(each for each in COMPOSE if each.startswith("x-"))])
+def test_a_comment_says_what_each_service_is_for(name: str) -> None:
+    text = (ROOT / "compose.yaml").read_text(encoding="utf-8")
+    assert re.search(rf"^ *#.*\n *{name}:", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_each_service_is_pinned_and_may_do_little(name: str) -> None:
     each = SERVICES[name]
