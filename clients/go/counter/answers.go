@@ -50,7 +50,7 @@ func (a *AddedCount) read(text []byte, asked asked) error {
 		return err
 	}
 	o := objectOf(text)
-	a.Count, a.AsOf = o.count(), o.time("as_of")
+	a.Count, a.AsOf = o.integer("count"), o.time("as_of")
 	return o.err
 }
 
@@ -64,10 +64,8 @@ func (c *Cleared) read(text []byte, asked asked) error {
 func (c *Count) read(text []byte, namespace, counter string) error {
 	o := objectOf(text)
 	o.about(namespace, counter)
-	*c = Count{Counter: counter, Count: o.count(), AsOf: o.time("as_of")}
-	o.read("accuracy", &c.Accuracy)
-	o.must(c.Accuracy == "accurate" || c.Accuracy == "eventual" || c.Accuracy == "best_effort",
-		"its accuracy is unknown")
+	*c = Count{Counter: counter, Count: o.integer("count"), AsOf: o.time("as_of")}
+	c.Accuracy = o.accuracy()
 	return o.err
 }
 
@@ -142,10 +140,35 @@ func (o *object) time(name string) time.Time {
 	return found.UTC()
 }
 
-func (o *object) count() *big.Int {
+func (o *object) integer(name string) *big.Int {
 	found := new(big.Int)
-	o.read("count", found)
+	o.read(name, found)
 	return found
+}
+
+func (o *object) accuracy() string {
+	found := o.text("accuracy")
+	o.must(found == "accurate" || found == "eventual" || found == "best_effort",
+		"its accuracy is unknown")
+	return found
+}
+
+// page returns the key of the next page, or nil if there is none.
+func (o *object) page() *string {
+	o.must(o.has("next_page"), "next_page is missing")
+	if o.isNull("next_page") {
+		return nil
+	}
+	found := o.text("next_page")
+	return &found
+}
+
+// within returns the object of a member of o, whose fault it has if there is one.
+func (o *object) within(text []byte) *object {
+	if o.err != nil {
+		return o
+	}
+	return objectOf(text)
 }
 
 func (o *object) about(namespace, counter string) {

@@ -55,19 +55,14 @@ func (c *Client) attempt(ctx context.Context, call *call, timeout time.Duration)
 		GetConn: func(string) { asked.Store(true) },
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
 	}
-	turn := c.turn.Load()
-	url := c.bases[int(turn)%len(c.bases)] + call.path
-	request, err := http.NewRequestWithContext(
-		httptrace.WithClientTrace(ctx, trace), call.method, url, bytes.NewReader(call.body))
+	request, turn, err := c.request(httptrace.WithClientTrace(ctx, trace), call, timeout)
 	if err != nil {
 		return &failure{err: err, next: never}
 	}
-	c.setHeaders(request, call, timeout)
 	call.ttl = -1
 	response, err := c.http.Do(request)
 	if err != nil || response.StatusCode >= http.StatusInternalServerError {
-		// Unless another call has done so.
-		c.turn.CompareAndSwap(turn, turn+1)
+		c.takeTurn(turn)
 	}
 	if err != nil {
 		// A transport without traces may have sent it.
@@ -90,11 +85,34 @@ func (c *Client) attempt(ctx context.Context, call *call, timeout time.Duration)
 	case len(body) > most:
 		return foreign(response, fmt.Sprintf("more than %d bytes", most), 0)
 	}
+	if call.isEmpty {
+		if response.StatusCode != http.StatusNoContent {
+			return foreign(response, "content", 0)
+		}
+		return nil
+	}
 	if err := call.read(body); err != nil {
+		if problem := (*failure)(nil); errors.As(err, &problem) {
+			return problem
+		}
 		return foreign(response, fmt.Sprintf("%.*q (%v)", textBytesMax, start(body), err), 0)
 	}
 	return nil
 }
+
+// request returns the request of an attempt, and whose turn among the base URLs it is.
+func (c *Client) request(ctx context.Context, call *call, timeout time.Duration) (*http.Request, uint32, error) {
+	turn := c.turn.Load()
+	url := c.bases[int(turn)%len(c.bases)] + call.path
+	request, err := http.NewRequestWithContext(ctx, call.method, url, bytes.NewReader(call.body))
+	if err == nil {
+		c.setHeaders(request, call, timeout)
+	}
+	return request, turn, err
+}
+
+// takeTurn goes on to the base URL after turn, unless another call has done so.
+func (c *Client) takeTurn(turn uint32) { c.turn.CompareAndSwap(turn, turn+1) }
 
 func (c *Client) setHeaders(request *http.Request, call *call, timeout time.Duration) {
 	request.Header.Set("Accept", "application/json")
@@ -103,6 +121,9 @@ func (c *Client) setHeaders(request *http.Request, call *call, timeout time.Dura
 	}
 	if key := c.apiKey(); key != "" {
 		request.Header.Set("Authorization", "Bearer "+key)
+	}
+	if call.precondition != "" {
+		request.Header.Set(call.precondition, "*")
 	}
 	if call.key != "" {
 		request.Header.Set("Idempotency-Key", call.key)

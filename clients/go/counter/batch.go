@@ -25,11 +25,8 @@ func (c *Client) Batch(ctx context.Context, items []Item) ([]Result, error) {
 	if err := checkItems(items, batchItemsMax); err != nil {
 		return nil, err
 	}
-	delivery := &delivery{client: c, most: batchItemsMax, ttl: -1}
-	for _, each := range items {
-		delivery.pending = append(delivery.pending, &pending{Item: each, token: NewToken()})
-	}
-	delivery.run(ctx)
+	delivery := newDelivery(c, items)
+	delivery.run(ctx, c.begin(ctx))
 	results := make([]Result, len(items))
 	for i, each := range delivery.pending {
 		results[i] = delivery.result(each)
@@ -78,6 +75,17 @@ type delivery struct {
 	ttl time.Duration
 	// err ended the delivery before all outcomes were known.
 	err error
+	// failed is called before each pause of an endless delivery, with its reason.
+	failed func(*failure)
+}
+
+// newDelivery returns a delivery of items under new tokens.
+func newDelivery(client *Client, items []Item) *delivery {
+	made := &delivery{client: client, most: batchItemsMax, ttl: -1, failed: func(*failure) {}}
+	for _, each := range items {
+		made.pending = append(made.pending, &pending{Item: each, token: NewToken()})
+	}
+	return made
 }
 
 func (d *delivery) result(each *pending) Result {
@@ -109,8 +117,7 @@ func (d *delivery) giveUp(end time.Time) {
 	}
 }
 
-func (d *delivery) run(ctx context.Context) {
-	schedule := d.client.begin(ctx)
+func (d *delivery) run(ctx context.Context, schedule *schedule) {
 	failures := 0
 	for {
 		timeout := schedule.attemptTime()
@@ -122,7 +129,7 @@ func (d *delivery) run(ctx context.Context) {
 		if d.err = ctx.Err(); d.err != nil {
 			return
 		}
-		isTooMuch := d.send(ctx, chunk, timeout)
+		isTooMuch := d.send(ctx, chunk, timeout, schedule.isEndless)
 		schedule.attempts++
 		if isTooMuch {
 			// The service has lower limits than the defaults.
@@ -135,6 +142,7 @@ func (d *delivery) run(ctx context.Context) {
 			continue
 		}
 		failures++
+		d.failed(first)
 		if d.err = schedule.pause(ctx, first, failures); d.err != nil {
 			return
 		}
@@ -161,8 +169,9 @@ func (d *delivery) chunk() []*pending {
 	return chunk
 }
 
-// send sends a chunk and records each result. It returns true if the chunk is too large.
-func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Duration) bool {
+// send sends a chunk and records each result; an endless delivery is never refused as a whole. It
+// returns true if the chunk is too large.
+func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Duration, isEndless bool) bool {
 	body := []byte(`{"items":[`)
 	for i, each := range chunk {
 		if i > 0 {
@@ -195,6 +204,10 @@ func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Dura
 	}
 	if f.problem != nil && f.problem.Code == "body_too_large" && len(chunk) > 1 {
 		return true
+	}
+	if isEndless && f.next == never {
+		// The refusal may end, such as that of a key that is revoked by mistake.
+		f.next, f.isFinal = sameToken, true
 	}
 	for _, each := range chunk {
 		each.end(f)

@@ -154,7 +154,33 @@ type options struct {
 	credential   Credential
 	maxStaleness time.Duration
 	isBounded    bool
+	limit        int
+	isLimited    bool
+	largestFirst bool
 	until        time.Time
+}
+
+func chosenOf(opts []Option) options {
+	var chosen options
+	for _, each := range opts {
+		each(&chosen)
+	}
+	return chosen
+}
+
+// bound adds the bound of the age of counts to a query. It returns an error if an option of a read is
+// out of its bounds.
+func (o options) bound(query url.Values) error {
+	if o.isLimited && o.limit < 1 {
+		return invalid("the limit is %d; it must be at least 1", o.limit)
+	}
+	if o.isBounded {
+		if o.maxStaleness < 0 {
+			return invalid("the staleness is %v; it must be at least 0", o.maxStaleness)
+		}
+		query.Set("max_staleness", durationText(o.maxStaleness))
+	}
+	return nil
 }
 
 // until ends a call that resolves.
@@ -166,10 +192,21 @@ func WithCredential(credential Credential) Option {
 	return func(o *options) { o.credential = credential }
 }
 
-// MaxStaleness bounds the age of the instant that a [Client.Get] is exact as of: 0 is accurate.
-// Without it the namespace's setting counts.
+// MaxStaleness bounds the age of the instant that counts are exact as of: 0 is accurate. Without it
+// the namespace's setting counts.
 func MaxStaleness(age time.Duration) Option {
 	return func(o *options) { o.maxStaleness, o.isBounded = age, true }
+}
+
+// Limit bounds the number of items of [Pages].
+func Limit(items int) Option {
+	return func(o *options) { o.limit, o.isLimited = items, true }
+}
+
+// LargestFirst makes [Client.Counts] begin with the largest counts. At most 10,000 counters may have
+// the prefix then.
+func LargestFirst() Option {
+	return func(o *options) { o.largestFirst = true }
 }
 
 // An Item is a counter and what to add to it.
@@ -280,38 +317,9 @@ func (c *Client) Resolve(ctx context.Context, unfinished Unfinished) (Resolved, 
 	return Resolved{Applied: err == nil}, err
 }
 
-// Get returns the count of a counter; an unknown one has 0.
-func (c *Client) Get(ctx context.Context, counter string, opts ...Option) (Count, error) {
-	if err := checkName(counter); err != nil {
-		return Count{}, err
-	}
-	var chosen options
-	for _, each := range opts {
-		each(&chosen)
-	}
-	query := ""
-	if chosen.isBounded {
-		if chosen.maxStaleness < 0 {
-			return Count{}, invalid("the staleness is %v; it must be at least 0", chosen.maxStaleness)
-		}
-		query = "?max_staleness=" + durationText(chosen.maxStaleness)
-	}
-	var found Count
-	err := c.do(ctx, &call{
-		method:    http.MethodGet,
-		path:      c.path + "/counters/" + escape(counter) + query,
-		operation: "get",
-		read:      func(text []byte) error { return found.read(text, c.namespace, counter) },
-	})
-	return found, err
-}
-
 // tokened makes an add or a clear, and reads its answer.
 func (c *Client) tokened(ctx context.Context, operation string, items []Item, opts []Option, read reader) error {
-	var chosen options
-	for _, each := range opts {
-		each(&chosen)
-	}
+	chosen := chosenOf(opts)
 	if key, isKey := chosen.credential.(Key); isKey {
 		if _, err := NewKey(key.text); err != nil {
 			return err

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net/http"
 	"sync"
 	"time"
 )
@@ -14,6 +13,8 @@ import (
 const (
 	codeConflict = "token_conflict"
 	codeTooOld   = "token_too_old"
+	// endlessPauseMax bounds the pauses of a delivery without a deadline, whatever Retry-After says.
+	endlessPauseMax = time.Hour
 )
 
 // How to go on after an attempt.
@@ -35,6 +36,8 @@ type failure struct {
 	arrived bool
 	// problem is the service's own refusal, and nil if the answer is from no counter service.
 	problem *RefusedError
+	// isFinal is whether it would end any call, and only an endless delivery goes on.
+	isFinal bool
 }
 
 func (f *failure) Error() string { return f.err.Error() }
@@ -44,11 +47,17 @@ type call struct {
 	method, path, operation string
 	body                    []byte
 	key                     string
+	// precondition is the name of a header whose value is *.
+	precondition string
 	// isWrite is whether the service may reject it before it starts.
 	isWrite bool
 	// hasMany is whether its answer has many items.
 	hasMany bool
-	read    func([]byte) error
+	// isEmpty is whether it succeeds only without content; then there is nothing to read.
+	isEmpty bool
+	// read reads the body of a success. A *failure is a problem in it; any other error says that it
+	// is not from a counter service.
+	read func([]byte) error
 	// unfinished is nil for reads.
 	unfinished *Unfinished
 	// ttl is how long the service honours a token by the last answer, and negative if it did not say.
@@ -83,6 +92,8 @@ type schedule struct {
 	client   *Client
 	end      time.Time
 	attempts int
+	// isEndless is whether there is no deadline. Then retries take nothing from the budget.
+	isEndless bool
 }
 
 func (c *Client) begin(ctx context.Context) *schedule {
@@ -97,7 +108,7 @@ func (c *Client) begin(ctx context.Context) *schedule {
 // attemptTime returns the limit on the next attempt.
 func (s *schedule) attemptTime() time.Duration {
 	left := s.end.Sub(s.client.clock.Now())
-	if left > s.client.config.AttemptTimeout {
+	if s.isEndless || left > s.client.config.AttemptTimeout {
 		left = s.client.config.AttemptTimeout
 	}
 	if left < time.Millisecond {
@@ -111,17 +122,23 @@ func (s *schedule) attemptTime() time.Duration {
 func (s *schedule) pause(ctx context.Context, f *failure, failures int) error {
 	client := s.client
 	pause := f.wait + jitter(backoffMax(client.config, failures))
-	left := s.end.Sub(client.clock.Now()) - pause
 	made := fmt.Sprintf("no definite answer in %d attempts", s.attempts)
-	if left <= 0 {
-		return fmt.Errorf("%s, and the next would be past the deadline: %w", made, f.err)
-	}
-	wait, ok := client.budget.take(client.clock.Now(), left)
-	if !ok {
-		return fmt.Errorf("%s, and the retries that all calls share are used up: %w", made, f.err)
-	}
-	if wait > pause {
-		pause = wait
+	if s.isEndless {
+		if pause > endlessPauseMax {
+			pause = endlessPauseMax
+		}
+	} else {
+		left := s.end.Sub(client.clock.Now()) - pause
+		if left <= 0 {
+			return fmt.Errorf("%s, and the next would be past the deadline: %w", made, f.err)
+		}
+		wait, ok := client.budget.take(client.clock.Now(), left)
+		if !ok {
+			return fmt.Errorf("%s, and the retries that all calls share are used up: %w", made, f.err)
+		}
+		if wait > pause {
+			pause = wait
+		}
 	}
 	if err := client.clock.Sleep(ctx, pause); err != nil {
 		return fmt.Errorf("%s, and the caller waits no longer: %w; the last one: %v", made, err, f.err)
@@ -206,20 +223,7 @@ func (call *call) givenUp(err error, sent bool) error {
 // old ones void; with this machine's time if there is no answer.
 func (c *Client) freshTokens(ctx context.Context, count int, timeout time.Duration) []Token {
 	var found []Token
-	asked := &call{
-		method:    http.MethodPost,
-		path:      "/v1/tokens",
-		operation: "tokens",
-		hasMany:   true,
-		body:      toJSON(map[string]int{"count": count}),
-		read: func(body []byte) error {
-			o := objectOf(body)
-			o.read("tokens", &found)
-			o.must(len(found) == count, "it has another number of tokens")
-			return o.err
-		},
-	}
-	isAnswered := c.attempt(ctx, asked, timeout) == nil
+	isAnswered := c.attempt(ctx, tokensCall(count, &found), timeout) == nil
 	made := make([]Token, count)
 	for i := range made {
 		made[i] = NewToken()

@@ -11,7 +11,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"time"
 
 	"distributed-counter.example/clients/go/counter"
 )
@@ -27,9 +26,23 @@ type command struct {
 	Token        *counter.Token  `json:"token"`
 	Key          *string         `json:"key"`
 	MaxStaleness *string         `json:"max_staleness"`
-	Unfinished   string          `json:"unfinished"`
-	Text         string          `json:"text"`
-	Label        string          `json:"label"`
+
+	Counters []string         `json:"counters"`
+	Prefix   string           `json:"prefix"`
+	Order    string           `json:"order"`
+	Limit    *int             `json:"limit"`
+	From     string           `json:"from"`
+	To       string           `json:"to"`
+	TZ       string           `json:"tz"`
+	Step     string           `json:"step"`
+	Span     string           `json:"span"`
+	Until    string           `json:"until"`
+	Number   int              `json:"number"`
+	Settings counter.Settings `json:"settings"`
+
+	Unfinished string `json:"unfinished"`
+	Text       string `json:"text"`
+	Label      string `json:"label"`
 }
 
 type item struct {
@@ -125,8 +138,8 @@ func (c command) run(client *counter.Client) (outcome, error) {
 		return outcome{"replayed": cleared.Replayed}, err
 	case "atomic", "batch":
 		return c.several(ctx, client, opts)
-	case "get":
-		return c.get(ctx, client)
+	case "buffer":
+		return c.buffer(ctx, client)
 	case "resolve":
 		unfinished, err := counter.ParseUnfinished(c.Unfinished)
 		if err != nil {
@@ -142,7 +155,7 @@ func (c command) run(client *counter.Client) (outcome, error) {
 	case "derive":
 		return derived(credential, c.Label)
 	}
-	return nil, fmt.Errorf("no command is called %q", c.Do)
+	return c.read(ctx, client)
 }
 
 func (c command) credential() (counter.Credential, error) {
@@ -172,13 +185,9 @@ func (c command) add(ctx context.Context, client *counter.Client, opts []counter
 }
 
 func (c command) several(ctx context.Context, client *counter.Client, opts []counter.Option) (outcome, error) {
-	items := make([]counter.Item, len(c.Items))
-	for i, each := range c.Items {
-		delta, err := number(each.Delta)
-		if err != nil {
-			return nil, err
-		}
-		items[i] = counter.Item{Counter: each.Counter, Delta: delta}
+	items, err := c.items()
+	if err != nil {
+		return nil, err
 	}
 	if c.Do == "atomic" {
 		added, err := client.Atomic(ctx, items, opts...)
@@ -200,20 +209,16 @@ func (c command) several(ctx context.Context, client *counter.Client, opts []cou
 	return outcome{"results": shown}, err
 }
 
-func (c command) get(ctx context.Context, client *counter.Client) (outcome, error) {
-	var opts []counter.Option
-	if c.MaxStaleness != nil {
-		age, err := time.ParseDuration(*c.MaxStaleness)
+func (c command) items() ([]counter.Item, error) {
+	items := make([]counter.Item, len(c.Items))
+	for i, each := range c.Items {
+		delta, err := number(each.Delta)
 		if err != nil {
 			return nil, err
 		}
-		opts = append(opts, counter.MaxStaleness(age))
+		items[i] = counter.Item{Counter: each.Counter, Delta: delta}
 	}
-	count, err := client.Get(ctx, c.Counter, opts...)
-	if err != nil {
-		return nil, err
-	}
-	return outcome{"count": count.Count.String(), "accuracy": count.Accuracy}, nil
+	return items, nil
 }
 
 func derived(credential counter.Credential, label string) (outcome, error) {
