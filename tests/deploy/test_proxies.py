@@ -17,7 +17,7 @@ from scripts.service_process import free_ports
 from tests.deploy.proxies import FILES, Proxy, proxied, shipped
 from tests.support.add_stream import AddStream, line
 from tests.support.documents import page
-from tests.support.postgresql import settings_of_new
+from tests.support.needs import need
 from tests.support.problems import assert_problem
 from tests.support.relay import Relay
 from tests.support.rest import new_token
@@ -44,7 +44,8 @@ def pair(
     place = tmp_path_factory.mktemp("pair")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("COUNTER_TLS_IN_FRONT", "true")
-        flags = asyncio.run(settings_of_new(postgresql, {"keyspace": "proxied"}, patched))
+        made = need("tests.support.postgresql").settings_of_new
+        flags = asyncio.run(made(postgresql, {"keyspace": "proxied"}, patched))
         both = [
             Server(place / "data", place / str(port), {"port": str(port), **flags, **DELAY})
             for port in free_ports(2)
