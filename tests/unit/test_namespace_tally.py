@@ -141,3 +141,16 @@ def test_no_sum_of_several_processes_goes_back(
             assert sum(now.values()) == total
             assert len(now) <= 2 * NAMESPACES_SHOWN_MAX + 1
             before = now
+
+
+def test_a_process_that_replaces_another_has_its_namespaces_and_its_free_places(
+    tmp_path: Path,
+) -> None:
+    port = Port(tmp_path)
+    for at in range(NAMESPACES_SHOWN_MAX - 1):
+        port.processes[1][0].count(f"n{at}", 1)
+    before = port.scrape(1)
+    port.restart(1)
+    port.processes[1][0].count("late", 1)
+    port.processes[1][0].count("latest", 2)
+    assert port.scrape(1) == before | {"latest": 2, OTHER_NAMESPACES: 1}
