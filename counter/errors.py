@@ -279,7 +279,7 @@ class StreamEndedError(UnavailableError, code="stream_ended", title="The stream 
 
 
 class RateLimitedError(
-    UnavailableError, code="rate_limited", title="Too much is asked for in the time", status=429
+    UnavailableError, code="rate_limited", title="The rate limit is exceeded", status=429
 ):
     """The rate limit is exceeded. Nothing was done; wait, and send the same request again."""
 
@@ -307,7 +307,7 @@ class WriteTimeoutError(
 
 
 class SliceMissingError(
-    UnavailableError, code="slice_missing", title="The time slice is not there"
+    UnavailableError, code="slice_missing", title="The time slice does not exist"
 ):
     """The table for the token's time does not exist yet, or was dropped."""
 

@@ -19,7 +19,7 @@ _NAMED: Final = "* [Flags that name the service](#service)\n\n"
 _SERVICE: Final = """
 ## Flags that name the service {{ #service }}
 
-Every command that asks a running service has them.
+Every command that calls a running service has these flags.
 
 {flags}
 """
@@ -30,9 +30,9 @@ _EMPTY: Final = re.compile(r"^\*\*[\w ]+\*\*:\n\n+(?!\n|\* `)", re.MULTILINE)
 _EXAMPLES: Final = re.compile(r"^For example:\n((?:  .*\n)+)", re.MULTILINE)
 _HEAD: Final = """# Every command
 
-What `counter COMMAND --help` says of each. [The command line](../cli.md) shows the daily ones in
-use. Flags that are settings are listed by name alone: [every setting](settings.md) says what each
-is, and each can come from the environment or a file as well.
+The help of each command, as `counter COMMAND --help` prints it. [The command line](../cli.md) shows
+the daily ones in use. Settings are listed by name only: [every setting](settings.md) explains them,
+and each can come from the environment or a file as well.
 """
 
 

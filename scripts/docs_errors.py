@@ -29,16 +29,15 @@ _MORE: Final[Mapping[str, str]] = {
 
 _HEAD: Final = """# Errors
 
-Whatever the service answers that is no success is a problem document ([RFC
+Every answer that is not 2xx is a problem document ([RFC
 9457](https://www.rfc-editor.org/rfc/rfc9457), `application/problem+json`), and so is a failed item
-of a batch. Its `type` is `/problems#<code>`: a page of the service itself, which says the same as
-this one under the same anchors. The SDK raises the class that is named, of
-`counter_client.errors`; all are `CounterError`.
+of a batch. Its `type` is `/problems#<code>`: a page of the service that has the same sections as
+this one. The SDK raises the named class of `counter_client.errors`; all are `CounterError`.
 
-- `applied` speaks of the *token*: `false` only where it was decided, for ever, that its add is not
-  counted; `null` where this answer does not know.
-- `retry` says what to do: `same_token` (send the very same again, after `retry_after` seconds where
-  that is there), `new_token` (this token is done with; another one is safe) or `never`.
+- `applied` describes the *token*: it is `false` only if it was decided permanently that the add is
+  not counted, and `null` if this answer does not know.
+- `retry` says what to do: `same_token` (send the same request again, after `retry_after` seconds if
+  given), `new_token` (this token never counts; a new one is safe) or `never`.
 
 | code | status | applied | retry |
 |---|---|---|---|

@@ -22,10 +22,10 @@ Schema = Mapping[str, Any]
 
 _HEAD: Final = """# HTTP, every route
 
-Made from the OpenAPI document that every service has at `/openapi.json`, with a page to try things
-out at `/docs`; [HTTP, by example](../http.md) shows each in use. Where the service asks for keys, a
-route takes one of the scope that is named, or of a wider one: `read`, `write`, `admin`. Whatever is
-not 2xx is a [problem](errors.md).
+Every route, from the OpenAPI document that each service has at `/openapi.json`; its page `/docs`
+can send requests. [HTTP, by example](../http.md) shows each route in use. If the service requires
+keys, a route needs one of the named scope or a wider one: `read`, `write`, `admin`. Every answer
+that is not 2xx is a [problem](errors.md).
 
 | route | what it does |
 |---|---|

@@ -20,15 +20,15 @@ _LINK: Final = re.compile(r"\]\((\w[\w/-]*\.md)")
 _PART: Final = re.compile(r"^## (.*)$", re.MULTILINE)
 _HEAD: Final = """# Every setting
 
-Each with its flag, its environment variable and its key in the TOML file, of which the first that
-is there holds. [Configuration](../configuration.md) has the same with more to each, in groups.
-If a default depends on the store, SQLite's comes first.
+Each setting with its flag, its environment variable and its key in the TOML file: the first that is
+set applies. [Configuration](../configuration.md) has the settings in groups. If a default depends
+on the store, SQLite's comes first.
 """
 _DATASETS: Final = """
 ## Datasets in the file { #further-datasets }
 
-`[datasets.NAME]` is a [further dataset](../configuration.md#datasets). It may have these keys, with
-the bounds that they have above; one that it leaves out is as for the dataset `default`:
+`[datasets.NAME]` is a [further dataset](../configuration.md#datasets). It can have these keys, with
+the bounds above; an omitted key has the value of the dataset `default`:
 """
 
 

@@ -33,13 +33,12 @@ from counter.cli.terminal import (
 
 #: What the exit codes of all commands mean; docs/cli.md has those of each.
 _CODES: Final = (
-    "Exit codes: 0 if it is done; 1 if it is refused, not found, or found wrong; 2 if nothing is"
-    " done; 3 if it was wrong, and is repaired; 4 if it is unknown, or done in part; 130 if it was"
-    " interrupted."
+    "Exit codes: 0 done; 1 rejected, not found, or a problem found; 2 nothing done; 3 a problem"
+    " found and repaired; 4 unknown, or partly done; 130 interrupted."
 )
 _GROUPS: Final[Mapping[str, str]] = {
     "namespace": "Create, show, change and delete namespaces.",
-    "token": "Make tokens, and find out what became of one.",
+    "token": "Make tokens, and find the outcome of one.",
     "key": "Create, list, rotate and revoke API keys.",
     "plan": "Plan capacity: tokens, and the events of one counter.",
     "context": "Keep services by name, with their API keys.",
@@ -137,7 +136,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         Write the exact counts of a namespace to a file.
 
         The file is NDJSON with a checksum. Each count has the instant it is exact as of. If no
-        client adds meanwhile, all counts are of the same moment.
+        client adds during the export, all counts are of the same moment.
           counter export counts.ndjson --namespace videos
           counter export - --prefix eu/ | gzip > counts.ndjson.gz
         """,
@@ -163,8 +162,8 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 
         It checks settings, store, clock and cache, and changes nothing.
 
-        Give it the flags, the environment and the directory of the process that it is about. It may
-        run beside it. With --url it looks at a running service as well.
+        Run it with the flags, the environment and the directory of the process to check, also while
+        that process runs. With --url it checks a running service as well.
           counter doctor --data ./data
           counter doctor --config cluster.toml --json
           counter doctor --url http://127.0.0.1:8080
@@ -194,8 +193,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "audit:audit": """
         Compare the stored totals with the event log.
 
-        PostgreSQL and Cassandra may be in use meanwhile; a data directory must not be served by any
-        process.
+        PostgreSQL and Cassandra can be in use; a data directory must not be served by any process.
           counter audit --all --data ./data
           counter audit --namespace videos --counter views --repair
         """,
@@ -214,12 +212,12 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "namespace:create": """
         Create a namespace.
 
-        Values that are left out follow the service's settings.
+        Omitted values are those of the service's settings.
           counter namespace create orders
           counter namespace create videos --counter-type eventual --accept-limit 1m
         """,
         "namespace:change": """
-        Change settings of a namespace; others stay as they are.
+        Change settings of a namespace; omitted ones stay as they are.
           counter namespace change videos --cache-ttl 5s
           counter namespace change orders --event-rules rules.toml
         """,
@@ -232,10 +230,9 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter namespace show videos
         """,
         "namespace:delete": """
-        Delete a namespace with all that it has, permanently.
+        Delete a namespace with its counters, events and tokens, permanently.
 
-        Its counters, events and tokens are gone. It asks for the name once more, unless --yes is
-        given.
+        It asks for the name once more, unless --yes is given.
           counter namespace delete videos
           counter namespace delete videos --yes
         """,
@@ -281,17 +278,17 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         Add a context: a service, with its namespace and API key, under a name.
 
         The contexts are in ~/.config/counter (or in $XDG_CONFIG_HOME/counter), in a file that only
-        you may read.
+        you can read.
           counter context add prod --url https://counts.example --api-key-file prod.key
           counter context add local --url http://127.0.0.1:8080 --namespace videos
         """,
         "context:list_": """
-        Show all contexts, and of their API keys only the ids.
+        Show all contexts, with only the ids of their API keys.
           counter context list
           counter context list --json
         """,
         "context:use": """
-        Make a context the current one: commands ask its service.
+        Make a context the current one: commands use its service.
 
         It is used if neither --context, --url, COUNTER_CONTEXT nor COUNTER_URL names a service.
           counter context use prod
