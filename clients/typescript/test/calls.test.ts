@@ -6,25 +6,13 @@ import {
   CounterClient,
   CounterError,
   RefusedError,
-  type Settings,
   Token,
   UnavailableError,
   UnknownOutcomeError,
   UnsentError,
 } from "../src/node.js";
 import { stringifiable } from "../src/json.js";
-import { added, FakeClock, results, type Sent, script } from "./fakes.js";
-
-const BUSY = { code: "overloaded", retry: "same_token", applied: null, detail: "busy" };
-const VOID = { code: "token_too_old", retry: "new_token", applied: false, detail: "void" };
-const GONE = { code: "namespace_unknown", retry: "never", applied: null, detail: "gone" };
-
-function made(answers: Parameters<typeof script>[0], more: Partial<Settings> = {}) {
-  const clock = new FakeClock();
-  const { fetch, sent } = script(answers, clock);
-  const client = new CounterClient({ url: "http://counter.test/", fetch, clock, random: () => 1, ...more });
-  return { client, sent, clock };
-}
+import { added, BUSY, GONE, made, results, type Sent, VOID } from "./fakes.js";
 
 function tokensOf(sent: Sent[]): string[] {
   return sent.map((each) => JSON.parse(each.body).idempotency_token?.token);

@@ -1,19 +1,26 @@
 /** A clock that goes where waiting wants it, and a fetch that answers by a script. */
 
 import { parseJson, writeJson } from "../src/json.js";
-import type { Clock } from "../src/node.js";
+import { type Clock, CounterClient, type Settings } from "../src/node.js";
 
 export interface Sent {
   readonly host: string;
   readonly path: string;
+  readonly query: string;
   readonly body: string;
   readonly headers: Record<string, string>;
   readonly redirect: string;
+  readonly signal: AbortSignal;
   readonly atMs: number;
 }
 
 /** An answer's status, body (or what makes it) and headers; an error; or no answer. The last one repeats. */
-export type Scripted = readonly [status: number, body: unknown, headers?: Record<string, string>] | Error | "silence";
+export type Scripted =
+  | readonly [status: number, body: unknown, headers?: Record<string, string>]
+  | Error
+  | "silence"
+  /** A stream that stays open after its text. */
+  | { readonly open: string };
 
 /** Answer an add, as if it was counted. */
 export function added(sent: Sent): unknown {
@@ -38,8 +45,14 @@ function answerTo(counter: string, delta: number, token: { generation_time: stri
   return { namespace: "default", counter, delta, event_time: token.generation_time, replayed: false };
 }
 
+export const BUSY = { code: "overloaded", retry: "same_token", applied: null, detail: "busy" };
+export const VOID = { code: "token_too_old", retry: "new_token", applied: false, detail: "void" };
+export const GONE = { code: "namespace_unknown", retry: "never", applied: null, detail: "gone" };
+
 export class FakeClock implements Clock {
   #nowMs = 0;
+  /** When it began, in milliseconds since 1970. */
+  beginMs = 1_769_847_330_000;
   /** Whether time does not pass. */
   hold = false;
   #waiting: { atMs: number; then: () => void }[] = [];
@@ -49,7 +62,7 @@ export class FakeClock implements Clock {
   }
 
   wallTime(): number {
-    return 1_769_847_330_000 + this.#nowMs;
+    return this.beginMs + this.#nowMs;
   }
 
   after(ms: number, then: () => void): () => void {
@@ -59,6 +72,12 @@ export class FakeClock implements Clock {
     return () => {
       this.#waiting = this.#waiting.filter((each) => each !== wait);
     };
+  }
+
+  /** Let time pass again. */
+  release(): void {
+    this.hold = false;
+    this.#idle();
   }
 
   /** Once nothing else runs, go to the next instant that is waited for. */
@@ -80,9 +99,11 @@ export function script(answers: readonly Scripted[], clock: FakeClock): { fetch:
     const asked: Sent = {
       host: new URL(String(url)).host,
       path: new URL(String(url)).pathname,
+      query: new URL(String(url)).search,
       body: String(request.body ?? "null"),
       headers: request.headers as Record<string, string>,
       redirect: String(request.redirect),
+      signal: request.signal!,
       atMs: clock.now(),
     };
     sent.push(asked);
@@ -92,9 +113,27 @@ export function script(answers: readonly Scripted[], clock: FakeClock): { fetch:
       });
     }
     if (answer instanceof Error) throw answer;
+    if ("open" in answer) return new Response(openStream(answer.open, request.signal!));
     const [status, given, headers] = answer;
     const body: unknown = typeof given === "function" ? given(asked) : given;
     return new Response(typeof body === "string" ? body : writeJson(body), { status, headers: headers ?? {} });
   };
   return { fetch: scripted as typeof fetch, sent };
+}
+
+function openStream(text: string, signal: AbortSignal): ReadableStream<Uint8Array> {
+  return new ReadableStream({
+    start(controller) {
+      controller.enqueue(new TextEncoder().encode(text));
+      signal.addEventListener("abort", () => controller.error(signal.reason), { once: true });
+    },
+  });
+}
+
+/** A client of scripted answers, without randomness. */
+export function made(answers: readonly Scripted[], more: Partial<Settings> = {}) {
+  const clock = new FakeClock();
+  const { fetch, sent } = script(answers, clock);
+  const client = new CounterClient({ url: "http://counter.test/", fetch, clock, random: () => 1, ...more });
+  return { client, sent, clock };
 }
