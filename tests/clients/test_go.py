@@ -21,7 +21,7 @@ def test_its_own_tests_pass() -> None:
 def test_its_readme_counts(tmp_path: Path) -> None:
     """Each command line of the README, in order, and its output."""
     text = (GO / "README.md").read_text(encoding="utf-8")
-    program, *_ = re.findall(r"```go\n(.*?)```", text, re.DOTALL)
+    program, buffered, *_ = re.findall(r"```go\n(.*?)```", text, re.DOTALL)
     [console] = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     *commands, shown = console.strip().split("\n")
     place = tmp_path / "example"
@@ -32,4 +32,9 @@ def test_its_readme_counts(tmp_path: Path) -> None:
             words = command.replace("/path/to/clients/go", str(GO)).split()
             assert words[:2] == ["$", "go"]
             written = run_go(*words[2:], at=place)
-    assert written.strip() == shown
+        assert written.strip() == shown
+        begin, end = program.index("\tif _, err := client.Add("), program.index("\tcount, err :=")
+        other = program[:begin] + buffered + program[end:]
+        imported = other.replace('"context"\n', '"context"\n\t"errors"\n')
+        (place / "main.go").write_text(imported.replace("http://127.0.0.1:8080", server.url))
+        assert run_go("run", ".", at=place).strip() == "1003 <nil>"

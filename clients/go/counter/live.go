@@ -58,8 +58,8 @@ type stream struct {
 }
 
 // connect reads events until the connection ends. It returns nil if it ended as the service ends it.
-func (s *stream) connect(ctx context.Context) *failure {
-	ctx, cancel := context.WithCancel(ctx)
+func (s *stream) connect(caller context.Context) *failure {
+	ctx, cancel := context.WithCancel(caller)
 	defer cancel()
 	patience := time.AfterFunc(s.client.config.AttemptTimeout, cancel)
 	defer patience.Stop()
@@ -73,7 +73,7 @@ func (s *stream) connect(ctx context.Context) *failure {
 		s.client.takeTurn(turn)
 	}
 	if err != nil {
-		return unreachable(err, true)
+		return unreachable(silence(caller, ctx, err), true)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
@@ -84,7 +84,13 @@ func (s *stream) connect(ctx context.Context) *failure {
 	// With the end of the line.
 	lines.Buffer(nil, oneBytesMax+2)
 	var event, data string
-	for patience.Reset(silenceMax); lines.Scan(); patience.Reset(silenceMax) {
+	for {
+		patience.Reset(silenceMax)
+		if !lines.Scan() || caller.Err() != nil {
+			break
+		}
+		// The program may take its time with a count.
+		patience.Stop()
 		s.heard, s.failures = s.client.clock.Now(), 0
 		name, value, _ := strings.Cut(lines.Text(), ":")
 		switch name {
@@ -108,9 +114,17 @@ func (s *stream) connect(ctx context.Context) *failure {
 		return foreign(response, fmt.Sprintf("a line of more than %d bytes", oneBytesMax), 0)
 	case err != nil:
 		s.client.takeTurn(turn)
-		return unreachable(err, true)
+		return unreachable(silence(caller, ctx, err), true)
 	}
 	return nil
+}
+
+// silence returns err, or the reason if only the client ended ctx.
+func silence(caller, ctx context.Context, err error) error {
+	if caller.Err() == nil && ctx.Err() != nil {
+		return fmt.Errorf("the stream is silent: %w", err)
+	}
+	return err
 }
 
 // dispatch hands on an event. It returns a failure that ends the connection.
