@@ -103,6 +103,19 @@ func TestABufferSendsOneTotalUnderOneToken(t *testing.T) {
 	}
 }
 
+func TestManyTotalsAreSentInPieces(t *testing.T) {
+	buffer, sent := newBuffer(t, BufferConfig{}, added)
+	for i := 0; i < 2*batchItemsMax+500; i++ {
+		add(t, buffer, fmt.Sprint("c", i), 1)
+	}
+	if err := buffer.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if batches := sent.batches(); len(batches) != 3 || batches[0][0].Counter != "c0" || len(totals(sent)) != 2*batchItemsMax+500 {
+		t.Error(len(batches), "batches")
+	}
+}
+
 func TestABufferFlushesByItself(t *testing.T) {
 	arrived := make(chan struct{}, 1)
 	buffer, _ := newBuffer(t, BufferConfig{MaxDelay: time.Second}, func(request *http.Request) (*http.Response, error) {

@@ -7,7 +7,9 @@
 //
 // A call makes its idempotency token once and sends it with every attempt. It retries with
 // exponential backoff and full jitter until its deadline, within a retry budget that all calls
-// share. Its errors differ by what they promise: [RefusedError] and [UnsentError] are definite, this
+// share. [Client.Buffer] merges the adds of programs that add often.
+//
+// The errors of a call differ by what they promise: [RefusedError] and [UnsentError] are definite, this
 // call counted nothing; [UnknownOutcomeError] has all that [Client.Resolve] needs; reads return
 // [UnavailableError]. Use errors.As to distinguish them.
 package counter

@@ -18,7 +18,7 @@ const pageItemsMax = 1_000
 //	}
 //	if err := names.Err(); err != nil {
 //
-// They are for one goroutine.
+// Only one goroutine at a time can use them.
 type Pages[T any] struct {
 	// read returns a page of at most so many items, and the key of the next one, nil if there is none.
 	read func(ctx context.Context, page *string, limit int) ([]T, *string, error)
@@ -59,14 +59,15 @@ func (p *Pages[T]) Item() T { return p.item }
 // Err returns the error that ended the items before the last one: as of [Client.Get], or nil.
 func (p *Pages[T]) Err() error { return p.err }
 
-// Names returns the names of all counters that begin with prefix, in code point order.
+// Names returns the names of all counters that begin with prefix, in code point order. It takes
+// [Limit].
 func (c *Client) Names(prefix string, opts ...Option) *Pages[string] {
 	return pagesOf(c, opts, "counters", c.path+"/counters", prefixed(prefix), "counters", nameOf)
 }
 
 // Counts returns the counters that begin with prefix with their counts, in code point order or with
 // [LargestFirst]. Without [MaxStaleness] they are read as the namespace reads; AsOf says what each is
-// exact as of.
+// exact as of. It takes [Limit] too.
 func (c *Client) Counts(prefix string, opts ...Option) *Pages[Count] {
 	query := prefixed(prefix)
 	query.Set("counts", "true")
@@ -76,7 +77,8 @@ func (c *Client) Counts(prefix string, opts ...Option) *Pages[Count] {
 	return pagesOf(c, opts, "counters", c.path+"/counters", query, "counts", c.listedCount)
 }
 
-// Events returns the events of a counter in a span of time, latest first.
+// Events returns the events of a counter in a span of time, latest first, as far back as the service
+// keeps them. It takes [Limit].
 func (c *Client) Events(counter string, span Span, opts ...Option) *Pages[Event] {
 	path, err := c.counterPath(counter)
 	if err != nil {

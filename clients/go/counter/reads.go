@@ -20,7 +20,7 @@ func At(t time.Time) Moment { return Moment{t.UTC().Format(timeLayout)} }
 // Today returns the beginning of the day in the time zone of the [Span].
 func Today() Moment { return Moment{"today"} }
 
-// A Span is a span of time; To is exclusive. What the zero Moment means is said by the calls.
+// A Span is a span of time; To is exclusive. The methods say what a zero From or To means.
 type Span struct {
 	From, To Moment
 	// TZ is a time zone such as Europe/Berlin; UTC if it is empty.
