@@ -123,6 +123,29 @@ def test_a_page_of_another_origin_counts_exactly(run: Run, listed: Listed) -> No
     assert listed.counts("c") == [5]
 
 
+def test_a_page_follows_a_count_to_which_its_buffer_adds(run: Run, listed: Listed) -> None:
+    """The headers of a stream, of reads and of the changes of a namespace pass, too."""
+    found = run(
+        """
+        const buffer = client.buffer();
+        const ended = new AbortController();
+        const counts = [];
+        for await (const { count } of client.live("buffered", { signal: ended.signal })) {
+          if (counts.push(count) === 1) for (let add = 0; add < 3; add++) buffer.add("buffered");
+          if (count === 3n) ended.abort();
+        }
+        await buffer.close();
+        const [many] = await client.getMany(["buffered"]);
+        const names = [];
+        for await (const name of client.names({ prefix: "buff" })) names.push(name);
+        const refused = await client.changeNamespace({ cache_ttl: "1s" }).catch((error) => error);
+        return [counts[0], counts.at(-1), many.count, names, refused.code];
+        """,
+        listed.url,
+    )
+    assert found == [0, 3, 3, ["buffered"], "scope_insufficient"]
+
+
 async def the_adds_answer_is_lost(proxy: Misbehaving, x: Exchange) -> bool:
     """The preflight request of a browser passes."""
     is_add = x.request.first.startswith(b"POST")
