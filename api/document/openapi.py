@@ -15,7 +15,7 @@ from counter.limits import INT64_MAX
 
 DESCRIPTION: Final = (
     "Counting that survives retries: every acknowledged add counts exactly once, an unacknowledged"
-    " one at most once, and a definite answer about a token stays true for ever."
+    " one at most once, and a definite answer about a token never changes."
 )
 TAGS: Final = (
     {"name": "counters", "description": "Add to a counter, read it, clear it."},
