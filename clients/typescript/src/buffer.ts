@@ -9,8 +9,8 @@ import { BufferFullError, ClosedError, CounterError, type NotCounted, NotCounted
 import { stringifiable } from "./json.js";
 import { check } from "./options.js";
 import type { CallOptions } from "./reads.js";
-import { Course, type Shared } from "./retrying.js";
-import { Ending } from "./transport.js";
+import { causeOf, Course, type Shared } from "./retrying.js";
+import { Ending, type Failure } from "./transport.js";
 import type { Item } from "./unfinished.js";
 
 const DELAY_MS_MAX = 3_600_000;
@@ -38,6 +38,8 @@ export class AddBuffer {
   #sending = Promise.resolve();
   #cancelTimer: (() => void) | undefined;
   #isClosed = false;
+  /** Called when the service refuses a whole batch. */
+  readonly #refused = new Set<(cause: unknown) => void>();
   readonly #ended = new AbortController();
 
   constructor(
@@ -72,30 +74,58 @@ export class AddBuffer {
 
   /**
    * Wait until the outcome of each add so far is known. Rejects with NotCountedError for those that are not counted
-   * for sure, each of which is reported once; with UnavailableError if `signal` aborts: the adds stay in the buffer.
+   * for sure, each of which is reported once; with UnavailableError if `signal` aborts, or the service refuses a whole
+   * batch: the adds stay in the buffer.
    */
   async flush({ signal }: CallOptions = {}): Promise<void> {
-    await unlessAborted(this.#send(), signal);
-    const failed = this.#failed;
-    this.#failed = [];
-    if (failed.length > 0) throw new NotCountedError(failed);
+    await this.#settled(signal);
+    this.#report();
   }
 
-  /** Take no more adds, and flush within the client's `deadlineMs`, or until `signal` aborts. Rejects as `flush`. */
+  /**
+   * Take no more adds, send the rest within the client's `deadlineMs`, until `signal` aborts or the service refuses a
+   * whole batch. Rejects with NotCountedError for what is not counted for sure.
+   */
   async close({ signal }: CallOptions = {}): Promise<void> {
     this.#isClosed = true;
     const { clock, deadlineMs } = this.shared.options;
     const ending = new Ending(clock, signal, this.#ended);
-    try {
-      await ending.within(deadlineMs, () => this.flush());
-    } finally {
-      ending.abort();
-    }
+    this.#refused.add(() => ending.abort());
+    await ending.within(deadlineMs, () => this.#send());
+    ending.abort();
+    this.#report();
   }
 
   /** `await using buffer = client.buffer()` closes it. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  #report(): void {
+    const failed = this.#failed;
+    this.#failed = [];
+    if (failed.length > 0) throw new NotCountedError(failed);
+  }
+
+  /** Wait until the outcome of each add so far is known. Rejects as `flush`. */
+  async #settled(signal: AbortSignal | undefined): Promise<void> {
+    let stop: (cause: unknown) => void = () => {};
+    const stopped = new Promise<never>((_, reject) => {
+      stop = (cause) => {
+        const why = cause instanceof Error ? cause.message : String(cause);
+        reject(new UnavailableError(`adds stay in the buffer, and are sent again: ${why}`, true, cause));
+      };
+    });
+    const abort = (): void => stop(signal?.reason);
+    signal?.addEventListener("abort", abort, { once: true });
+    if (signal?.aborted) abort();
+    this.#refused.add(stop);
+    try {
+      await Promise.race([this.#send(), stopped]);
+    } finally {
+      this.#refused.delete(stop);
+      signal?.removeEventListener("abort", abort);
+    }
   }
 
   get #pending(): number {
@@ -125,7 +155,8 @@ export class AddBuffer {
       const piece = totals.slice(at, at + BATCH_ITEMS_MAX);
       const items = piece.flatMap(([counter, total]) => parts(total).map((delta): Item => [counter, delta]));
       const course = new Course(this.shared, this.#ended.signal, Infinity);
-      const outcomes = await new Delivery(items, this.calls, this.shared, course).outcomes();
+      const refused = (failure: Failure): void => this.#refused.forEach((each) => each(causeOf(failure)));
+      const outcomes = await new Delivery(items, this.calls, this.shared, course, refused).outcomes();
       items.forEach(([counter, delta], nth) => {
         const error = outcomes[nth];
         if (error instanceof CounterError) this.#failed.push(stringifiable({ counter, delta, error }));
@@ -133,20 +164,5 @@ export class AddBuffer {
       this.#held -= piece.length;
     }
     this.#plan();
-  }
-}
-
-/** Wait for `work`, or reject when `signal` aborts. */
-async function unlessAborted(work: Promise<void>, signal: AbortSignal | undefined): Promise<void> {
-  let abort: () => void = () => {};
-  const aborted = new Promise<never>((_, reject) => {
-    abort = () => reject(new UnavailableError("the flush was aborted; the adds stay in the buffer", true, signal?.reason));
-    signal?.addEventListener("abort", abort, { once: true });
-    if (signal?.aborted) abort();
-  });
-  try {
-    await Promise.race([work, aborted]);
-  } finally {
-    signal?.removeEventListener("abort", abort);
   }
 }

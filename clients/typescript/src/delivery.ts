@@ -18,12 +18,19 @@ export class Delivery {
   readonly #outcomes: Outcome[] = [];
   #open: Pending[];
   #most = BATCH_ITEMS_MAX;
+  /** Whether the last batch was refused as a whole, but not for ever. */
+  #isRefused = false;
 
+  /**
+   * A refusal of a whole batch can end, such as that of a key that is revoked by mistake. With `refused` such a batch
+   * is sent again after `refused` was called; otherwise it is the outcome of its items.
+   */
   constructor(
     items: readonly Item[],
     private readonly calls: Calls,
     private readonly shared: Shared,
     private readonly course: Course,
+    private readonly refused?: (failure: Failure) => void,
   ) {
     this.#open = items.map((item, at) => new Pending(at, item, calls.namespace, Token.new()));
   }
@@ -50,7 +57,10 @@ export class Delivery {
       const left = chunk.filter((each) => !this.#isDone(each));
       if (left.length === 0) continue;
       const why = await course.pause(last.askedMs);
-      if (why !== null) return this.#giveUp(why, causeOf(last.answer));
+      if (why !== null) {
+        if (this.#isRefused) for (const each of left) this.#judge(each, last.answer as Failure);
+        return this.#giveUp(why, causeOf(last.answer));
+      }
       const spent = left.filter((each) => each.refusal !== undefined);
       if (spent.length > 0) {
         // After the pause, which may be longer than the service accepts a token.
@@ -76,6 +86,7 @@ export class Delivery {
   /** End the items that `answer` decides; return the longest wait that it asks for. */
   #settle(chunk: Pending[], answer: Answer): Settled {
     let whole: Failure;
+    this.#isRefused = false;
     if (answer.kind === "ok") {
       const results = resultsOf(answer.json, chunk);
       if (results !== null) {
@@ -84,7 +95,9 @@ export class Delivery {
       }
       whole = this.shared.transport.strange(200, answer.body);
     } else whole = answer;
-    for (const item of chunk) this.#judge(item, whole);
+    this.#isRefused = this.refused !== undefined && isPermanent(whole);
+    if (this.#isRefused) this.refused?.(whole);
+    else for (const item of chunk) this.#judge(item, whole);
     return { askedMs: waitOf(whole), answer: whole };
   }
 
@@ -154,6 +167,10 @@ class Pending {
     this.token = token;
     this.fate.unfinished = new Unfinished("add", this.namespace, [this.item], String(token));
   }
+}
+
+function isPermanent(failure: Failure): boolean {
+  return failure.kind === "problem" ? failure.problem.retry === "never" : !failure.again;
 }
 
 function isTooMuch(answer: Answer): boolean {

@@ -23,12 +23,13 @@ export async function* updates(
   while (!signal?.aborted) {
     const events = new Events();
     let failure: Failure | undefined;
+    let isEmpty = true;
     for await (const line of transport.lines(call.request, signal)) {
       if (typeof line !== "string") {
         failure = line;
         break;
       }
-      [heardMs, failures] = [clock.now(), 0];
+      heardMs = clock.now();
       const event = events.line(line);
       if (event === null) continue;
       const update = updateOf(event, call, shared);
@@ -36,9 +37,12 @@ export async function* updates(
         failure = update.failure;
         break;
       }
+      [isEmpty, failures] = [false, 0];
       yield update.value;
     }
     if (signal?.aborted) return;
+    // Otherwise a page of something else would be read again and again without a pause.
+    if (failure === undefined && isEmpty) failure = transport.strange(200, "a stream without a count");
     if (failure === undefined) {
       await sleep(pauseMs(options, 0, 0), clock, signal);
       continue;

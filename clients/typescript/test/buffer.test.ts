@@ -110,12 +110,16 @@ test("an item that is refused is reported, and one with a void token counted und
 });
 
 test("a full buffer takes adds of its counters alone; failures that are not reported fill it too", async () => {
-  const { client } = made([[404, GONE]]);
+  const { client, sent } = made([[200, results(GONE)]]);
   const buffer = client.buffer({ maxItems: 1 });
   buffer.add("a", 1);
   assert.throws(() => buffer.add("b", 1), BufferFullError);
   assert.equal((await failureOf(buffer.flush())).failed.length, 1);
   buffer.add("b", 1);
+  // It is sent at once, and refused within a few turns.
+  for (let turn = 0; turn < 50; turn++) await new Promise(setImmediate);
+  assert.equal(sent.length, 2);
+  assert.throws(() => buffer.add("c", 1), BufferFullError);
   await assert.rejects(buffer.close(), NotCountedError);
   assert.throws(() => buffer.add("b", 1), ClosedError);
   assert.throws(() => client.buffer().add("", 1), RefusedError);
@@ -146,6 +150,28 @@ test("an aborted flush leaves the adds in the buffer, and an aborted close repor
   buffer.add("a");
   const { failed } = await failureOf(buffer.close({ signal: AbortSignal.abort() }));
   assert.ok(failed[0]!.error instanceof UnsentError);
+});
+
+test("a refusal of a whole batch ends a flush, and the adds are sent again under their token", async () => {
+  const { client, sent } = made([[404, GONE], [403, "a page"], COUNTED]);
+  const buffer = client.buffer();
+  buffer.add("a");
+  await assert.rejects(buffer.flush(), (error) => error instanceof UnavailableError && /gone/.test(error.message));
+  await assert.rejects(buffer.flush(), /a page/);
+  await buffer.flush();
+  assert.deepEqual([sent.length, tokensOf(sent)], [3, 1]);
+});
+
+test("a refusal of a whole batch ends a close, which reports what was refused", async () => {
+  const { client, sent } = made([[404, GONE]]);
+  const buffer = client.buffer();
+  buffer.add("a");
+  const { failed } = await failureOf(buffer.close());
+  assert.equal((failed[0]!.error as RefusedError).code, "namespace_unknown");
+  assert.equal(sent.length, 1);
+  const lost = made([new TypeError("reset"), [404, GONE]]).client.buffer();
+  lost.add("a");
+  assert.ok((await failureOf(lost.close())).failed[0]!.error instanceof UnknownOutcomeError);
 });
 
 test("a total of more than 64 bits is sent in parts, under a token each", async () => {

@@ -71,6 +71,12 @@ test("a temporary problem is yielded, and a permanent one thrown", async () => {
   await assert.rejects(first(1, made([[404, "a page"]]).client), UnavailableError);
 });
 
+test("a stream of something else is read again after pauses that grow", async () => {
+  const { client, sent } = made([[200, "<html>\n</html>\n"], [200, "data: x\n\n"], [200, counted(1)]]);
+  assert.deepEqual(await first(1, client), [1]);
+  assert.deepEqual(sent.map(({ atMs }) => atMs), [0, 100, 300]);
+});
+
 test("a stream gives up when nothing came for the deadline, and spends no retries", async () => {
   const { client, sent, clock } = made([[200, counted(1)], [503, BUSY]], { retriesAtOnce: 0, retriesPerS: 0, retriesPerCall: 0 });
   await assert.rejects(first(2, client), UnavailableError);
