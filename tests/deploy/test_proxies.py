@@ -27,8 +27,14 @@ from tests.support.waiting import eventually
 NAMES = ("a/b", "a%2Fb", "a//b", "..", "é b", "a?b#c", "a+b;c")
 #: As many adds as reach both processes, whichever way the proxy chooses.
 MANY = 8
-#: Long, so that a test sees a process that is leaving, and kills it then.
-DELAY = {"shutdown_delay": "5m", "accept_limit": "30s", "slice": "30m", "rollup_window": "1s"}
+#: Long: a busy machine is slow, and a test sees a process that is leaving before it kills it.
+SETTINGS = {
+    "keyspace": "proxied",
+    "write_timeout": "5s",
+    "accept_limit": "30s",
+    "rollup_window": "1s",
+    "shutdown_delay": "5m",
+}
 
 
 @pytest.fixture(scope="module", params=FILES)
@@ -45,9 +51,9 @@ def pair(
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("COUNTER_TLS_IN_FRONT", "true")
         made = need("tests.support.postgresql").settings_of_new
-        flags = asyncio.run(made(postgresql, {"keyspace": "proxied"}, patched))
+        flags = asyncio.run(made(postgresql, SETTINGS, patched))
         both = [
-            Server(place / "data", place / str(port), {"port": str(port), **flags, **DELAY})
+            Server(place / "data", place / str(port), {"port": str(port), **flags})
             for port in free_ports(2)
         ]
         try:
@@ -193,7 +199,7 @@ async def test_requests_go_to_the_process_that_is_ready(
         """The processes that answered, by the first part of their ids of requests."""
         async with proxy.client() as rest:
             answers = [await rest.add("ready", 1, new_token()) for _ in range(MANY)]
-        assert {each.status_code for each in answers} == {200}
+        assert [each.text for each in answers if each.status_code != 200] == []
         return {each.headers["x-request-id"][:12] for each in answers}
 
     assert len(await reached()) == 2
