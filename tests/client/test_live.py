@@ -63,12 +63,30 @@ def test_a_permanent_error_is_raised() -> None:
 
 def test_a_stream_that_ended_in_order_is_taken_up_at_once() -> None:
     stream = stream_of(Script([]), backoff_first_s=0.1)
+    received(stream, "count", COUNT)
     assert stream.pause_s(None) == 0.1
     assert stream.number == 1
 
 
+def test_a_stream_of_something_else_is_paced_and_ends() -> None:
+    """Regression: a page that is not an event stream was read again every few milliseconds."""
+    script = Script([])
+    stream = stream_of(script, backoff_first_s=0.1, deadline_s=3.0)
+    received(stream, "count", COUNT)
+    stream.pause_s(None)
+    pauses = []
+    for _ in range(2):
+        for line in ("<html>", "", "<p>data: 1", "event: other", "data: 1", ""):
+            assert stream.line(line) is None
+        pauses.append(stream.pause_s(None))
+    assert pauses == [0.2, 0.4]
+    script.now_s += 3.0
+    with pytest.raises(UnexpectedAnswerError):
+        stream.pause_s(None)
+
+
 def test_silence_ends_the_stream_at_the_deadline_of_a_call() -> None:
-    """Each line restarts the silence; the pauses grow until then."""
+    """Each comment restarts the silence; the pauses grow until then."""
     script = Script([])
     stream = stream_of(script, backoff_first_s=0.1, deadline_s=3.0)
     lost = UnreachableError("no response")

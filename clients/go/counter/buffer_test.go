@@ -85,6 +85,9 @@ func TestABufferSendsOneTotalUnderOneToken(t *testing.T) {
 	if err := buffer.Flush(context.Background()); err != nil {
 		t.Fatal(err)
 	}
+	if got := sent.headers[0].Get("Request-Timeout"); got != "2500ms" {
+		t.Error(got)
+	}
 	batches := sent.batches()
 	if len(batches) != 3 || sent.bodies[0] != sent.bodies[1] || sent.bodies[0] != sent.bodies[2] {
 		t.Fatal(sent.bodies)

@@ -52,10 +52,14 @@ type stream struct {
 	call    *call
 	counter string
 	each    func(Count, error)
-	// heard is when the last line came, and failures how many connections failed since then.
+	// heard is when the last sign of a counter service came, a count, a problem or a comment, and
+	// failures how many connections failed since then. isEmpty is whether this one had none.
 	heard    time.Time
 	failures int
+	isEmpty  bool
 }
+
+func (s *stream) hear() { s.heard, s.failures, s.isEmpty = s.client.clock.Now(), 0, false }
 
 // connect reads events until the connection ends. It returns nil if it ended as the service ends it.
 func (s *stream) connect(caller context.Context) *failure {
@@ -84,6 +88,7 @@ func (s *stream) connect(caller context.Context) *failure {
 	// With the end of the line.
 	lines.Buffer(nil, oneBytesMax+2)
 	var event, data string
+	s.isEmpty = true
 	for {
 		patience.Reset(silenceMax)
 		if !lines.Scan() || caller.Err() != nil {
@@ -91,9 +96,12 @@ func (s *stream) connect(caller context.Context) *failure {
 		}
 		// The program may take its time with a count.
 		patience.Stop()
-		s.heard, s.failures = s.client.clock.Now(), 0
-		name, value, _ := strings.Cut(lines.Text(), ":")
+		name, value, isField := strings.Cut(lines.Text(), ":")
 		switch name {
+		case "":
+			if isField {
+				s.hear()
+			}
 		case "event":
 			event = strings.TrimSpace(value)
 		case "data":
@@ -115,6 +123,9 @@ func (s *stream) connect(caller context.Context) *failure {
 	case err != nil:
 		s.client.takeTurn(turn)
 		return unreachable(silence(caller, ctx, err), true)
+	case s.isEmpty:
+		// A page of something else would be read again and again.
+		return foreign(response, "a stream without a count", 0)
 	}
 	return nil
 }
@@ -135,6 +146,7 @@ func (s *stream) dispatch(response *http.Response, event, data string) *failure 
 		if err := count.read([]byte(data), s.client.namespace, s.counter); err != nil {
 			return foreign(response, fmt.Sprintf("the event %.*q (%v)", textBytesMax, data, err), 0)
 		}
+		s.hear()
 		s.each(count, nil)
 	case "problem":
 		f := problemOf([]byte(data), "", s.client.clock.Now())
@@ -144,6 +156,7 @@ func (s *stream) dispatch(response *http.Response, event, data string) *failure 
 		case f.next == never:
 			return f
 		}
+		s.hear()
 		s.each(Count{}, s.call.givenUp(f.err, true))
 	}
 	return nil

@@ -120,6 +120,30 @@ func TestALiveCountEndsWithAPermanentErrorOrAfterSilence(t *testing.T) {
 	}
 }
 
+func TestAStreamOfSomethingElseIsPacedAndEnds(t *testing.T) {
+	client, sent, clock := newClient(t, Config{Timeout: 20 * time.Second, BackoffFirst: time.Second, BackoffMax: time.Hour},
+		status(200, oneCount), status(200, "<html>\n\n<p>data: 1\n"))
+	begin := clock.now
+	err := client.Live(context.Background(), "c", func(Count, error) {})
+	var unavailable *UnavailableError
+	if !errors.As(err, &unavailable) || clock.now.Sub(begin) < 20*time.Second || len(sent.bodies) > 100 {
+		t.Error(err, len(sent.bodies), "connections in", clock.now.Sub(begin))
+	}
+}
+
+func TestEachCountEndsTheSilence(t *testing.T) {
+	late := status(503, `{"code":"overloaded","retry":"same_token","retry_after":8,"detail":"busy"}`)
+	client, _, _ := newClient(t, Config{Timeout: 10 * time.Second}, late, status(200, oneCount), late, gone)
+	var refused *RefusedError
+	if err := client.Live(context.Background(), "c", func(Count, error) {}); !errors.As(err, &refused) {
+		t.Error(err)
+	}
+	client, sent, _ := newClient(t, Config{Timeout: 10 * time.Second}, late, status(200, ":\n"), late, gone)
+	if err := client.Live(context.Background(), "c", func(Count, error) {}); !errors.As(err, &refused) {
+		t.Error(err, len(sent.bodies))
+	}
+}
+
 func TestALiveCountLeavesAServerThatIsSilent(t *testing.T) {
 	silent := func(request *http.Request) (*http.Response, error) {
 		<-request.Context().Done()

@@ -28,6 +28,7 @@ from counter_client.failures import (
     UnreachableError,
     error_of_answer,
     too_large,
+    unexpected,
 )
 from counter_client.options import ADAPTIVE, Attempt, Options, Sending, Watch, call_hook
 from counter_client.retrying import Answer, Budget, Policy, ProcessLock, Send
@@ -639,14 +640,16 @@ class LiveStream:
         self._call = call
         self._policy = policy
         self._failures = 0
+        #: When the latest sign of a counter service came, an update or a comment, and whether this
+        #: connection had one.
         self._heard_s = policy.now_s()
+        self._is_empty = True
         self._event = self._data = ""
 
     def line(self, text: str) -> LiveUpdate | None:
         """Parse *text*, the next line; return an update if one is complete.
 
         Raises a permanent CounterError."""
-        self._heard_s, self._failures = self._policy.now_s(), 0
         name, _, value = text.partition(":")
         if name == "event":
             self._event = value.strip()
@@ -657,15 +660,27 @@ class LiveStream:
         elif not text:
             event, data = self._event, self._data
             self._event = self._data = ""
-            return _update_of(self._call, event, data)
+            update = _update_of(self._call, event, data)
+            if update is not None:
+                self._hear()
+            return update
+        elif not name:
+            self._hear()
         return None
+
+    def _hear(self) -> None:
+        self._heard_s, self._failures, self._is_empty = self._policy.now_s(), 0, False
 
     def pause_s(self, error: CounterError | None) -> float:
         """Return the seconds before the next connection, after *error* or a regular end.
 
-        Raises *error* if it is permanent, or if the stream was silent for ``deadline_s``."""
+        A connection without a sign of a counter service is an error too: a page of something else
+        would be read again and again. Raises the error if it is permanent, or if no sign came for
+        ``deadline_s``."""
         self.number += 1
-        self._event = self._data = ""
+        if error is None and self._is_empty:
+            error = unexpected(200, self._data.encode())
+        self._event, self._data, self._is_empty = "", "", True
         if error is None:
             return self._policy.draw(self._policy.options.backoff_first_s)
         silent_s = self._policy.now_s() - self._heard_s
