@@ -114,7 +114,8 @@ async function run(client: CounterClient, command: Json): Promise<Json> {
     case "events": {
       const events = await all(client.events(counter, { from, to, limit }));
       const shown = events.map(({ eventTime, eventId, eventItemKey, delta, clear }) => {
-        return { event_time: eventTime, event_id: eventId, event_item_key: eventItemKey, delta: delta.toString(), clear };
+        const ids = { event_time: eventTime, event_id: eventId, event_item_key: eventItemKey };
+        return { ...ids, delta: delta.toString(), clear };
       });
       return { events: shown };
     }
@@ -148,7 +149,10 @@ async function run(client: CounterClient, command: Json): Promise<Json> {
       const buffer = client.buffer({ maxDelayMs: 60_000 });
       for (const [name, delta] of itemsOf(command.items)) buffer.add(name, delta);
       const failed = await buffer.close().then(() => [], failuresOf);
-      return { failed: failed.map(({ counter, delta, error }) => ({ counter, delta: delta.toString(), ...endOf(error) })) };
+      const shown = failed.map(({ counter, delta, error }) => {
+        return { counter, delta: delta.toString(), ...endOf(error) };
+      });
+      return { failed: shown };
     }
     case "resolve":
       return { applied: (await client.resolve(command.unfinished)).applied };

@@ -28,7 +28,8 @@ export function checkedNamespace(namespace: string): string {
 }
 
 export function checkedDelta(delta: number | bigint): bigint {
-  if (typeof delta === "bigint" ? BigInt.asIntN(64, delta) === delta : Number.isSafeInteger(delta)) return BigInt(delta);
+  const fits = typeof delta === "bigint" ? BigInt.asIntN(64, delta) === delta : Number.isSafeInteger(delta);
+  if (fits) return BigInt(delta);
   throw invalid(
     `the delta is ${shown(delta)}; it must be a bigint of 64 bits, or a number that is an exact integer (under 2**53)`,
   );

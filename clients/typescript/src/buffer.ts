@@ -5,7 +5,14 @@
 import { checkedDelta, checkedInteger, checkedName, parts } from "./arguments.js";
 import { BATCH_ITEMS_MAX, type Calls } from "./calls.js";
 import { Delivery } from "./delivery.js";
-import { BufferFullError, ClosedError, CounterError, type NotCounted, NotCountedError, UnavailableError } from "./errors.js";
+import {
+  BufferFullError,
+  ClosedError,
+  CounterError,
+  type NotCounted,
+  NotCountedError,
+  UnavailableError,
+} from "./errors.js";
 import { stringifiable } from "./json.js";
 import { check } from "./options.js";
 import type { CallOptions } from "./reads.js";

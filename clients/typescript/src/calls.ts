@@ -1,6 +1,6 @@
 /** Each write of a namespace as data: the request and the parser of its answer. */
 
-import { type Asked, askedOf, type Read } from "./answers.js";
+import { askedOf, type Read } from "./answers.js";
 import { checkedName, checkedNamespace, escaped } from "./arguments.js";
 import { invalid, shown } from "./errors.js";
 import { writeJson } from "./json.js";
@@ -62,10 +62,6 @@ export class Calls {
   batch(texts: readonly string[]): Request {
     const request = post(`${this.base}/batch/add`, {}, { writes: true, many: true });
     return { ...request, body: `{"items":[${texts.join(",")}]}` };
-  }
-
-  asked(item: Item, token: Token): Asked {
-    return askedOf(this.namespace, item, token);
   }
 }
 

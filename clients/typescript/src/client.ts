@@ -94,7 +94,7 @@ export class CounterClient {
     return this.#write("atomic/add", checkedItems(items, ATOMIC_ITEMS_MAX), options, READERS["atomic/add"]);
   }
 
-  /** Add to 1 to 1,000 counters, a token each; return an outcome for each item, in order. Rejects only for invalid items. */
+  /** Add to 1 to 1,000 counters, a token each; return an outcome for each, in order. Rejects only for invalid items. */
   async batch(items: Iterable<Delta>, { signal }: CallOptions = {}): Promise<readonly Outcome[]> {
     const checked = checkedItems(items, BATCH_ITEMS_MAX);
     return new Delivery(checked, this.#calls, this.#shared, new Course(this.#shared, signal)).outcomes();
@@ -115,7 +115,9 @@ export class CounterClient {
   ): Promise<Resolved> {
     const unfinished = unfinishedOf(what);
     if (unfinished.namespace !== this.namespace) {
-      throw invalid(`it was sent to namespace ${shown(unfinished.namespace)}, and this client is for ${this.namespace}`);
+      throw invalid(
+        `it was sent to namespace ${shown(unfinished.namespace)}, and this client is for ${this.namespace}`,
+      );
     }
     const { operation, items, token } = unfinished;
     try {

@@ -9,7 +9,7 @@ const EVENT_CHARS_MAX = 64 * 1024;
 
 /**
  * Yield each count, and each temporary failure of the service in place of one; connect again if a connection ends.
- * Return when `signal` aborts. Throw a permanent failure, and the last one if no line came for `deadlineMs`.
+ * Return when `signal` aborts. Throw a permanent failure, and the last one if no update came for `deadlineMs`.
  */
 export async function* updates(
   call: Call<Count>,
@@ -29,7 +29,6 @@ export async function* updates(
         failure = line;
         break;
       }
-      heardMs = clock.now();
       const event = events.line(line);
       if (event === null) continue;
       const update = updateOf(event, call, shared);
@@ -37,7 +36,7 @@ export async function* updates(
         failure = update.failure;
         break;
       }
-      [isEmpty, failures] = [false, 0];
+      [heardMs, failures, isEmpty] = [clock.now(), 0, false];
       yield update.value;
     }
     if (signal?.aborted) return;

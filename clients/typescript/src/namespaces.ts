@@ -46,7 +46,9 @@ export function remove({ base }: Calls): Call<void> {
   return { request: { ...get(base), method: "DELETE" }, read };
 }
 
-function put({ base, namespace }: Calls, settings: NamespaceSettings, headers: Record<string, string>): Call<Namespace> {
+type Headers = Record<string, string>;
+
+function put({ base, namespace }: Calls, settings: NamespaceSettings, headers: Headers): Call<Namespace> {
   const request = { ...post(base, settings), method: "PUT" as const, headers };
   return { request, read: (json) => ownOf(json, namespace) };
 }

@@ -8,7 +8,7 @@ export interface Clock {
   now(): number;
   /** Milliseconds since 1970. */
   wallTime(): number;
-  /** Call `then` after `ms`, unless the function returned is called before. Node does not wait for a `background` one. */
+  /** Call `then` after `ms`, unless the function returned is called before. Node does not wait for `background`. */
   after(ms: number, then: () => void, background?: boolean): () => void;
 }
 

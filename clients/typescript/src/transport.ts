@@ -168,7 +168,9 @@ export class Transport {
     const ttlMs = /^\d+$/.test(ttl) ? Math.min(Number(ttl) * 1000, TTL_MAX_MS) : undefined;
     const json = body === null ? undefined : parsed(body);
     if (!response.ok && isProblem(json)) return { ...this.problem(json, waitMs), ttlMs };
-    if (response.ok && (json !== undefined || response.status === NO_CONTENT)) return { kind: "ok", body: body ?? "", json, ttlMs };
+    if (response.ok && (json !== undefined || response.status === NO_CONTENT)) {
+      return { kind: "ok", body: body ?? "", json, ttlMs };
+    }
     return { ...this.strange(response.status, body ?? `more than ${bytesMax} bytes`, waitMs), ttlMs };
   }
 

@@ -1,8 +1,16 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { BufferFullError, ClosedError, NotCountedError, RefusedError, UnavailableError, UnknownOutcomeError, UnsentError } from "../src/node.js";
-import { BUSY, GONE, made, results, type Scripted, type Sent, VOID } from "./fakes.js";
+import {
+  BufferFullError,
+  ClosedError,
+  NotCountedError,
+  RefusedError,
+  UnavailableError,
+  UnknownOutcomeError,
+  UnsentError,
+} from "../src/node.js";
+import { BUSY, GONE, made, NO_RETRIES, results, type Scripted, type Sent, VOID } from "./fakes.js";
 
 interface Item {
   readonly counter: string;
@@ -11,7 +19,11 @@ interface Item {
 }
 
 /** Counts all items of a batch. */
-const COUNTED: Scripted = [200, (sent: Sent) => results(...itemsOf(sent).map(() => "added"))(sent)];
+const COUNTED: Scripted = [200, counted];
+
+function counted(sent: Sent): unknown {
+  return results(...itemsOf(sent).map(() => "added"))(sent);
+}
 
 function itemsOf({ body }: Sent): Item[] {
   return JSON.parse(body).items;
@@ -46,7 +58,7 @@ test("adds of a counter are merged, and sent under one token", async () => {
 
 test("adds are sent by themselves after the delay, and at once if the buffer is half full", async () => {
   const arrived: (() => void)[] = [];
-  const answer: Scripted = [200, (sent: Sent) => (arrived.pop()!(), results(...itemsOf(sent).map(() => "added"))(sent))];
+  const answer: Scripted = [200, (sent: Sent) => (arrived.pop()!(), counted(sent))];
   const { client, sent } = made([answer]);
   const buffer = client.buffer({ maxDelayMs: 700, maxItems: 4 });
   await new Promise<void>((wake) => {
@@ -62,7 +74,7 @@ test("adds are sent by themselves after the delay, and at once if the buffer is 
 });
 
 test("an outage of any length changes no token, and spends no retries of other calls", async () => {
-  const { client, sent, clock } = made([new TypeError("reset"), ...Array(50).fill([503, BUSY]), COUNTED], { retriesAtOnce: 0, retriesPerS: 0, retriesPerCall: 0 });
+  const { client, sent, clock } = made([new TypeError("reset"), ...Array(50).fill([503, BUSY]), COUNTED], NO_RETRIES);
   const buffer = client.buffer();
   buffer.add("a");
   await buffer.flush();
@@ -104,7 +116,8 @@ test("an item that is refused is reported, and one with a void token counted und
   const buffer = client.buffer();
   for (const counter of ["a", "b", "c"]) buffer.add(counter);
   const { failed } = await failureOf(buffer.flush());
-  assert.deepEqual(failed.map(({ counter, error }) => [counter, (error as RefusedError).code]), [["b", "namespace_unknown"]]);
+  const codes = failed.map(({ counter, error }) => [counter, (error as RefusedError).code]);
+  assert.deepEqual(codes, [["b", "namespace_unknown"]]);
   assert.deepEqual(shown([sent[2]!]), [[["c", 1]]]);
   assert.match(JSON.stringify(failed), /"counter":"b","delta":1,/);
 });

@@ -130,6 +130,9 @@ function openStream(text: string, signal: AbortSignal): ReadableStream<Uint8Arra
   });
 }
 
+/** No call of these settings can retry. */
+export const NO_RETRIES = { retriesAtOnce: 0, retriesPerS: 0, retriesPerCall: 0 };
+
 /** A client of scripted answers, without randomness. */
 export function made(answers: readonly Scripted[], more: Partial<Settings> = {}) {
   const clock = new FakeClock();
