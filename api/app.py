@@ -242,12 +242,7 @@ def create_app(
     long_reads = LongReads()
     handlers = _handlers(settings, service, store, clock, guard, authorizer, streams, long_reads)
     insight = InsightRoutes(service, store, clock, health, exposition)
-    activity = Activity(
-        lambda: exposition.totals(
-            "counter_namespace_adds", "namespace", service.tally.namespaces.totals()
-        ),
-        clock,
-    )
+    activity = _activity(service, exposition, clock)
     overview = OverviewRoutes(service, store, insight, activity, long_reads)
     routes = routes_of(*handlers, live, insight, overview)
     site = site_of(routes, health, exposition, lifespan)
@@ -273,6 +268,11 @@ def create_app(
         streams=streams,
     )
     return application
+
+
+def _activity(service: CounterService, exposition: ApiExposition, clock: Clock) -> Activity:
+    family, tally = "counter_namespace_adds", service.tally.namespaces
+    return Activity(lambda: exposition.totals(family, "namespace", tally.totals()), clock)
 
 
 def _authorizer(keys: KeyRing, settings: Settings, clock: Clock) -> Authorizer:

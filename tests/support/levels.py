@@ -51,6 +51,8 @@ WATCHED: Final[dict[str, tuple[str, ...]]] = {
     "tests/browser": ("api/console", "api/http/responses.py", "api/routes/site.py", "docs"),
     "tests/benchmarks": ("benchmarks",),
     "tests/docs": ("README.md", "docs", "scripts"),
+    # It compiles all of that schema, for a minute.
+    "tests/deploy/test_grafana_schema.py": ("deploy/grafana", "tests/deploy/grafana_schema"),
     "tests/clients/test_generated.py": ("api", "clients/generated", "counter/types.py"),
     "tests/cluster": ("counter/storage/cassandra", "counter/storage/shared"),
     "tests/dynamodb": ("counter/storage/shared",),

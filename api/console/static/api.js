@@ -74,14 +74,14 @@ async function problemOf(answer) {
 }
 
 // Any answer, with its status and duration.
-export async function exchange(method, path, body, signal) {
+export async function exchange(method, path, body, signal, more = {}) {
   const began = performance.now();
   let answer, text;
   try {
     answer = await fetch(path, {
       method, signal, cache: "no-store", credentials: "omit",
-      headers: { ...headers(), ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
-      body: body === undefined ? undefined : JSON.stringify(body),
+      headers: { ...headers(), ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...more },
+      body: typeof body === "object" ? JSON.stringify(body) : body,
     });
     if (!answer.ok) throw await problemOf(answer);
     text = await answer.text();
@@ -90,13 +90,26 @@ export async function exchange(method, path, body, signal) {
     throw new Problem(NO_ANSWER);
   }
   try {
-    return { status: answer.status, body: text ? parse(text) : null, ms: performance.now() - began };
+    const etag = answer.headers.get("etag");
+    return { status: answer.status, body: text ? parse(text) : null, etag, ms: performance.now() - began };
   } catch {
     throw new Problem(foreign(answer.status));
   }
 }
 
 export const get = async (path, signal) => (await exchange("GET", path, undefined, signal)).body;
+
+// A token by the service's clock: this machine's may be wrong, and a token's time matters.
+export const newToken = async (signal) => (await exchange("POST", "v1/tokens", { count: 1 }, signal)).body.tokens[0];
+
+// Has the browser save an answer as a file: a link could not send the key.
+export async function download(path, type, name) {
+  const answer = await fetch(path, { cache: "no-store", credentials: "omit", headers: { ...headers(), Accept: type } });
+  if (!answer.ok) throw await problemOf(answer);
+  const url = URL.createObjectURL(await answer.blob());
+  Object.assign(document.createElement("a"), { href: url, download: name }).click();
+  URL.revokeObjectURL(url);
+}
 
 // Server-sent events by fetch: EventSource cannot send a key. Reconnects when a stream ends, until aborted.
 export async function listen(path, signal, hear) {

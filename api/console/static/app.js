@@ -5,18 +5,21 @@ import { problemBox } from "./problems.js";
 import { counterView } from "./counter.js";
 import { healthView } from "./health.js";
 import { keysView } from "./keys.js";
+import { homeView } from "./home.js";
 import { labView } from "./lab.js";
-import { namespacesView, namespaceView } from "./namespaces.js";
+import { namespaceView } from "./namespaces.js";
+import { searchForm, searchView } from "./search.js";
 
 const main = document.getElementById("main");
 let ending = new AbortController(); // Ends the work of the current view.
 let shown = 0;
 
 const ROUTES = [
-  [/^#\/$/, "counters", "Counters", namespacesView],
+  [/^#\/$/, "counters", "Counters", homeView],
   [/^#\/health$/, "health", "Health", healthView],
   [/^#\/keys$/, "keys", "API keys", keysView],
   [/^#\/lab$/, "lab", "Retry lab", labView],
+  [/^#\/search\/([^/]+)$/, "counters", "Search: $1", searchView],
   [/^#\/ns\/([^/]+)$/, "counters", "$1", namespaceView],
   [/^#\/ns\/([^/]+)\/c\/([^/]+)$/, "counters", "$2", counterView],
 ];
@@ -30,6 +33,7 @@ async function show({ focus = true } = {}) {
   const turn = ++shown;
   const place = h("div", { class: "view" });
   main.replaceChildren(place);
+  document.getElementById("search").value = "";
   for (const each of document.querySelectorAll("[data-nav]")) {
     if (route && each.dataset.nav === route[1]) each.setAttribute("aria-current", "page");
     else each.removeAttribute("aria-current");
@@ -40,7 +44,7 @@ async function show({ focus = true } = {}) {
     place.append(h("h1", {}, "There is nothing here"), h("p", {}, h("a", { href: "#/" }, "All namespaces")));
     return;
   }
-  const title = route[2].replace(/^\$(\d)$/, (_, place) => names[place - 1]);
+  const title = route[2].replace(/\$(\d)$/, (_, place) => names[place - 1]);
   document.title = `${title} · Counter console`;
   try {
     await route[3](place, signal, ...names);
@@ -122,4 +126,5 @@ document.getElementById("skip").addEventListener("click", (event) => {
 window.addEventListener("hashchange", () => show());
 themes();
 keys();
+searchForm();
 show({ focus: false });

@@ -32,7 +32,7 @@ function keep(box, signal, make, height = 260) {
   const draw = () => {
     plot?.destroy();
     const { options, data } = make();
-    plot = new window.uPlot({ ...size(), ...options }, data, box);
+    plot = new window.uPlot({ ...size(), padding: [8, 28, 0, 0], ...options }, data, box);
     // The caption, the legend and the table describe the chart.
     plot.root.querySelector("canvas").setAttribute("aria-hidden", "true");
   };
@@ -44,11 +44,10 @@ function keep(box, signal, make, height = 260) {
   return draw;
 }
 
-const clock = (span) => new Intl.DateTimeFormat(undefined, span > 8 * 86400
-  ? { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" }
-  : span > 2 * 86400
-  ? { weekday: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" }
-  : { hour: "2-digit", minute: "2-digit", ...(span < 1800 ? { second: "2-digit" } : {}), hourCycle: "h23" });
+const clock = (span) => new Intl.DateTimeFormat(undefined, {
+  ...(span > 8 * 86400 ? { day: "numeric", month: "short" } : span > 2 * 86400 ? { weekday: "short" } : {}),
+  ...(span < 1800 ? { second: "2-digit" } : {}), hour: "2-digit", minute: "2-digit", hourCycle: "h23",
+});
 
 // How a rate is told so that its number is no small fraction: a unit and its seconds.
 const PER = [["second", 1], ["minute", 60], ["hour", 3600], ["day", 86400]];
@@ -110,7 +109,7 @@ function bounds(low, high, fromZero) {
 }
 
 // Lines of rates, of samples that grow while the page is open: give it the function that yields the data.
-export function ratesChart(series, samples, signal) {
+export function ratesChart(series, samples, signal, height) {
   const box = h("div", { class: "plot" });
   const format = clock(600);
   const make = () => ({
@@ -130,6 +129,6 @@ export function ratesChart(series, samples, signal) {
     },
   });
   let draw = () => {};
-  requestAnimationFrame(() => signal.aborted || (draw = keep(box, signal, make)));
+  requestAnimationFrame(() => signal.aborted || (draw = keep(box, signal, make, height)));
   return { box, draw: () => draw() };
 }

@@ -1,5 +1,6 @@
 // One counter: its count, live; its history; its recent events.
-import { counterPath, exchange, get, isFinal, listen, noteClock, now, Problem } from "./api.js";
+import { counterPath, download, exchange, get, isFinal, listen, noteClock, now, Problem } from "./api.js";
+import { counterActs } from "./acts.js";
 import { historyChart } from "./chart.js";
 import { repeat, whileVisible } from "./live.js";
 import { age, code, grouped, h, micros, ofCounter, ofNamespace, say, seconds, signed, table, time } from "./dom.js";
@@ -31,10 +32,12 @@ export async function counterView(place, signal, namespace, counter) {
     h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Namespaces"), " / ",
       h("a", { href: ofNamespace(namespace) }, namespace), " / ", h("span", { "aria-current": "page" }, counter)),
     h("h1", { class: "name" }, counter), main);
+  const acts = (isThere) => main.before(counterActs(namespace, counter, rough, isThere));
   if (!rough && String(exact.count) === "0" && !(await isListed(namespace, counter, signal))) {
     main.append(await nothing(namespace, counter, signal));
-    return;
+    return acts(false);
   }
+  acts(true);
   const refresh = []; // Called when the count changes.
   const big = countPart(count, path, signal, () => refresh.forEach((each) => each()));
   main.append(big);
@@ -43,7 +46,7 @@ export async function counterView(place, signal, namespace, counter) {
     return;
   }
   big.append(await sumsPart(path, settings, signal));
-  main.append(await historyPart(path, settings, signal), await eventsPart(path, signal, refresh));
+  main.append(await historyPart(path, counter, settings, signal), await eventsPart(path, signal, refresh));
 }
 
 const listed = async (namespace, prefix, limit, signal) =>
@@ -157,17 +160,18 @@ function historyQuery(span, step, window) {
   return new URLSearchParams({ from: new Date(to - span * 1000).toISOString(), to: new Date(to).toISOString(), step: `${width}us` });
 }
 
-async function historyPart(path, settings, signal) {
+async function historyPart(path, counter, settings, signal) {
   const box = h("div", { class: "history" });
   const window = micros(settings.rollup_window);
   let chosen = SPANS[0];
   let drawn = new AbortController();
   let drawnFor = null;
   let plan;
+  const address = (span, step) => `${path}/history?${historyQuery(span, step, window)}`;
   const load = async () => {
     const [name, span, step] = chosen;
     try {
-      const { points } = await get(`${path}/history?${historyQuery(span, step, window)}`, signal);
+      const { points } = await get(address(span, step), signal);
       if (chosen[0] !== name) return; // Another span was chosen meanwhile.
       drawnFor = name;
       drawn.abort();
@@ -196,7 +200,8 @@ async function historyPart(path, settings, signal) {
   return h("section", { "aria-labelledby": "history" },
     h("div", { class: "row between" }, h("h2", { id: "history" }, "History"), h("div", { class: "choice", role: "group", "aria-label": "Span of the history" }, buttons)),
     box,
-    h("p", { class: "fine" }, "Ends at the watermark. Events older than the retention are known only as a sum."));
+    h("div", { class: "row between" }, h("p", { class: "fine" }, "Ends at the watermark. Events older than the retention are known only as a sum."),
+      h("button", { type: "button", class: "quiet small", id: "act-csv", onclick: () => download(address(chosen[1], chosen[2]), "text/csv", `${counter}.csv`) }, "Download CSV")));
 }
 
 async function eventsPart(path, signal, refresh) {

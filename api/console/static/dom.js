@@ -66,7 +66,7 @@ setInterval(() => document.hidden || document.querySelectorAll("time.age").forEa
 export function dialog(title, parts, action, submit) {
   const wrong = h("p", { class: "wrong", role: "alert" });
   const button = h("button", { type: "submit" }, action);
-  const form = h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, title), parts, wrong,
+  const form = h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, title), parts.flat(3), wrong,
     h("div", { class: "row" }, button, h("button", { type: "button", class: "quiet", onclick: () => box.close() }, "Cancel")));
   const box = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   form.addEventListener("submit", async (event) => {
@@ -91,6 +91,18 @@ export function dialog(title, parts, action, submit) {
   document.getElementById("main").append(box);
   box.showModal();
   return { box, form, button, wrong };
+}
+
+// A dialog for an act that cannot be undone: *act* is called once *wanted* is typed.
+export function confirmation(title, parts, what, wanted, verb, act) {
+  const typed = h("input", { id: "confirm", type: "text", autocomplete: "off", spellcheck: "false", required: true });
+  const made = dialog(title, [parts, h("label", { for: "confirm" }, `Type the ${what} to confirm: `, code(wanted)), typed], verb, async (_, box) => {
+    if (typed.value.trim() !== wanted.trim()) return void (made.wrong.textContent = `That is not ${wanted}.`);
+    await act();
+    box.close();
+    document.getElementById("main").focus({ preventScroll: true });
+  });
+  made.button.classList.add("danger");
 }
 
 // Radio buttons, each [value, text]; the first is chosen.

@@ -1,13 +1,12 @@
 // Health of the service: outcomes of adds while this page is open, and the progress of the rollup.
 import { get, isFinal, Problem } from "./api.js";
 import { ratesChart } from "./chart.js";
-import { grouped, h, seconds, table, time } from "./dom.js";
-import { repeat } from "./live.js";
+import { grouped, h, ofNamespace, rate, seconds, table, time } from "./dom.js";
+import { keyed, live, repeat } from "./live.js";
 import { problemBox } from "./problems.js";
 
 const EVERY_MS = 2000;
 const SAMPLES = 300;
-const NAMESPACES = 10; // Each is a request every five seconds.
 const LINES = [
   { label: "Originals", colour: "--accent", of: ["original"] },
   { label: "Duplicates", colour: "--second", dash: [6, 4], of: ["replayed"] },
@@ -35,26 +34,68 @@ export async function healthView(place, signal) {
     if (signal.aborted || !(error instanceof Problem)) throw error;
     outcomes.append(h("section", {}, h("h2", {}, "Outcomes of adds"), problemBox(error.body)));
   }
-  const { namespaces } = await get("v1/namespaces", signal);
-  const kept = namespaces.filter((each) => each.counter_type !== "BEST_EFFORT");
-  for (const each of kept.slice(0, NAMESPACES)) {
-    place.append(await shardsPart(each.namespace, signal));
-    if (signal.aborted) return;
-  }
-  if (kept.length > NAMESPACES) {
-    place.append(h("p", { class: "fine" }, `The rollup of ${NAMESPACES} of ${kept.length} namespaces; `, h("a", { href: "#/" }, "the page of each"), " shows its own."));
-  }
+  place.append(await rollupPart(signal));
+}
+
+// The rollup of each namespace, the worst first, with its shards folded.
+async function rollupPart(signal) {
+  const list = table("Rollup of the namespaces", ["Namespace", "State", { text: "Overdue", number: true }, { text: "Lag", number: true }, { text: "Adds/s", number: true, wide: true }, { text: "Shards", number: true }], []);
+  const [body, rows] = [list.querySelector("table"), new Map()];
+  body.querySelector("tbody").remove();
+  const more = h("p", { class: "fine", hidden: true }, "The rollup of the first 100 namespaces; ", h("a", { href: "#/" }, "the page of each"), " shows its own.");
+  const load = async () => {
+    const { namespaces } = await get("v1/overview", signal);
+    const worst = (each) => [each.overdue_seconds > 5 ? each.overdue_seconds : 0, each.unowned];
+    namespaces.sort((a, b) => worst(b)[0] - worst(a)[0] || worst(b)[1] - worst(a)[1]);
+    keyed(body, rows, namespaces, (each) => each.namespace, (each) => rollupRows(each, signal), 2);
+    more.hidden = namespaces.length < 100;
+  };
+  await load();
+  return h("section", { "aria-labelledby": "rollup" }, h("div", { class: "row between" }, h("h2", { id: "rollup" }, "Rollup"), live(load, 5000, signal)), list, more);
+}
+
+function rollupRows({ namespace }, signal) {
+  const [state, overdue, lag, perS] = [h("span"), ...["", "", "wide"].map((kind) => h("td", { class: `number ${kind}` }))];
+  const button = h("button", { type: "button", class: "quiet small", "aria-expanded": "false", "aria-label": `Shards of ${namespace}` });
+  const inner = h("td", { colspan: "6" });
+  const folded = h("tr", { hidden: true }, inner);
+  let open = new AbortController();
+  button.addEventListener("click", async () => {
+    folded.hidden = !folded.hidden;
+    button.setAttribute("aria-expanded", String(!folded.hidden));
+    open.abort();
+    if (folded.hidden) return;
+    open = new AbortController();
+    inner.replaceChildren(await shardsPart(namespace, AbortSignal.any([signal, open.signal])));
+  });
+  const row = h("tbody", {},
+    h("tr", {}, h("th", { scope: "row" }, h("a", { href: ofNamespace(namespace) }, namespace)), h("td", {}, state), overdue, lag, perS, h("td", { class: "number" }, button)), folded);
+  const update = (now) => {
+    const [isLate, isAlone] = [now.overdue_seconds > 5, now.unowned > 0];
+    state.className = `state ${isLate || isAlone ? "off" : "on"}`;
+    state.textContent = isLate ? "Overdue" : isAlone ? `${now.unowned} without a worker` : "On time";
+    overdue.textContent = now.overdue_seconds < 0.001 ? "none" : seconds(now.overdue_seconds);
+    lag.textContent = seconds(now.lag_seconds);
+    perS.textContent = rate(now.adds_per_s);
+    button.textContent = now.shards;
+  };
+  return { row, update };
 }
 
 async function outcomesPart(signal) {
   const samples = [];
-  const sums = h("dl", { class: "settings sums" });
+  const [sums, none] = [h("dl", { class: "settings sums" }), h("dl", { class: "settings sums" })];
+  const tile = ([name, count]) => h("div", {}, h("dt", {}, name.replace("_", " ")), h("dd", {}, h("strong", {}, grouped(count))), h("dd", { class: "fine" }, ABOUT[name] ?? ""));
+  const folded = h("summary");
   const take = async () => {
     const found = await get("v1/outcomes", signal);
     samples.push({ at: Date.parse(found.as_of) / 1000, ...found.outcomes });
     if (samples.length > SAMPLES) samples.shift();
-    sums.replaceChildren(...Object.entries(found.outcomes).map(([name, count]) =>
-      h("div", {}, h("dt", {}, name.replace("_", " ")), h("dd", {}, h("strong", {}, grouped(count))), h("dd", { class: "fine" }, ABOUT[name] ?? ""))));
+    const [some, others] = [[], []];
+    for (const each of Object.entries(found.outcomes)) (each[1] ? some : others).push(each);
+    sums.replaceChildren(...some.map(tile));
+    none.replaceChildren(...others.map(tile));
+    folded.textContent = `${others.length} outcomes that did not happen`;
   };
   await take();
   const plot = h("div", {}, h("p", { class: "empty" }, "The first rates come in a moment."));
@@ -81,7 +122,7 @@ async function outcomesPart(signal) {
     h("h2", { id: "outcomes" }, "Outcomes of adds"),
     h("figure", {}, h("figcaption", {}, "Adds and clears a second, sampled by this page every two seconds while it is visible, ten minutes at most."), plot),
     trouble,
-    h("h3", {}, "Since the process began"), sums);
+    h("h3", {}, "Since the process began"), sums, h("details", {}, folded, none));
 }
 
 // Rates between each two samples, a row for each line; a restart begins at 0.

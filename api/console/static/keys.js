@@ -1,6 +1,6 @@
 // API keys: those that the key in use reaches; create one, which is shown once; revoke one, confirmed by typing.
 import { exchange, get, keyId } from "./api.js";
-import { age, choices, code, dialog, h, say, table } from "./dom.js";
+import { age, choices, code, confirmation, dialog, h, say, table } from "./dom.js";
 import { live } from "./live.js";
 
 const EVERY_MS = 30000;
@@ -85,18 +85,12 @@ function showOnce(made) {
 }
 
 function revoke(key, load) {
-  const typed = h("input", { id: "revoke-id", type: "text", autocomplete: "off", spellcheck: "false", required: true });
-  const made = dialog(`Revoke ${key.id}?`, [
+  confirmation(`Revoke ${key.id}?`, [
     h("p", {}, key.id === keyId() ? h("strong", {}, "This page uses this key: you will be signed out. ") : null,
       "Within seconds no process accepts it any more. This cannot be undone."),
-    h("label", { for: "revoke-id" }, "Type the key’s id to confirm: ", code(key.id)), typed,
-  ], "Revoke", async (_, box) => {
-    if (typed.value.trim() !== key.id) return void (made.wrong.textContent = `That is not ${key.id}.`);
+  ], "key’s id", key.id, "Revoke", async () => {
     await exchange("DELETE", `v1/keys/${key.id}`);
-    box.close();
     await load();
     say(`The key ${key.id} is revoked.`);
-    document.getElementById("main").focus({ preventScroll: true });
   });
-  made.button.classList.add("danger");
 }

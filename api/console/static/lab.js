@@ -1,5 +1,5 @@
 // The retry lab: the same requests to a counter that counts tokens, and to one that counts requests.
-import { counterPath, exchange, get, Problem } from "./api.js";
+import { counterPath, exchange, get, newToken, Problem } from "./api.js";
 import { code, grouped, h, say } from "./dom.js";
 import { problemBox } from "./problems.js";
 
@@ -127,12 +127,6 @@ class Lab {
     this.next.textContent = text;
   }
 
-  async newToken() {
-    // By the service's clock: this machine's may be wrong, and a token's time matters.
-    const { body } = await exchange("POST", "v1/tokens", { count: 1 }, this.signal);
-    return body.tokens[0];
-  }
-
   // One request to each of the two counters; a problem is an answer, too.
   async both(delta, token) {
     this.requests += 1;
@@ -150,7 +144,7 @@ class Lab {
   }
 
   async send() {
-    this.token = await this.newToken();
+    this.token = await newToken(this.signal);
     // Wanted from here on, with or without an answer.
     this.adds += 1;
     this.enable(["send", "again", "hedge", "change"]);
@@ -171,7 +165,7 @@ class Lab {
 
   async hedge() {
     if (!this.allowed("hedge")) return;
-    const token = await this.newToken();
+    const token = await newToken(this.signal);
     this.adds += 1;
     const sent = await Promise.all(Array.from({ length: TIMES }, () => this.both(1, token)));
     await this.weigh();

@@ -84,9 +84,9 @@ export function live(work, ms, signal) {
   return h("div", { class: "row fresh" }, state, button);
 }
 
-// Shows *items* as rows of *body*, by their keys: *make* returns a row, and a function that updates it. Rows are kept, and
-// their order too while one of them has the focus or the pointer.
-export function keyed(body, rows, items, keyOf, make) {
+// Shows *items* as rows of *body*, by their keys, after the *before* others in it: *make* returns a row, and a function that
+// updates it. Rows are kept, and their order too while one of them has the focus or the pointer.
+export function keyed(body, rows, items, keyOf, make, before = 0) {
   const held = body.contains(document.activeElement) || body.matches(":hover");
   const keys = new Set(items.map(keyOf));
   for (const [key, { row }] of rows) {
@@ -94,8 +94,8 @@ export function keyed(body, rows, items, keyOf, make) {
     row.remove();
     rows.delete(key);
   }
-  items.forEach((item, place) => {
-    const key = keyOf(item);
+  items.forEach((item, number) => {
+    const [key, place] = [keyOf(item), number + before];
     const isNew = !rows.has(key);
     if (isNew) rows.set(key, make(item));
     const { row, update } = rows.get(key);

@@ -1,14 +1,13 @@
-// All namespaces; and one, with its settings, its counters and its rollup.
+// The cards of all namespaces; and one, with its settings, its counters and its rollup.
+import { namespaceActs } from "./acts.js";
 import { counterPath, exchange, get, Problem } from "./api.js";
-import { age, choices, code, dialog, grouped, h, ofCounter, ofNamespace, rate, say, table, time } from "./dom.js";
+import { choices, code, dialog, grouped, h, ofCounter, ofNamespace, rate, say, table, time } from "./dom.js";
 import { shardsPart } from "./health.js";
 import { keyed, live, Sparkline } from "./live.js";
 import { problemBox } from "./problems.js";
 
 const PAGE = 50;
 const EVERY_MS = 5000;
-const BUSY = 10;
-const BUSY_NAMESPACES = 8; // Each is a request every five seconds.
 const FEW = 12; // So few need no search.
 const ABOUT = {
   ACCURATE: "Every read is exact.",
@@ -18,64 +17,7 @@ const ABOUT = {
 
 const badge = (type) => h("span", { class: `badge ${type.toLowerCase()}`, title: ABOUT[type] }, type);
 
-export async function namespacesView(place, signal) {
-  const { namespaces } = await get("v1/namespaces", signal);
-  place.append(
-    h("h1", {}, "Counters"),
-    h("p", { class: "lead" }, "A namespace is a set of counters with common settings. ",
-      h("a", { href: "#/lab" }, "New here? The retry lab shows in a minute what this service is for.")),
-    h("div", { class: "row between" }, h("h2", {}, "Namespaces"), h("button", { type: "button", id: "new-namespace", class: "quiet", onclick: create }, "New namespace")),
-    namespaces.length
-      ? choice(namespaces)
-      : h("p", { class: "empty" }, "There is no namespace that you can see. Create one, or use another API key."));
-  const kept = namespaces.filter((each) => each.counter_type !== "BEST_EFFORT");
-  if (kept.length) place.querySelector(".lead").after(await busiest(kept, signal));
-}
-
-// The busiest counters of the namespaces, the busiest first.
-async function busiest(namespaces, signal) {
-  const watched = namespaces.slice(0, BUSY_NAMESPACES).map((each) => each.namespace);
-  const [body, rows] = [h("tbody"), new Map()];
-  const none = h("p", { class: "empty" }, "No counter was added to in the last ten seconds.");
-  const made = (each) => {
-    const [perS, count] = [h("td", { class: "number" }), h("td", { class: "number" })];
-    const line = new Sparkline(`Adds per second of ${each.counter}`);
-    const row = h("tr", {}, h("th", { scope: "row" }, h("a", { href: ofCounter(each.namespace, each.counter) }, each.counter), h("div", { class: "fine narrow" }, each.namespace)),
-      h("td", { class: "wide" }, h("a", { class: "plain", href: ofNamespace(each.namespace) }, each.namespace)), h("td", {}, line.element), perS, count);
-    const update = (now) => {
-      line.push(now.adds_per_s);
-      perS.textContent = rate(now.adds_per_s);
-      count.textContent = grouped(now.count);
-    };
-    return { row, update };
-  };
-  const load = async () => {
-    const found = await Promise.all(watched.map((each) => get(`v1/namespaces/${encodeURIComponent(each)}/busiest?limit=${BUSY}`, signal).catch((error) => {
-      if (error.body?.status === 404) return { namespace: each, counters: [] }; // Deleted meanwhile.
-      throw error;
-    })));
-    const all = found.flatMap(({ namespace, counters: some }) => some.map((each) => ({ namespace, ...each })));
-    all.sort((a, b) => b.adds_per_s - a.adds_per_s);
-    keyed(body, rows, all.slice(0, BUSY), (each) => `${each.namespace}/${each.counter}`, made);
-    none.hidden = rows.size > 0;
-    list.hidden = !none.hidden;
-  };
-  const list = table("Busiest counters", ["Counter", { text: "Namespace", wide: true }, "Trend", { text: "Adds/s", number: true }, { text: "Count", number: true }], []);
-  list.querySelector("tbody").replaceWith(body);
-  const trouble = h("div");
-  try {
-    await load();
-  } catch (error) {
-    if (signal.aborted || !(error instanceof Problem)) throw error;
-    trouble.append(problemBox(error.body));
-  }
-  return h("section", {},
-    h("div", { class: "row between" }, h("h2", {}, "Busiest counters"), live(async () => (await load(), trouble.replaceChildren()), EVERY_MS, signal)),
-    list, none, trouble,
-    namespaces.length > watched.length ? h("p", { class: "fine" }, `Of the first ${watched.length} of ${namespaces.length} namespaces.`) : null);
-}
-
-function create() {
+export function create() {
   const name = h("input", { id: "new-name", type: "text", required: true, maxlength: 63, pattern: "[a-z][a-z0-9_\\-]*", autocomplete: "off", spellcheck: "false", "aria-describedby": "new-about" });
   dialog("New namespace", [
     h("label", { for: "new-name" }, "Name"), name,
@@ -90,8 +32,14 @@ function create() {
   });
 }
 
-// One answer contains all of them, so they are filtered and paged here.
-function choice(namespaces) {
+// Cards of all namespaces. One answer contains all of them, so they are filtered and paged here; *facts* returns what one
+// does now.
+export function choice(namespaces, facts) {
+  const card = (each) => h("li", {},
+    h("a", { class: "card", href: ofNamespace(each.namespace) },
+      h("strong", {}, each.namespace), badge(each.counter_type),
+      h("span", { class: "fine" }, ABOUT[each.counter_type]),
+      h("span", { class: "fine", "data-facts": each.namespace }, facts(each.namespace))));
   if (namespaces.length <= FEW) return h("ul", { class: "cards" }, namespaces.map(card));
   const body = h("div");
   const input = h("input", { id: "part", type: "search", autocomplete: "off", spellcheck: "false", maxlength: 63, "aria-describedby": "found" });
@@ -126,13 +74,6 @@ function choice(namespaces) {
     body);
 }
 
-function card(each) {
-  return h("li", {},
-    h("a", { class: "card", href: ofNamespace(each.namespace) },
-      h("strong", {}, each.namespace), badge(each.counter_type),
-      h("span", { class: "fine" }, ABOUT[each.counter_type], each.created_at ? [" Created ", age(each.created_at), "."] : null)));
-}
-
 export async function namespaceView(place, signal, name) {
   const found = await get(`v1/namespaces/${encodeURIComponent(name)}`, signal);
   const rough = found.counter_type === "BEST_EFFORT";
@@ -143,7 +84,7 @@ export async function namespaceView(place, signal, name) {
     rough
       ? h("p", { class: "empty" }, "A BEST_EFFORT namespace has no list of its counters: look one up by its exact name.")
       : await listing(found.namespace, signal),
-    h("section", {}, h("h2", {}, "Settings"), settings(found)));
+    h("section", {}, h("div", { class: "row between" }, h("h2", {}, "Settings"), namespaceActs(name)), settings(found)));
   if (!rough) place.append(await shardsPart(name, signal));
 }
 
@@ -168,7 +109,8 @@ async function listing(namespace, signal) {
   const box = h("section", { "aria-labelledby": "counters" });
   const body = h("div");
   const prefix = h("input", { id: "prefix", type: "text", autocomplete: "off", spellcheck: "false", maxlength: 256 });
-  const largest = h("input", { id: "largest", type: "checkbox", onchange: () => load(prefix.value, [null]) });
+  const option = (id) => h("input", { id, type: "checkbox", onchange: () => load(prefix.value, [null]) });
+  const [largest, summed] = [option("largest"), option("summed")];
   // The prefix and the pages that led here, this one last, kept for a return to this view.
   const began = history.state?.listing ?? { asked: "", trail: [null], isLargest: false };
   prefix.value = began.asked;
@@ -179,6 +121,7 @@ async function listing(namespace, signal) {
     const mine = ++turn;
     const query = new URLSearchParams({ limit: PAGE, counts: "true" });
     if (largest.checked) query.set("order", "-count");
+    if (summed.checked) query.set("sum", "true");
     if (asked) query.set("prefix", asked);
     if (trail.at(-1)) query.set("page", trail.at(-1));
     let shown;
@@ -210,7 +153,7 @@ async function listing(namespace, signal) {
   box.append(
     h("div", { class: "row between" }, h("h2", { id: "counters" }, "Counters"), live(refresh, EVERY_MS, signal)),
     h("form", { class: "filter", onsubmit: filter }, h("label", { for: "prefix" }, "Names that begin with"),
-      h("div", { class: "row" }, prefix, h("button", { type: "submit", class: "quiet" }, "List"), h("label", { class: "option" }, largest, "Largest count first"))),
+      h("div", { class: "row" }, prefix, h("button", { type: "submit", class: "quiet" }, "List"), h("label", { class: "option" }, largest, "Largest count first"), h("label", { class: "option" }, summed, "With their sum"))),
     body);
   await load(began.asked, began.trail);
   return box;
@@ -231,11 +174,15 @@ function counters(namespace, found, asked) {
     return { ...nothing, element: h("p", { class: "empty" }, "No counter here yet. The first add to a name creates it: ", code(`POST /${counterPath(namespace, "likes")}/add`)) };
   }
   const [body, rows] = [h("tbody"), new Map()];
-  const update = ({ counts }) => keyed(body, rows, counts, (each) => each.counter, (each) => counterRow(namespace, each));
+  const sum = h("p", { id: "sum", hidden: !found.sum });
+  const update = ({ counts, sum: all }) => {
+    keyed(body, rows, counts, (each) => each.counter, (each) => counterRow(namespace, each));
+    if (all) sum.replaceChildren("The sum of ", grouped(all.counters), asked ? ` counters that begin with “${asked}”: ` : " counters: ", h("strong", {}, grouped(all.count)));
+  };
   update(found);
   const element = table(`Counters of ${namespace}`, ["Counter", { text: "Count", number: true }, { text: "Change/s", number: true }, { text: "Trend", wide: true }], []);
   element.querySelector("tbody").replaceWith(body);
-  return { element, update };
+  return { element: h("div", {}, sum, element), update };
 }
 
 // Rates are those between two answers, by their instants.

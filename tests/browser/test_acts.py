@@ -1,0 +1,155 @@
+"""What the console changes: adds, clears and deletes of counters, and settings of namespaces."""
+
+import csv
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.visits import Visits
+
+
+@pytest.fixture
+def http(service: str) -> Iterator[httpx.Client]:
+    """A client beside the page."""
+    with httpx.Client(base_url=f"{service}/v1/namespaces", trust_env=False, verify=False) as client:
+        yield client
+
+
+def count(http: httpx.Client, path: str) -> int:
+    found: int = http.get(f"{path}?max_staleness=0s").json()["count"]
+    return found
+
+
+def confirm(page: Page, act: str, name: str) -> None:
+    """Press the button *act*, type *name*, and press Enter."""
+    page.locator(act).click()
+    page.locator("#confirm").fill(name)
+    page.keyboard.press("Enter")
+
+
+def test_a_counter_is_added_to_cleared_and_deleted(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    path = "/default/counters/acted%3Aon"
+    with visit(service) as at:
+        page = at.go("ns/default/c/acted%3Aon")
+        expect(page.locator("#nothing")).to_be_visible()
+        expect(page.locator("#act-clear")).to_have_count(0)
+        page.locator("#act-add").click()
+        at.check_access()
+        page.locator("#add-delta").fill("9223372036854775807")
+        page.keyboard.press("Enter")
+        expect(page.locator("#count")).to_have_text("9 223 372 036 854 775 807")
+        assert count(http, path) == 2**63 - 1
+        confirm(page, "#act-clear", "another name")
+        expect(page.get_by_role("alert").filter(has_text="That is not acted:on.")).to_be_visible()
+        assert count(http, path) == 2**63 - 1
+        page.locator("#confirm").fill("acted:on")
+        at.check_access()
+        page.keyboard.press("Enter")
+        expect(page.locator("#count")).to_have_text("0")
+        page.locator("#act-add").click()
+        page.locator("#add-delta").fill("-3")
+        page.keyboard.press("Enter")
+        expect(page.locator("#count")).to_have_text("−3")
+        confirm(page, "#act-delete", "acted:on")
+        expect(page.get_by_role("heading", level=1)).to_have_text("default")
+        listed = http.get("/default/counters?prefix=acted").json()["counters"]
+        assert listed == []
+
+
+def test_an_add_whose_answer_was_lost_is_sent_again_under_its_token(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    bodies: list[str] = []
+
+    def lose(way: Route) -> None:
+        bodies.append(way.request.post_data or "")
+        way.fetch()
+        way.abort()
+
+    with visit(service) as at:
+        at.is_down = True
+        page = at.go("ns/default/c/lost")
+        page.route("**/add", lose)
+        page.locator("#act-add").click()
+        page.locator("#add-delta").fill("5")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+        shown = page.locator("dialog .token").inner_text()
+        page.unroute_all(behavior="wait")
+        page.get_by_role("button", name="Add").last.click()
+        expect(page.locator("#count")).to_have_text("5")
+        assert [shown in each for each in bodies] == [True]
+        assert count(http, "/default/counters/lost") == 5
+
+
+def test_a_history_is_saved_as_csv(visit: Visits, service: str, http: httpx.Client) -> None:
+    key = {"Idempotency-Key": "csv"}
+    assert http.post("/default/counters/csv/add", json={"delta": 7}, headers=key).is_success
+    with visit(service) as at:
+        page = at.go("ns/default/c/csv")
+        expect(page.locator("figcaption").last).to_contain_text("Total: 7", timeout=30_000)
+        with page.expect_download() as saved:
+            page.locator("#act-csv").click()
+        assert saved.value.suggested_filename == "csv.csv"
+        with saved.value.path().open(newline="") as file:
+            head, *rows = csv.reader(file)
+        assert head == ["time", "count", "delta"]
+        assert sum(int(delta) for _, _, delta in rows) == 7
+
+
+def test_a_namespace_is_changed_and_deleted(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    assert http.put("/acted", json={"counter_type": "EVENTUAL"}).status_code == 201
+    with visit(service) as at:
+        at.meant = {400, 412}
+        page = at.go("ns/acted")
+        page.locator("#act-change").click()
+        at.check_access()
+        page.locator("#set-cache_ttl").fill("soon")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert").filter(has_text="cache_ttl")).to_be_visible()
+        page.locator("#set-cache_ttl").fill("3s")
+        page.locator("#set-adds_per_s").fill("100")
+        page.keyboard.press("Enter")
+        expect(page.locator("dl.settings")).to_contain_text(
+            re.compile("cache_ttl3s.*adds_per_s100")
+        )
+        # What someone else changed meanwhile is not undone.
+        page.locator("#act-change").click()
+        page.locator("#set-cache_ttl").fill("4s")
+        assert http.put("/acted", json={"future_limit": "4s"}).status_code == 200
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert").filter(has_text="read it again")).to_be_visible()
+        page.keyboard.press("Escape")
+        found = http.get("/acted").json()
+        assert (found["cache_ttl"], found["future_limit"]) == ("3s", "4s")
+        confirm(page, "#act-drop", "acted")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Counters")
+        assert http.get("/acted").status_code == 404
+
+
+def test_an_act_that_the_key_does_not_allow_names_the_scope(
+    visit: Visits, guarded: tuple[str, list[str]]
+) -> None:
+    url, (_, writer) = guarded
+    with visit(url) as at:
+        at.meant = {401, 403, 404}
+        page = at.go("ns/lab")
+        page.get_by_label("Key", exact=True).fill(writer)
+        page.keyboard.press("Enter")
+        make = {"Authorization": f"Bearer {guarded[1][0]}"}
+        body = {"counter_type": "ACCURATE"}
+        assert httpx.put(f"{url}/v1/namespaces/lab", json=body, headers=make, trust_env=False)
+        page.reload()
+        page.get_by_label("Key", exact=True).fill(writer)
+        page.keyboard.press("Enter")
+        confirm(page, "#act-drop", "lab")
+        expect(
+            page.get_by_role("alert").filter(has_text="has the scope write, and this takes admin")
+        ).to_be_visible()
