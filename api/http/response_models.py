@@ -364,7 +364,10 @@ class NamespaceOverview(Answer):
     namespace: str
     counters: _AtLeast0 | None = Field(description="How many there are; null: not counted yet.")
     counters_complete: bool = Field(description="False: there are more than were counted.")
-    adds_per_s: float = Field(ge=0, description="Over the last seconds, in this process.")
+    adds_per_s: float | None = Field(
+        ge=0,
+        description="Counted in the last seconds, by the processes on this port; null: unknown.",
+    )
     lag_seconds: float = Field(description="The largest lag of its shards.")
     overdue_seconds: float = Field(ge=0)
     shards: int
@@ -381,11 +384,18 @@ class RateOfAdds(Answer):
     adds_per_s: float = Field(ge=0)
 
 
+class OverviewTotals(Answer):
+    namespaces: int
+    counters: _AtLeast0
+    complete: bool = Field(description="Whether all counters are counted and sorted.")
+    overdue_seconds: float = Field(ge=0, description="Of the worst shard of all.")
+
+
 class OverviewAnswer(Answer):
     model_config = example(
         {
             "as_of": _AS_OF,
-            "complete": True,
+            "totals": {"namespaces": 1, "counters": 1, "complete": True, "overdue_seconds": 0.0},
             "namespaces": [
                 {
                     "namespace": "default",
@@ -405,8 +415,10 @@ class OverviewAnswer(Answer):
     )
 
     as_of: TimeOut
-    complete: bool = Field(description="Whether all counters of all namespaces are sorted.")
-    namespaces: list[NamespaceOverview]
+    totals: OverviewTotals
+    namespaces: list[NamespaceOverview] = Field(
+        description="A hundred at most: those whose rollup is the worst, then by name."
+    )
     largest: list[OverviewCounter]
     latest: list[OverviewCounter]
     adds: list[RateOfAdds] = Field(description="Of up to fifteen minutes, earliest first.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -52,30 +52,29 @@ class InsightRoutes:
         self, call: CallOf, namespace: InNamespace, query: Annotated[NoQuery, Query()]
     ) -> ShardsAnswer:
         """How far the rollup of each shard has come, and who does it."""
-        (shards,) = await self.shards([namespace])
-        return ShardsAnswer(namespace=namespace.name, as_of=self.clock.now_us(), shards=shards)
-
-    async def shards(self, namespaces: Sequence[Namespace]) -> list[list[ShardAnswer]]:
-        """Return the shards of each namespace."""
-        read = await asyncio.gather(*map(self.store.rollups.watermarks, namespaces))
-        is_alone = self.store.capabilities.embedded
-        alone = self.name if is_alone and self.health.rolls_up else None
-        owners = {} if is_alone else owners_of(await self.store.leases.workers())
+        watermarks = await self.store.rollups.watermarks(namespace)
+        owner_of = await self.owners()
         now_us = self.clock.now_us()
-        return [
-            [
-                ShardAnswer(
-                    shard=shard,
-                    watermark=watermark_us,
-                    lag_seconds=(now_us - watermark_us) / SECOND,
-                    overdue_seconds=max(0, closed_through(namespace, now_us) - watermark_us)
-                    / SECOND,
-                    owner=alone or owners.get(slot_of(namespace.id, shard)),
-                )
-                for shard, watermark_us in enumerate(watermarks)
-            ]
-            for namespace, watermarks in zip(namespaces, read, strict=True)
+        closed_us = closed_through(namespace, now_us)
+        shards = [
+            ShardAnswer(
+                shard=shard,
+                watermark=watermark_us,
+                lag_seconds=(now_us - watermark_us) / SECOND,
+                overdue_seconds=max(0, closed_us - watermark_us) / SECOND,
+                owner=owner_of(namespace, shard),
+            )
+            for shard, watermark_us in enumerate(watermarks)
         ]
+        return ShardsAnswer(namespace=namespace.name, as_of=now_us, shards=shards)
+
+    async def owners(self) -> Callable[[Namespace, int], str | None]:
+        """Return a function that returns the worker of a namespace's shard."""
+        if self.store.capabilities.embedded:
+            alone = self.name if self.health.rolls_up else None
+            return lambda namespace, shard: alone
+        owners = owners_of(await self.store.leases.workers())
+        return lambda namespace, shard: owners.get(slot_of(namespace.id, shard))
 
     @route("GET", f"{NAMESPACE}/busiest", Scope.READ, tag="insight", shows="what is busy")
     async def list_busiest(

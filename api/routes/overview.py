@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Annotated, Final, NamedTuple
@@ -21,6 +22,7 @@ from api.http.response_models import (
     NamespaceOverview,
     OverviewAnswer,
     OverviewCounter,
+    OverviewTotals,
     RateOfAdds,
     SearchAnswer,
 )
@@ -31,17 +33,22 @@ from api.routes.reports import LongReads
 from api.telemetry.activity import Activity
 from counter import limits
 from counter.core.service import CounterService
+from counter.errors import NamespaceUnknownError
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Store
 from counter.types import CounterType, Namespace, Scope
+from counter.windows import closed_through
 
 #: How old a survey may be: so much, and so much more for each counter.
 _AGE_US: Final = 2 * SECOND
 _AGE_PER_COUNTER_US: Final = 3 * MILLISECOND
 #: Counters in each list.
 _SHOWN: Final = 10
-#: A search reads the names of a namespace in parts, and each counts as so many names at least.
-_PART_NAMES_MIN: Final = 100
+#: What a look at a namespace costs beside its names, in names.
+_NAMESPACE_COSTS: Final = 100
+#: Overdue by less is usual.
+_USUAL_US: Final = 5 * SECOND
+_READS_AT_ONCE: Final = 16
 
 
 class _Counter(NamedTuple):
@@ -68,6 +75,22 @@ class _Survey:
         return now_us - self.at_us > _AGE_US + self.number * _AGE_PER_COUNTER_US
 
 
+@dataclass(frozen=True, slots=True)
+class _Rollup:
+    """The rollup of a namespace at *at_us*."""
+
+    at_us: int
+    lag_us: int
+    overdue_us: int
+    shards: int
+    unowned: int
+
+    @property
+    def badness(self) -> tuple[int, int]:
+        """Return how much is wrong with it; less than five seconds overdue is usual."""
+        return self.overdue_us if self.overdue_us > _USUAL_US else 0, self.unowned
+
+
 @dataclass(slots=True)
 class OverviewRoutes:
     """Handlers of ``overview`` and ``search``."""
@@ -78,37 +101,37 @@ class OverviewRoutes:
     activity: Activity
     long_reads: LongReads
     surveys: dict[int, _Survey] = field(default_factory=dict)
-    surveying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    rollups: dict[int, _Rollup] = field(default_factory=dict)
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @route("GET", "/v1/overview", Scope.READ, tag="insight")
     async def get_overview(
         self, call: CallOf, query: Annotated[NoQuery, Query()]
     ) -> OverviewAnswer:
         """What the caller's namespaces do, and their largest and latest counters."""
-        seen = list(self._seen(call))
-        async with self.surveying:
-            await self._survey(seen)
-        surveys = [self.surveys.get(each.id) for each in seen]
-        known = [each for each in surveys if each is not None]
+        async with self.looking:
+            seen = list(self._seen(call))
+            self._forget_deleted()
+            await self._look_at_rollups(seen)
+            # Of one that is deleted meanwhile there is no rollup.
+            seen = [each for each in seen if each.id in self.rollups]
+            call.charge_requests(await self._survey(seen) // limits.PAGE_ITEMS_MAX)
+        known = [self.surveys[each.id] for each in seen if each.id in self.surveys]
         largest = nlargest(_SHOWN, (x for each in known for x in each.largest), key=_by_count)
         latest = nlargest(_SHOWN, (x for each in known for x in each.latest), key=_by_change)
-        shown = seen[: limits.OVERVIEW_NAMESPACES_MAX]
-        rollups = await self.insight.shards(shown)
+        # Sorting keeps the order of names.
+        worst = sorted(seen, key=lambda each: self.rollups[each.id].badness, reverse=True)
         return OverviewAnswer(
             as_of=self.insight.clock.now_us(),
-            complete=all(each is not None and each.is_whole for each in surveys),
+            totals=OverviewTotals(
+                namespaces=len(seen),
+                counters=sum(each.number for each in known),
+                complete=len(known) == len(seen) and all(each.is_whole for each in known),
+                overdue_seconds=max((self.rollups[x.id].overdue_us for x in seen), default=0)
+                / SECOND,
+            ),
             namespaces=[
-                NamespaceOverview(
-                    namespace=each.name,
-                    counters=None if survey is None else survey.number,
-                    counters_complete=survey is not None and survey.is_whole,
-                    adds_per_s=self.activity.latest(each.name),
-                    lag_seconds=max(x.lag_seconds for x in shards),
-                    overdue_seconds=max(x.overdue_seconds for x in shards),
-                    shards=len(shards),
-                    unowned=sum(x.owner is None for x in shards),
-                )
-                for each, survey, shards in zip(shown, surveys, rollups, strict=False)
+                self._overview_of(each) for each in worst[: limits.OVERVIEW_NAMESPACES_MAX]
             ],
             largest=sorted(await self._read(largest), key=lambda each: -each.count),
             latest=await self._read(latest),
@@ -118,25 +141,76 @@ class OverviewRoutes:
             ],
         )
 
+    def _overview_of(self, namespace: Namespace) -> NamespaceOverview:
+        survey, rollup = self.surveys.get(namespace.id), self.rollups[namespace.id]
+        return NamespaceOverview(
+            namespace=namespace.name,
+            counters=None if survey is None else survey.number,
+            counters_complete=survey is not None and survey.is_whole,
+            adds_per_s=self.activity.latest(namespace.name),
+            lag_seconds=rollup.lag_us / SECOND,
+            overdue_seconds=rollup.overdue_us / SECOND,
+            shards=rollup.shards,
+            unowned=rollup.unowned,
+        )
+
     def _seen(self, call: Call) -> Iterator[Namespace]:
         """Yield the namespaces that the caller sees and that keep events, by name."""
         for each in self.service.namespaces.all():
             if each.settings.counter_type is not CounterType.BEST_EFFORT and call.sees(each.name):
                 yield each
 
-    async def _survey(self, namespaces: Iterable[Namespace]) -> None:
-        """Repeat the surveys that are old, the oldest first, until as many counters were read as
-        one request may read."""
-        now_us, left = self.insight.clock.now_us(), limits.COUNTERS_TOGETHER_MAX
+    def _forget_deleted(self) -> None:
         living = {each.id for each in self.service.namespaces.all()}
-        self.surveys = {key: each for key, each in self.surveys.items() if key in living}
+        for found in (self.surveys, self.rollups):
+            for key in found.keys() - living:
+                del found[key]
+
+    async def _look_at_rollups(self, namespaces: Sequence[Namespace]) -> None:
+        """Repeat what is old, later and later the more namespaces there are."""
+        clock = self.insight.clock
+        oldest_us = clock.now_us() - _AGE_US - len(namespaces) * _AGE_PER_COUNTER_US
+        old = [
+            each
+            for each in namespaces
+            if each.id not in self.rollups or self.rollups[each.id].at_us < oldest_us
+        ]
+        if not old:
+            return
+        owner_of = await self.insight.owners()
+        for start in range(0, len(old), _READS_AT_ONCE):
+            some = old[start : start + _READS_AT_ONCE]
+            reads = map(self.store.rollups.watermarks, some)
+            for each, read in zip(
+                some, await asyncio.gather(*reads, return_exceptions=True), strict=True
+            ):
+                if isinstance(read, NamespaceUnknownError):
+                    self.rollups.pop(each.id, None)
+                    continue
+                if isinstance(read, BaseException):
+                    raise read
+                now_us = clock.now_us()
+                self.rollups[each.id] = _Rollup(
+                    now_us,
+                    now_us - min(read),
+                    max(0, closed_through(each, now_us) - min(read)),
+                    len(read),
+                    sum(owner_of(each, shard) is None for shard in range(len(read))),
+                )
+
+    async def _survey(self, namespaces: Iterable[Namespace]) -> int:
+        """Repeat the surveys that are old, the oldest first, until as many counters were read as
+        one request may read; return how many were."""
+        now_us, read = self.insight.clock.now_us(), 0
         never = _Survey(0, 0, is_whole=False)
         for each in sorted(namespaces, key=lambda each: self.surveys.get(each.id, never).at_us):
-            if left > 0 and self.surveys.get(each.id, never).is_old(now_us):
+            if read >= limits.COUNTERS_TOGETHER_MAX:
+                break
+            if self.surveys.get(each.id, never).is_old(now_us):
                 async with self.long_reads.reading(each.id):
-                    found = await self._survey_of(each, now_us)
-                self.surveys[each.id] = found
-                left -= found.number
+                    found = self.surveys[each.id] = await self._survey_of(each, now_us)
+                read += found.number + _NAMESPACE_COSTS
+        return read
 
     async def _survey_of(self, namespace: Namespace, now_us: int) -> _Survey:
         number, largest, latest = 0, list[_Counter](), list[_Counter]()
@@ -161,8 +235,10 @@ class OverviewRoutes:
         counts: dict[tuple[int, str], int] = {}
         for each in {each.namespace.id: each.namespace for each in found}.values():
             names = [x.name for x in found if x.namespace.id == each.id]
-            read = await self.service.reader.read(each, names, None)
-            counts |= {(each.id, x.counter): x.count for x in read}
+            # Of one that is deleted meanwhile none is shown.
+            with suppress(NamespaceUnknownError):
+                read = await self.service.reader.read(each, names, None)
+                counts |= {(each.id, x.counter): x.count for x in read}
         return [
             OverviewCounter(
                 namespace=each.namespace.name,
@@ -171,6 +247,7 @@ class OverviewRoutes:
                 changed_at=each.changed_us,
             )
             for each in found
+            if (each.namespace.id, each.name) in counts
         ]
 
     @route("GET", "/v1/search", Scope.READ, tag="insight")
@@ -185,11 +262,14 @@ class OverviewRoutes:
         for each in self._seen(call):
             if each.name < first:
                 continue
+            if searched >= limits.SEARCH_NAMES_MAX:
+                return _found(call, found, searched, page_of([each.name, ""]))
+            searched += _NAMESPACE_COSTS
             names = self.service.reader.names(
                 each, "", limits.BATCH_ITEMS_MAX, after=after if each.name == first else None
             )
             async for part in self._in_turns(each, names):
-                searched += max(len(part), _PART_NAMES_MIN)
+                searched += len(part)
                 for name in part:
                     if text in name.casefold():
                         found.append(FoundCounter(namespace=each.name, counter=name))
@@ -204,8 +284,12 @@ class OverviewRoutes:
     ) -> AsyncIterator[Sequence[str]]:
         """Yield *parts*, each read in the namespace's turn."""
         while True:
-            async with self.long_reads.reading(namespace.id):
-                part = await anext(parts, None)
+            try:
+                async with self.long_reads.reading(namespace.id):
+                    part = await anext(parts, None)
+            except NamespaceUnknownError:
+                # Deleted meanwhile.
+                return
             if part is None:
                 return
             yield part

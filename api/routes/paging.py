@@ -35,6 +35,8 @@ def parts_of(page: str, count: int) -> list[Any]:
         parts = json.loads(base64.urlsafe_b64decode(page + "=" * (-len(page) % 4)))
         if not isinstance(parts, list) or len(parts) != count or not isinstance(parts[-1], str):
             raise ValueError("it has other parts")
+        # A lone surrogate is in no name.
+        parts[-1].encode()
     except (ValueError, binascii.Error, RecursionError) as error:
         raise unknown_page(page) from error
     return parts

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from counter.limits import SECOND
+from counter.metrics import OTHER_NAMESPACES
 from counter.ports import Clock
 
 #: Fifteen minutes.
@@ -16,7 +17,7 @@ STEPS_MAX: Final = 180
 
 
 class Sample(NamedTuple):
-    """The adds of each namespace since the process began, at an instant."""
+    """The adds of each namespace that were counted since the process began, at an instant."""
 
     time_us: int
     adds: Mapping[str, int]
@@ -44,11 +45,15 @@ class Activity:
             for before, after in pairwise(self._samples)
         ]
 
-    def latest(self, namespace: str) -> float:
-        """Return the adds a second of a namespace in the last step; 0 if it is not sampled yet."""
+    def latest(self, namespace: str) -> float | None:
+        """Return the adds a second of a namespace in the last step; None if they are not known,
+        because its adds are counted with those of others."""
         if len(self._samples) < 2:
-            return 0.0
-        return _rate(self._samples[-2], self._samples[-1], namespace)
+            return None
+        before, after = self._samples[-2], self._samples[-1]
+        if namespace not in after.adds and after.adds.get(OTHER_NAMESPACES, 0):
+            return None
+        return _rate(before, after, namespace)
 
 
 def _rate(before: Sample, after: Sample, namespace: str) -> float:

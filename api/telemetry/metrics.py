@@ -40,7 +40,7 @@ class Metrics(Collector):
         yield gauges("build_info", text, ("version", "python"), [(self._versions, 1)])
         text = "Adds and clears by outcome."
         yield counters("adds", text, "outcome", self.service.tally)
-        text = "Adds and clears by namespace."
+        text = "Adds and clears that changed a count, by namespace."
         by_namespace = self.service.tally.namespaces.totals()
         yield counters("namespace_adds", text, "namespace", by_namespace)
         text = "CloudEvents that no rule of their namespace is for."

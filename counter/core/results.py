@@ -48,6 +48,8 @@ TALLIES: Final = (
     *("original", "replayed", "unverified", "conflict", "late_applied", "voided"),
     *("best_effort", "refused", "unknown"),
 )
+#: Those that changed a count; ``unverified`` may have done so before.
+_COUNTED_NOW: Final = frozenset({"original", "unverified", "best_effort"})
 TALLIED: Final[Mapping[Written, str]] = {
     Written.NEW: "original",
     Written.REPLAYED: "replayed",
@@ -89,7 +91,8 @@ class Added(NamedTuple):
 
 class AddTally(dict[str, int]):
     """Adds and clears by outcome, since the process began: by the names of :data:`TALLIES`. An
-    atomic add counts once for each item. :attr:`namespaces` has the same adds by namespace."""
+    atomic add counts once for each item. :attr:`namespaces` has those that changed a count, by
+    namespace."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(TALLIES, 0))
@@ -98,7 +101,8 @@ class AddTally(dict[str, int]):
     def count(self, namespace: Namespace, outcome: str, adds: int = 1) -> None:
         """Tally *adds* with *outcome*, one of :data:`TALLIES`."""
         self[outcome] += adds
-        self.namespaces.count(namespace.name, adds)
+        if outcome in _COUNTED_NOW:
+            self.namespaces.count(namespace.name, adds)
 
     def record(self, namespace: Namespace, outcomes: Sequence[Written | CounterError]) -> None:
         """Tally *outcomes* of the store, but not CONFLICT and LATE: these are preliminary, and end

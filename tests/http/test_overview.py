@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from api.routes import overview
+from api.routes.paging import page_of
 from counter import limits
+from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, SECOND
 from counter.types import Scope
 from tests.support.app import App
@@ -21,6 +23,11 @@ async def look(rest: Rest) -> Json:
 
 def names(found: list[Json]) -> list[str]:
     return [each["counter"] for each in found]
+
+
+def by_name(found: Json) -> list[Json]:
+    """The namespaces; none of them has a worker here, so more shards are worse."""
+    return sorted(found["namespaces"], key=lambda each: str(each["namespace"]))
 
 
 async def fill(rest: Rest, app: App) -> Rest:
@@ -43,7 +50,7 @@ async def test_the_largest_and_the_latest_counters_come_first(rest: Rest, app: A
     assert names(found["latest"]) == ["likes", "orders", "views"]
     assert [each["count"] for each in found["largest"]] == [50, 9, 7]
     assert found["latest"][0]["changed_at"] < found["as_of"]
-    assert found["complete"] is True
+    assert found["totals"]["complete"] is True
     app.clock.advance(MINUTE)
     await rest.add("new", 99, fresh(app.clock.now_us()))
     found = await look(rest)
@@ -60,7 +67,7 @@ async def test_each_namespace_has_its_counters_adds_and_rollup(rest: Rest, app: 
         await shop.add(counter, 1, fresh(app.clock.now_us()))
     await activity.sample()
     found = await look(rest)
-    default, other = found["namespaces"]
+    default, other = by_name(found)
     assert [default["namespace"], other["namespace"]] == ["default", "shop"]
     assert [default["counters"], other["counters"]] == [2, 3]
     assert [default["adds_per_s"], other["adds_per_s"]] == [0.0, 0.4]
@@ -68,7 +75,7 @@ async def test_each_namespace_has_its_counters_adds_and_rollup(rest: Rest, app: 
     assert found["adds"][-1]["adds_per_s"] == 0.4
     assert default["overdue_seconds"] == 0.0
     app.clock.advance(MINUTE)
-    (late, _) = (await look(rest))["namespaces"]
+    late, _ = by_name(await look(rest))
     assert late["overdue_seconds"] > 30
     assert late["lag_seconds"] > late["overdue_seconds"]
 
@@ -82,10 +89,10 @@ async def test_more_counters_than_can_be_sorted_are_not_sorted(
     for _ in range(2):
         # One namespace a request, the oldest survey first.
         found = await look(rest)
-        assert found["complete"] is False
+        assert found["totals"]["complete"] is False
         app.clock.advance(MINUTE)
     assert names(found["largest"]) == ["orders"]
-    default, shop = found["namespaces"]
+    default, shop = by_name(found)
     assert (default["counters"], default["counters_complete"]) == (1, False)
     assert (shop["counters"], shop["counters_complete"]) == (1, True)
 
@@ -109,6 +116,76 @@ async def test_consoles_share_a_survey(
     app.clock.advance(3 * SECOND)
     await look(rest)
     assert read == [1, 1]
+
+
+async def test_a_namespace_that_another_process_deleted_is_left_out(
+    rest: Rest, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: one such namespace made both requests fail."""
+    shop = await fill(rest, app)
+    watermarks, counters = app.store.rollups.watermarks, app.store.control.counters
+
+    async def fails(namespace: Any, **asked: Any) -> Any:
+        if namespace.name == shop.namespace:
+            raise NamespaceUnknownError("namespace 'shop' is deleted")
+        read = counters if asked else watermarks
+        return await read(namespace, **asked)
+
+    monkeypatch.setattr(app.store.rollups, "watermarks", fails)
+    monkeypatch.setattr(app.store.control, "counters", fails)
+    found = await look(rest)
+    assert [each["namespace"] for each in found["namespaces"]] == ["default"]
+    assert names(found["largest"]) == ["views", "likes"]
+    assert await search(rest, q="s") == [("default", "likes"), ("default", "views")]
+
+
+async def test_many_namespaces_cost_no_more_than_many_counters(
+    rest: Rest, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: empty ones cost nothing, so that a request looked at all of them."""
+    monkeypatch.setattr(limits, "COUNTERS_TOGETHER_MAX", 250)
+    monkeypatch.setattr(limits, "SEARCH_NAMES_MAX", 250)
+    monkeypatch.setattr(limits, "OVERVIEW_NAMESPACES_MAX", 4)
+    for number in range(9):
+        await rest.within(f"n{number}").create("ACCURATE")
+    read: list[str] = []
+    counters = app.store.control.counters
+
+    async def counted(namespace: Any, **asked: Any) -> Any:
+        read.append(namespace.name)
+        return await counters(namespace, **asked)
+
+    monkeypatch.setattr(app.store.control, "counters", counted)
+    for _ in range(4):
+        read.clear()
+        found = await look(rest)
+        assert len(read) <= 3
+        assert (len(found["namespaces"]), found["totals"]["namespaces"]) == (4, 10)
+    assert found["totals"]["complete"] is True
+    read.clear()
+    assert (await rest.http.get("/v1/search?q=x")).json()["next_page"] is not None
+    assert len(read) == 3
+    assert await search(rest, q="x") == []
+
+
+async def test_the_namespaces_with_the_worst_rollup_are_shown(rest: Rest, app: App) -> None:
+    for name in ("alone", "late"):
+        await rest.within(name).create("ACCURATE", accept_limit="1m" if name == "alone" else "5s")
+    app.clock.advance(50 * SECOND)
+    found = await look(rest)
+    assert [each["namespace"] for each in found["namespaces"]] == ["default", "late", "alone"]
+    assert found["totals"]["overdue_seconds"] == found["namespaces"][0]["overdue_seconds"] > 20
+
+
+async def test_adds_are_those_that_were_counted(rest: Rest, app: App) -> None:
+    """Not the conflicts and replays of a client that goes on and on."""
+    token = fresh(app.clock.now_us())
+    await app.application.activity.sample()
+    for delta in (1, 1, 2, 3):
+        await rest.add("c", delta, token)
+    app.clock.advance(5 * SECOND)
+    await app.application.activity.sample()
+    assert (await look(rest))["adds"][-1]["adds_per_s"] == 0.2
 
 
 async def test_a_key_sees_only_its_own_namespaces(rest: Rest, app: App) -> None:
@@ -146,7 +223,7 @@ async def test_a_search_finds_a_part_of_a_name_in_all_namespaces(
     rest: Rest, app: App, monkeypatch: pytest.MonkeyPatch, bound: int
 ) -> None:
     """In upper and lower case, and page by page, whatever one request may read."""
-    monkeypatch.setattr(overview, "_PART_NAMES_MIN", 1)
+    monkeypatch.setattr(overview, "_NAMESPACE_COSTS", 1)
     monkeypatch.setattr(limits, "BATCH_ITEMS_MAX", min(2, bound))
     monkeypatch.setattr(limits, "SEARCH_NAMES_MAX", bound)
     shop = rest.within("shop")
@@ -170,7 +247,11 @@ async def test_a_search_finds_a_part_of_a_name_in_all_namespaces(
 
 @pytest.mark.parametrize(
     ("params", "named"),
-    [({}, "q"), ({"q": ""}, "q"), ({"q": "x" * 257}, "q"), ({"q": "x", "page": "!"}, "page")],
+    [
+        *(({}, "q"), ({"q": ""}, "q"), ({"q": "x" * 257}, "q"), ({"q": "x", "page": "!"}, "page")),
+        ({"q": "x", "page": page_of(["default", "\ud800"])}, "page"),
+        ({"q": "x", "page": page_of([1, "c"])}, "page"),
+    ],
 )
 async def test_a_wrong_search_is_refused(params: dict[str, str], named: str, rest: Rest) -> None:
     assert_problem(await rest.http.get("/v1/search", params=params), "invalid_parameter", named)

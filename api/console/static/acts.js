@@ -15,22 +15,21 @@ export function counterActs(namespace, counter, isRough, isThere) {
 // A write under a token that the page makes, shows, and keeps until there is a definite answer.
 class Write {
   constructor(method, path) {
-    Object.assign(this, { method, path, token: null, payload: "" });
+    // By payload: each is another write, and one that was sent without an answer may be sent again later.
+    Object.assign(this, { method, path, tokens: new Map() });
     this.shown = h("code", { class: "token" }, "made when you send it");
     this.element = h("p", { class: "fine" }, "Token: ", this.shown, ". Until there is an answer, sending again uses the same one, and counts once.");
   }
 
   async send(payload) {
-    // Another payload is another write.
-    if (payload !== this.payload) this.token = null;
-    this.payload = payload;
-    this.token ??= await newToken();
-    this.shown.textContent = this.token.token;
-    const body = `{${payload}"idempotency_token": ${JSON.stringify(this.token)}}`;
+    const token = this.tokens.get(payload) ?? (await newToken());
+    this.tokens.set(payload, token);
+    this.shown.textContent = token.token;
+    const body = `{${payload}"idempotency_token": ${JSON.stringify(token)}}`;
     try {
       return (await exchange(this.method, this.path, body)).body;
     } catch (error) {
-      if (error.body?.retry === "new_token") this.token = null;
+      if (error.body?.retry === "new_token") this.tokens.delete(payload);
       throw error;
     }
   }

@@ -90,7 +90,8 @@ export async function exchange(method, path, body, signal, more = {}) {
     throw new Problem(NO_ANSWER);
   }
   try {
-    const etag = answer.headers.get("etag");
+    // A proxy that compresses makes it weak.
+    const etag = answer.headers.get("etag")?.replace(/^W\//, "");
     return { status: answer.status, body: text ? parse(text) : null, etag, ms: performance.now() - began };
   } catch {
     throw new Problem(foreign(answer.status));
@@ -104,9 +105,15 @@ export const newToken = async (signal) => (await exchange("POST", "v1/tokens", {
 
 // Has the browser save an answer as a file: a link could not send the key.
 export async function download(path, type, name) {
-  const answer = await fetch(path, { cache: "no-store", credentials: "omit", headers: { ...headers(), Accept: type } });
-  if (!answer.ok) throw await problemOf(answer);
-  const url = URL.createObjectURL(await answer.blob());
+  let content;
+  try {
+    const answer = await fetch(path, { cache: "no-store", credentials: "omit", headers: { ...headers(), Accept: type } });
+    if (!answer.ok) throw await problemOf(answer);
+    content = await answer.blob();
+  } catch (error) {
+    throw error instanceof Problem ? error : new Problem(NO_ANSWER);
+  }
+  const url = URL.createObjectURL(content);
   Object.assign(document.createElement("a"), { href: url, download: name }).click();
   URL.revokeObjectURL(url);
 }

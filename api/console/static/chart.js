@@ -50,21 +50,19 @@ const clock = (span) => new Intl.DateTimeFormat(undefined, {
 });
 
 // How a rate is told so that its number is no small fraction: a unit and its seconds.
-const PER = [["second", 1], ["minute", 60], ["hour", 3600], ["day", 86400]];
+const PER = [["a second", 1], ["a minute", 60], ["an hour", 3600], ["a day", 86400]];
 const unitOf = (most) => PER.find(([, s]) => most * s >= 1) ?? PER.at(-1);
 
 // Two charts with one cursor, each on its own axis: bars for the rate in each step, a line for the total. They begin
-// where data begin.
-export function historyChart(all, span, signal) {
+// where data begin. *stepS* is how long a step is; the last one may be shorter.
+export function historyChart(all, span, stepS, signal) {
   const first = all.findIndex((each) => Number(each.count) !== 0 || Number(each.delta) !== 0);
   const points = all.slice(Math.max(0, first - 1));
   const format = clock(span);
   const moments = points.map((each) => Date.parse(each.time) / 1000);
   // The last step is not complete: it is drawn as wide as the others, with its own end time.
-  const step = points.length > 2 ? moments[1] - moments[0] : 0;
-  const times = moments.map((at, place) => (step && place === points.length - 1 ? moments[place - 1] + step : at));
-  const widths = times.map((at, place) => (place ? at - times[place - 1] : step || 1));
-  const perS = points.map((each, place) => Number(each.delta) / widths[place]);
+  const times = moments.map((at, place) => (place && place === points.length - 1 ? moments[place - 1] + stepS : at));
+  const perS = points.map((each, place) => Number(each.delta) / (place ? Math.max(1, moments[place] - moments[place - 1]) : stepS));
   const [unit, s] = unitOf(Math.max(0, ...perS.map(Math.abs)));
   const part = (label, series, data, values) => ({
     data: [times, data],
@@ -81,7 +79,7 @@ export function historyChart(all, span, signal) {
       ],
     },
   });
-  const rate = () => part(`A ${unit}`, {
+  const rate = () => part(`Change ${unit}`, {
     fill: colour("--bar"), stroke: colour("--bar"), width: 0, paths: window.uPlot.paths.bars({ size: [0.8, 24], align: -1 }),
     value: (_, each, __, place) => (each == null ? "–" : `${compact(each)} (${signed(points[place].delta)} in all)`),
   }, perS.map((each) => each * s));
@@ -93,7 +91,7 @@ export function historyChart(all, span, signal) {
   const sum = points.reduce((found, each) => found + BigInt(each.delta), 0n);
   const boxes = [h("div", { class: "plot" }), h("div", { class: "plot" })];
   const figure = h("figure", {},
-    h("figcaption", {}, `Change a ${unit}: ${signed(sum)} in all.`), boxes[0],
+    h("figcaption", {}, `Change ${unit}: ${signed(sum)} in all.`), boxes[0],
     h("figcaption", {}, `Total: ${grouped(points.at(-1).count)} at the end.`), boxes[1],
     h("details", {}, h("summary", {}, "The same as a table"), table("History", ["Until", { text: "Change", number: true }, { text: "Total", number: true }], rows.reverse())));
   requestAnimationFrame(() => signal.aborted || [rate, total].forEach((make, place) => keep(boxes[place], signal, make, 170)));

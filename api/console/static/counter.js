@@ -153,9 +153,10 @@ function countPart(first, path, signal, changed) {
   return h("section", { class: "panel", "aria-label": "Count" }, h("div", { class: "row between" }, number, state), about, trouble);
 }
 
-// The step of the request: near the chosen one, and a multiple of the namespace's windows.
-function historyQuery(span, step, window) {
-  const width = Math.ceil((step * 1e6) / window) * window;
+// The step of the request, in microseconds: near the chosen one, and a multiple of the namespace's windows.
+const widthOf = (step, window) => Math.ceil((step * 1e6) / window) * window;
+
+function historyQuery(span, width) {
   const to = now() + 1000;
   return new URLSearchParams({ from: new Date(to - span * 1000).toISOString(), to: new Date(to).toISOString(), step: `${width}us` });
 }
@@ -167,7 +168,7 @@ async function historyPart(path, counter, settings, signal) {
   let drawn = new AbortController();
   let drawnFor = null;
   let plan;
-  const address = (span, step) => `${path}/history?${historyQuery(span, step, window)}`;
+  const address = (span, step) => `${path}/history?${historyQuery(span, widthOf(step, window))}`;
   const load = async () => {
     const [name, span, step] = chosen;
     try {
@@ -178,7 +179,7 @@ async function historyPart(path, counter, settings, signal) {
       drawn = new AbortController();
       const ended = AbortSignal.any([signal, drawn.signal]);
       box.replaceChildren(points.length
-        ? historyChart(points, span, ended)
+        ? historyChart(points, span, widthOf(step, window) / 1e6, ended)
         : h("p", { class: "empty" }, `Nothing is rolled up in the last ${name} yet: a window closes more than ${settings.accept_limit} after its end.`));
     } catch (error) {
       if (signal.aborted || chosen[0] !== name) return;
@@ -195,13 +196,24 @@ async function historyPart(path, counter, settings, signal) {
     buttons.forEach((button, place) => button.setAttribute("aria-pressed", SPANS[place] === each));
     return load().then(plan);
   };
+  const unsaved = h("div");
+  const save = async () => {
+    try {
+      await download(address(chosen[1], chosen[2]), "text/csv", `${counter}.csv`);
+      unsaved.replaceChildren();
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      unsaved.replaceChildren(problemBox(error.body, save));
+    }
+  };
   const buttons = SPANS.map((each) => h("button", { type: "button", "aria-pressed": each === chosen ? "true" : "false", onclick: () => choose(each, buttons) }, each[0]));
   plan = repeat(async () => (box.querySelector("details[open]") ? undefined : load()), 10000, signal, await load());
   return h("section", { "aria-labelledby": "history" },
     h("div", { class: "row between" }, h("h2", { id: "history" }, "History"), h("div", { class: "choice", role: "group", "aria-label": "Span of the history" }, buttons)),
     box,
     h("div", { class: "row between" }, h("p", { class: "fine" }, "Ends at the watermark. Events older than the retention are known only as a sum."),
-      h("button", { type: "button", class: "quiet small", id: "act-csv", onclick: () => download(address(chosen[1], chosen[2]), "text/csv", `${counter}.csv`) }, "Download CSV")));
+      h("button", { type: "button", class: "quiet small", id: "act-csv", onclick: save }, "Download CSV")),
+    unsaved);
 }
 
 async function eventsPart(path, signal, refresh) {

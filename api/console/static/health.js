@@ -42,13 +42,11 @@ async function rollupPart(signal) {
   const list = table("Rollup of the namespaces", ["Namespace", "State", { text: "Overdue", number: true }, { text: "Lag", number: true }, { text: "Adds/s", number: true, wide: true }, { text: "Shards", number: true }], []);
   const [body, rows] = [list.querySelector("table"), new Map()];
   body.querySelector("tbody").remove();
-  const more = h("p", { class: "fine", hidden: true }, "The rollup of the first 100 namespaces; ", h("a", { href: "#/" }, "the page of each"), " shows its own.");
+  const more = h("p", { class: "fine" });
   const load = async () => {
-    const { namespaces } = await get("v1/overview", signal);
-    const worst = (each) => [each.overdue_seconds > 5 ? each.overdue_seconds : 0, each.unowned];
-    namespaces.sort((a, b) => worst(b)[0] - worst(a)[0] || worst(b)[1] - worst(a)[1]);
+    const { namespaces, totals } = await get("v1/overview", signal); // The worst first.
     keyed(body, rows, namespaces, (each) => each.namespace, (each) => rollupRows(each, signal), 2);
-    more.hidden = namespaces.length < 100;
+    more.textContent = totals.namespaces > namespaces.length ? `The ${namespaces.length} worst of ${totals.namespaces} namespaces.` : "";
   };
   await load();
   return h("section", { "aria-labelledby": "rollup" }, h("div", { class: "row between" }, h("h2", { id: "rollup" }, "Rollup"), live(load, 5000, signal)), list, more);
@@ -76,7 +74,7 @@ function rollupRows({ namespace }, signal) {
     state.textContent = isLate ? "Overdue" : isAlone ? `${now.unowned} without a worker` : "On time";
     overdue.textContent = now.overdue_seconds < 0.001 ? "none" : seconds(now.overdue_seconds);
     lag.textContent = seconds(now.lag_seconds);
-    perS.textContent = rate(now.adds_per_s);
+    perS.textContent = now.adds_per_s === null ? "–" : rate(now.adds_per_s);
     button.textContent = now.shards;
   };
   return { row, update };

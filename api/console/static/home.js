@@ -13,12 +13,12 @@ export async function homeView(place, signal) {
   const [{ namespaces }, first] = await Promise.all([get("v1/namespaces", signal), get("v1/overview", signal)]);
   const kept = namespaces.filter((each) => each.counter_type !== "BEST_EFFORT");
   let now = first;
-  const [totals, trend, busy, lists] = [tiles(namespaces), adds(() => now, signal), busiest(kept, signal), sorted()];
+  const [totals, trend, busy, lists] = [tiles(), adds(() => now, signal), busiest(kept, signal), sorted()];
   const parts = [totals, trend, lists];
   const load = async () => {
     now = await get("v1/overview", signal);
-    await busy.load();
     paint();
+    await busy.load();
   };
   const facts = (name) => factsOf(now.namespaces.find((each) => each.namespace === name));
   const paint = () => {
@@ -40,27 +40,26 @@ export async function homeView(place, signal) {
 
 const several = (number, isWhole, one) => `${grouped(number)}${isWhole ? "" : "+"} ${one}${number === 1 && isWhole ? "" : "s"}`;
 
-// What a namespace does now, in words.
+// What a namespace does now, in words; of the hundred that the overview has.
 function factsOf(each) {
   if (!each) return "";
   const late = each.overdue_seconds > 5 ? `rollup ${seconds(each.overdue_seconds)} overdue` : `rolled up to ${seconds(each.lag_seconds)} ago`;
-  const parts = [each.counters === null ? null : several(each.counters, each.counters_complete, "counter"), `${rate(each.adds_per_s)} adds/s`, late];
+  const parts = [each.counters === null ? null : several(each.counters, each.counters_complete, "counter"), each.adds_per_s === null ? null : `${rate(each.adds_per_s)} adds/s`, late];
   return parts.filter(Boolean).join(" · ");
 }
 
-function tiles(namespaces) {
+function tiles() {
   const part = (name) => {
     const value = h("dd", { class: "value" }, "–");
     return { value, element: h("div", {}, h("dt", {}, name), value) };
   };
   const [spaces, counters, adds, recent, rollup] = ["Namespaces", "Counters", "Adds a second", "Adds in 15 min", "Rollup"].map(part);
   const update = (now) => {
-    spaces.value.textContent = grouped(namespaces.length);
-    const number = now.namespaces.reduce((sum, each) => sum + (each.counters ?? 0), 0);
-    counters.value.textContent = `${grouped(number)}${now.complete && now.namespaces.every((each) => each.counters_complete) ? "" : "+"}`;
+    const { namespaces, counters: number, complete, overdue_seconds: worst } = now.totals;
+    spaces.value.textContent = grouped(namespaces);
+    counters.value.textContent = `${grouped(number)}${complete ? "" : "+"}`;
     adds.value.textContent = now.adds.length ? rate(now.adds.at(-1).adds_per_s) : "–";
     recent.value.textContent = grouped(Math.round(sumOf(now.adds)));
-    const worst = Math.max(0, ...now.namespaces.map((each) => each.overdue_seconds));
     rollup.value.replaceChildren(h("a", { class: "plain", href: "#/health" }, worst > 5 ? `${seconds(worst)} overdue` : "on time"));
   };
   return { update, element: h("dl", { class: "tiles" }, [spaces, counters, adds, recent, rollup].map((each) => each.element)) };
@@ -76,7 +75,7 @@ function sumOf(adds) {
 function adds(now, signal) {
   const plot = h("div", {}, h("p", { class: "empty" }, "The first rates come in a moment."));
   const element = h("section", { "aria-label": "Adds a second" },
-    h("figure", {}, h("figcaption", {}, "Adds a second, of all namespaces that you see, in the last 15 minutes or since the process began."), plot));
+    h("figure", {}, h("figcaption", {}, "Adds a second that this process counted, in the namespaces that you see: in the last 15 minutes, or since it began."), plot));
   let chart = null;
   const samples = () => [now().adds.map((each) => Date.parse(each.time) / 1000), now().adds.map((each) => each.adds_per_s)];
   const update = ({ adds }) => {
@@ -141,12 +140,12 @@ function sorted() {
   const latest = part("Latest", ["Counter", { text: "Changed", number: true }, { text: "Count", number: true }], () => [changed(), count()]);
   const pair = h("div", { class: "pair" }, largest.element, latest.element);
   const none = h("p", { class: "empty" }, "No counter yet. The first add to a name creates it: ", code("POST /v1/namespaces/default/counters/likes/add"));
-  const some = h("p", { class: "fine" }, "Namespaces of more than 10 000 counters are not among them: their pages sort those that begin alike.");
+  const some = h("p", { class: "fine" }, "Not all counters are among them: some namespaces are not surveyed yet, or have more than 10 000 counters.");
   const update = (now) => {
     largest.update(now.largest);
     latest.update(now.latest);
     pair.hidden = !(none.hidden = now.latest.length > 0);
-    some.hidden = now.complete;
+    some.hidden = now.totals.complete;
   };
   return { update, element: h("section", { "aria-label": "Largest and latest counters" }, pair, none, some) };
 }

@@ -31,6 +31,7 @@ export async function searchView(place, signal, text) {
   const trouble = h("div");
   let page = null;
   const load = async () => {
+    on.disabled = true;
     const query = new URLSearchParams({ q: text, limit: LIMIT, ...(page ? { page } : {}) });
     try {
       const found = await get(`v1/search?${query}`, signal);
@@ -43,6 +44,7 @@ export async function searchView(place, signal, text) {
       if (signal.aborted || !(error instanceof Problem)) throw error;
       trouble.replaceChildren(problemBox(error.body, load));
     }
+    on.disabled = false;
     on.hidden = page === null;
     list.hidden = !body.children.length;
     const number = body.children.length;
