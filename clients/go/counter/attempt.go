@@ -183,6 +183,7 @@ func problemOf(body []byte, header string, now time.Time) *failure {
 	if applied, ok := found["applied"].(bool); ok {
 		refused.Applied = &applied
 	}
+	refused.Field, _ = found["field"].(string)
 	f := &failure{err: refused, next: next(retry), arrived: true, problem: refused}
 	switch wait := found["retry_after"].(type) {
 	case float64:

@@ -44,25 +44,21 @@ type pending struct {
 	isDone  bool
 	added   Added
 	failure *failure
-	// sent is whether an attempt with this token may have arrived, and isUnknown whether it may
-	// have been counted.
-	sent, isUnknown bool
+	// isUnknown is whether an attempt with this token may have been counted, and isVoid whether the
+	// service declared the token void, and the item has no other one yet.
+	isUnknown, isVoid bool
 }
 
 // end records the end of an attempt: a failure, or a success if f is nil.
 func (p *pending) end(f *failure) {
 	p.failure = f
-	p.isDone = f == nil || f.next == never
 	if f == nil {
+		p.isDone = true
 		return
 	}
-	p.sent = p.sent || f.arrived
-	p.isUnknown = p.isUnknown || f.arrived && f.next == sameToken
-}
-
-// isVoid is whether the service declared the token void, and the item has no other one yet.
-func (p *pending) isVoid() bool {
-	return !p.isDone && p.failure != nil && p.failure.next == newToken
+	p.isVoid = f.voids(p.isUnknown)
+	p.isDone = f.next == never && !p.isVoid
+	p.isUnknown = p.isUnknown || f.isOpen()
 }
 
 // A delivery sends adds until the outcome of each is known, or the deadline passes.
@@ -89,18 +85,20 @@ func newDelivery(client *Client, items []Item) *delivery {
 }
 
 func (d *delivery) result(each *pending) Result {
-	err := d.err
-	if each.isDone || each.isVoid() {
-		if each.failure == nil {
-			return Result{Added: each.added}
+	err, f := d.err, each.failure
+	switch {
+	case each.isDone && f == nil:
+		return Result{Added: each.added}
+	case each.isVoid:
+		return Result{Err: f.problem}
+	case f != nil && (each.isDone || f.isFinal):
+		if f.problem != nil && (!each.isUnknown || decides(f.problem)) {
+			return Result{Err: f.problem}
 		}
-		if problem := each.failure.problem; problem != nil && (!each.isUnknown || decides(problem)) {
-			return Result{Err: problem}
-		}
-		err = each.failure.err
+		err = f.err
 	}
 	unfinished := d.unfinished(each)
-	return Result{Err: (&call{unfinished: &unfinished}).givenUp(err, each.sent)}
+	return Result{Err: (&call{unfinished: &unfinished}).givenUp(err, each.isUnknown)}
 }
 
 func (d *delivery) unfinished(each *pending) Unfinished {
@@ -108,10 +106,15 @@ func (d *delivery) unfinished(each *pending) Unfinished {
 	return made.told(d.ttl, time.Time{})
 }
 
-// giveUp ends the items whose tokens may not be honoured until end.
+// isOver is whether the token of an item may not be honoured until end.
+func (d *delivery) isOver(each *pending, end time.Time) bool {
+	return d.ttl >= 0 && d.unfinished(each).isOver(end)
+}
+
+// giveUp ends the items that may be counted, and whose tokens may not be honoured until end.
 func (d *delivery) giveUp(end time.Time) {
 	for _, each := range d.pending {
-		if d.ttl >= 0 && !each.isDone && d.unfinished(each).isOver(end) {
+		if !each.isDone && each.isUnknown && d.isOver(each, end) {
 			each.isDone, each.failure = true, &failure{err: errTooLate, next: never}
 		}
 	}
@@ -120,13 +123,15 @@ func (d *delivery) giveUp(end time.Time) {
 func (d *delivery) run(ctx context.Context, schedule *schedule) {
 	failures := 0
 	for {
+		// After the pause, which may be longer than the service accepts a token.
+		d.renew(ctx, schedule)
+		if d.err = ctx.Err(); d.err != nil {
+			return
+		}
 		timeout := schedule.attemptTime()
 		d.giveUp(d.client.clock.Now().Add(timeout))
 		chunk := d.chunk()
 		if len(chunk) == 0 {
-			return
-		}
-		if d.err = ctx.Err(); d.err != nil {
 			return
 		}
 		isTooMuch := d.send(ctx, chunk, timeout, schedule.isEndless)
@@ -146,8 +151,6 @@ func (d *delivery) run(ctx context.Context, schedule *schedule) {
 		if d.err = schedule.pause(ctx, first, failures); d.err != nil {
 			return
 		}
-		// After the pause, which may be longer than the service accepts a token.
-		d.renew(ctx, chunk, schedule)
 	}
 }
 
@@ -202,7 +205,7 @@ func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Dura
 		}
 		return false
 	}
-	if f.problem != nil && f.problem.Code == "body_too_large" && len(chunk) > 1 {
+	if len(chunk) > 1 && isTooMuch(f.problem) {
 		return true
 	}
 	if isEndless && f.next == never {
@@ -213,6 +216,12 @@ func (d *delivery) send(ctx context.Context, chunk []*pending, timeout time.Dura
 		each.end(f)
 	}
 	return false
+}
+
+// isTooMuch is whether the service refused a batch for its size.
+func isTooMuch(problem *RefusedError) bool {
+	return problem != nil &&
+		(problem.Code == "body_too_large" || problem.Code == "invalid_body" && problem.Field == "items")
 }
 
 // read returns what records each result of a chunk.
@@ -252,19 +261,28 @@ func shortest(chunk []*pending) *failure {
 	return first
 }
 
-// renew renews the void tokens of a chunk.
-func (d *delivery) renew(ctx context.Context, chunk []*pending, schedule *schedule) {
+// renew renews the tokens of the next request that are void, and those that are not counted and may
+// not be honoured until its end.
+func (d *delivery) renew(ctx context.Context, schedule *schedule) {
+	end := d.client.clock.Now().Add(schedule.attemptTime())
 	var void []*pending
-	for _, each := range chunk {
-		if each.isVoid() {
+	open := 0
+	for _, each := range d.pending {
+		if each.isDone {
+			continue
+		}
+		if open++; open > d.most {
+			break
+		}
+		if each.isVoid || !each.isUnknown && d.isOver(each, end) {
 			void = append(void, each)
 		}
 	}
-	if len(void) == 0 {
+	if len(void) == 0 || ctx.Err() != nil {
 		return
 	}
 	tokens := d.client.freshTokens(ctx, len(void), schedule.attemptTime())
 	for i, each := range void {
-		each.token, each.sent, each.isUnknown, each.failure = tokens[i], false, false, nil
+		each.token, each.isUnknown, each.isVoid, each.failure = tokens[i], false, false, nil
 	}
 }

@@ -17,8 +17,9 @@ type BufferConfig struct {
 }
 
 // A Buffer merges the adds of a counter into one total, and sends the totals in batches from a
-// goroutine. Each total has one token for all its attempts, so that it counts once. While the service
-// is unreachable adds are merged, and sent when it is back. It is safe for concurrent use.
+// goroutine. Each total has one token for all its attempts, so that it counts once, except in a
+// BEST_EFFORT namespace. While the service is unreachable adds are merged, and sent when it is back.
+// It is safe for concurrent use.
 //
 // Whatever is not counted for sure is reported by [Buffer.Flush] or [Buffer.Close]: close every buffer.
 type Buffer struct {
@@ -39,9 +40,10 @@ type Buffer struct {
 	finished, target int
 	failed           []FailedAdd
 	// trouble is the failure of the last request, nil if it succeeded; refusals counts the requests
-	// that were refused as a whole.
+	// that were refused as a whole, the last one with the error refusal.
 	trouble  *failure
 	refusals int
+	refusal  error
 	isClosed bool
 	// hurry ends the delay of the goroutine.
 	hurry context.CancelFunc
@@ -188,7 +190,7 @@ func (b *Buffer) wait(ctx context.Context) error {
 	b.wake()
 	for b.finished < target {
 		if b.refusals > refusals {
-			return (&call{}).givenUp(b.trouble.err, true)
+			return (&call{}).givenUp(b.refusal, true)
 		}
 		if err := ctx.Err(); err != nil {
 			if b.trouble != nil {
@@ -208,11 +210,12 @@ func (b *Buffer) wait(ctx context.Context) error {
 	return nil
 }
 
-// report returns the error with all that failed since the last one. err is why totals are pending.
+// report returns the error with all that failed since the last one. err is why totals were pending:
+// the last attempt of a buffer that is closed may still have succeeded.
 func (b *Buffer) report(err error) error {
 	failed := b.failed
 	b.failed = nil
-	if err == nil && len(failed) == 0 {
+	if len(failed) == 0 && (err == nil || b.held() == 0) {
 		return nil
 	}
 	return &BufferError{failed, b.held(), err}
@@ -280,6 +283,7 @@ func (b *Buffer) deliver(ctx context.Context, piece []Item) *delivery {
 		b.trouble = f
 		if f.isFinal {
 			b.refusals++
+			b.refusal = f.err
 			b.notify()
 		}
 	}

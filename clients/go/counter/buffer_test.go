@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/http/httptrace"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -322,6 +324,203 @@ func TestABufferGivesUpATokenThatIsHonouredNoMore(t *testing.T) {
 	}
 	if len(sent.bodies) != 1 {
 		t.Error(len(sent.bodies), "requests")
+	}
+}
+
+// hookedContext calls hook whenever it is waited for.
+type hookedContext struct {
+	context.Context
+	hook func()
+}
+
+func (c hookedContext) Done() <-chan struct{} {
+	c.hook()
+	return c.Context.Done()
+}
+
+// Regression: the error of the refusal was looked up after the retry, where it was nil.
+func TestAFlushReportsARefusalThatIsOver(t *testing.T) {
+	isWaiting, isOver, isReported := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	buffer, sent := newBuffer(t, BufferConfig{}, func(request *http.Request) (*http.Response, error) {
+		<-isWaiting
+		return gone(request)
+	}, added, func(request *http.Request) (*http.Response, error) {
+		close(isOver)
+		select {
+		case <-isReported:
+		case <-request.Context().Done():
+		}
+		return added(request)
+	})
+	for i := 0; i <= batchItemsMax; i++ {
+		add(t, buffer, fmt.Sprint("c", i), 1)
+	}
+	var once sync.Once
+	err := buffer.Flush(hookedContext{context.Background(), func() {
+		once.Do(func() {
+			close(isWaiting)
+			<-isOver
+		})
+	}})
+	close(isReported)
+	var failed *BufferError
+	if !errors.As(err, &failed) || failed.Pending != 1 || !strings.Contains(err.Error(), "gone") {
+		t.Error(err)
+	}
+	if err := buffer.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if got := totals(sent); len(got) != batchItemsMax+1 {
+		t.Error(len(got), "totals")
+	}
+}
+
+// forbidden refuses whole batches, which a buffer sends again after an hour.
+var forbidden = status(403, `{"code":"scope_insufficient","retry":"never","applied":null,"detail":"no","retry_after":3600}`)
+
+func TestABufferThatIsRefusedAsAWholeEndsAsRefused(t *testing.T) {
+	client, sent, clock := newClient(t, Config{}, forbidden)
+	client.clock = waitingClock{clock}
+	buffer, err := client.Buffer(BufferConfig{MaxDelay: held})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add(t, buffer, "a", 1)
+	var failed *BufferError
+	var refused *RefusedError
+	if err := buffer.Close(context.Background()); !errors.As(err, &failed) || !errors.As(failed.Failed[0].Err, &refused) || refused.Code != "scope_insufficient" {
+		t.Error(err)
+	}
+	if len(sent.bodies) != 1 {
+		t.Error(len(sent.bodies), "requests")
+	}
+}
+
+// waitingClock is a clock whose time does not pass.
+type waitingClock struct{ *fakeClock }
+
+func (c waitingClock) Sleep(ctx context.Context, _ time.Duration) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestARefusalOfAWholeBatchCountsNothing(t *testing.T) {
+	var refused *RefusedError
+	var unknown *UnknownOutcomeError
+	page := status(403, "a page")
+	for _, each := range []struct {
+		answers []func(*http.Request) (*http.Response, error)
+		want    any
+	}{
+		{[]func(*http.Request) (*http.Response, error){forbidden, result(forgetting)}, &refused},
+		{[]func(*http.Request) (*http.Response, error){lost, forbidden, result(forgetting)}, &unknown},
+		{[]func(*http.Request) (*http.Response, error){page, result(forgetting)}, &unknown},
+	} {
+		buffer, _ := newBuffer(t, BufferConfig{}, each.answers...)
+		add(t, buffer, "a", 1)
+		var failed *BufferError
+		for failed == nil || len(failed.Failed) == 0 {
+			// A refusal of the whole batch ends a flush early.
+			if err := buffer.Flush(context.Background()); !errors.As(err, &failed) {
+				t.Fatal(err)
+			}
+		}
+		if !errors.As(failed.Failed[0].Err, each.want) {
+			t.Error(failed.Failed[0].Err)
+		}
+	}
+}
+
+func TestACloseReportsNothingIfItsLastAttemptSucceeds(t *testing.T) {
+	arrived := make(chan struct{}, 1)
+	buffer, _ := newBuffer(t, BufferConfig{MaxDelay: time.Second}, func(request *http.Request) (*http.Response, error) {
+		arrived <- struct{}{}
+		<-request.Context().Done()
+		return added(request)
+	})
+	add(t, buffer, "a", 1)
+	<-arrived
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := buffer.Close(cancelled); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestABufferSplitsABatchOfTooManyItems(t *testing.T) {
+	tooMany := status(400, `{"code":"invalid_body","retry":"never","applied":null,"detail":"most","field":"items"}`)
+	buffer, sent := newBuffer(t, BufferConfig{}, tooMany, added)
+	for i := 0; i < 4; i++ {
+		add(t, buffer, fmt.Sprint("c", i), 1)
+	}
+	if err := buffer.Flush(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	var sizes []int
+	for _, each := range sent.batches() {
+		sizes = append(sizes, len(each))
+	}
+	if fmt.Sprint(sizes) != "[4 2 2]" {
+		t.Error(sizes)
+	}
+}
+
+// unconnected fails before it has a connection, as an [http.Transport] reports it.
+func unconnected(request *http.Request) (*http.Response, error) {
+	httptrace.ContextClientTrace(request.Context()).GetConn("")
+	return nil, errors.New("connection refused")
+}
+
+const forgotten = `{"code":"token_too_old","retry":"never","applied":null,"detail":"too old"}`
+
+func TestATokenThatWasNeverCountedIsRenewedWhenItIsTooOld(t *testing.T) {
+	none := status(404, "no tokens")
+	buffer, sent := newBuffer(t, BufferConfig{}, unconnected, forbidden, unconnected, result(forgotten), none, added)
+	add(t, buffer, "a", 1)
+	for err := error(&BufferError{}); err != nil; {
+		// The refusal ends a flush early.
+		var failed *BufferError
+		if err = buffer.Flush(context.Background()); errors.As(err, &failed) && len(failed.Failed) != 0 {
+			t.Fatal(failed.Failed[0].Err)
+		}
+	}
+	var tokens []Token
+	for i, each := range sent.batches() {
+		if i != 4 {
+			tokens = append(tokens, *each[0].Token)
+		}
+	}
+	if len(tokens) != 5 || tokens[0] != tokens[3] || tokens[3] == tokens[4] {
+		t.Error(sent.bodies)
+	}
+}
+
+func TestATokenThatMayBeCountedIsNotRenewed(t *testing.T) {
+	buffer, _ := newBuffer(t, BufferConfig{}, lost, result(forgotten))
+	add(t, buffer, "a", 1)
+	var failed *BufferError
+	var unknown *UnknownOutcomeError
+	if err := buffer.Flush(context.Background()); !errors.As(err, &failed) || !errors.As(failed.Failed[0].Err, &unknown) {
+		t.Error(err)
+	}
+}
+
+func TestATokenThatWasNeverCountedIsRenewedInTime(t *testing.T) {
+	over := func(request *http.Request) (*http.Response, error) {
+		response, err := forbidden(request)
+		response.Header.Set("Idempotency-TTL", "60")
+		return response, err
+	}
+	buffer, sent := newBuffer(t, BufferConfig{}, over, status(404, "no tokens"), added)
+	add(t, buffer, "a", 1)
+	for err := error(&BufferError{}); err != nil; {
+		var failed *BufferError
+		if err = buffer.Flush(context.Background()); errors.As(err, &failed) && len(failed.Failed) != 0 {
+			t.Fatal(failed.Failed[0].Err)
+		}
+	}
+	if batches := sent.batches(); len(batches) != 3 || *batches[0][0].Token == *batches[2][0].Token {
+		t.Error(sent.bodies)
 	}
 }
 

@@ -19,6 +19,8 @@ type RefusedError struct {
 	// Applied is false if the token counts never, and nil if this answer does not know whether
 	// another call counted it.
 	Applied *bool
+	// Field is the part of the request that is wrong, and empty if the service names none.
+	Field string
 }
 
 // Error returns code and detail.

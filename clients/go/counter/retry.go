@@ -42,6 +42,17 @@ type failure struct {
 
 func (f *failure) Error() string { return f.err.Error() }
 
+// isOpen is whether the attempt may have been counted.
+func (f *failure) isOpen() bool {
+	return f.arrived && (f.problem == nil || f.next == sameToken && !f.isFinal)
+}
+
+// voids is whether the attempt's token must be replaced by a new one. isUnknown is whether an attempt
+// before may have been counted: then one that is too old to look up may be counted, and stays.
+func (f *failure) voids(isUnknown bool) bool {
+	return f.next == newToken || f.problem != nil && f.problem.Code == codeTooOld && !isUnknown
+}
+
 // A call is a request, and what is known of it.
 type call struct {
 	method, path, operation string
