@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from api.document.problem_page import shapes
@@ -18,6 +18,7 @@ from clients.conformance.cases import (
     Case,
     Json,
     done_outcome,
+    error_of,
     got_outcome,
     make_case,
     problem_answer,
@@ -49,7 +50,7 @@ def _of(error: CounterError) -> list[Case]:
         return [
             make_case(f"{name}: again with the same token", [problem, SUCCESS], done_outcome(), 2)
         ]
-    if error.retry == "never":
+    if error.retry == "never" and error.code != "token_too_old":
         return [
             make_case(f"{name}: refused at once", [problem, SUCCESS], refused_outcome(error), 1)
         ]
@@ -309,7 +310,45 @@ def _other_calls() -> list[Case]:
             batch,
         ),
     ]
-    return found
+    return [*found, *_batches(batch, both)]
+
+
+def _batches(batch: Case, both: Case) -> Iterator[Case]:
+    """Batches of two items that are split, that wait, and whose tokens are too old to look up."""
+    busy, gone, too_many = map(error_of, ("store_unavailable", "namespace_unknown", "invalid_body"))
+    old = problem_of(error_of("token_too_old")) | {"retry": "never", "applied": None}
+    void, again = problem_of(error_of("token_too_old")), problem_of(busy)
+    limit = problem_answer(too_many, field="items")
+    added = results_answer("added", "added")
+    hour = {"retry_after": 3600}
+
+    def case(
+        name: str, answers: Sequence[Case], results: Sequence[Case], requests: int, tokens: int = 2
+    ) -> Case:
+        ends = both | {"results": results}
+        return make_case(f"batch: {name}", answers, ends, requests, tokens, batch)
+
+    done = done_outcome()
+    for what, answer in (
+        ("too many items", limit),
+        ("too large", problem_answer(error_of("body_too_large"))),
+    ):
+        yield case(f"{what}: in two parts", [answer, SUCCESS], [done] * 2, 3)
+        out = [answer, SUCCESS, problem_answer(gone)]
+        yield case(f"{what}, and one part is refused", out, [done, refused_outcome(gone)], 3)
+    other = [problem_answer(too_many, field="idempotency_token"), SUCCESS]
+    yield case("another field is wrong", other, [refused_outcome(too_many)] * 2, 1)
+    for what, late, tokens in (("waits", again, 2), ("is void", void, 3)):
+        waits = [results_answer(again | hour, late), added]
+        yield case(f"one waits long, and one {what}: the shortest", waits, [done] * 2, 2, tokens)
+    waits = [results_answer(problem_of(gone) | hour, again), results_answer("added")]
+    yield case("a refused one waits for nothing", waits, [refused_outcome(gone), done], 2)
+    unknown = [done, UNKNOWN]
+    last = results_answer("added", old), results_answer("added")
+    yield case("one too old: a new token", last, [done] * 2, 2, 3)
+    yield case("lost, then one too old", [LOST, last[0]], unknown, 2)
+    first = results_answer("added", again)
+    yield case("one again, then too old", [first, results_answer(old)], unknown, 2)
 
 
 def _horizons() -> list[Case]:

@@ -391,6 +391,7 @@ def _live() -> Iterator[Case]:
     half = f"data: {long[: len(long) // 2]}\n"
     for what, stream in (
         ("it ends", _stream(first, "event: end\ndata: {}\n\n")),
+        ("it ends after a comment", _stream(": x\n\n")),
         ("it ends within an event", _stream(first, last[:-1])),
         ("another counter", _stream(last.replace("CASE-0", "other"))),
         ("another namespace", _stream(last.replace("default", "other"))),
@@ -434,6 +435,19 @@ def _buffers() -> Iterator[Case]:
     yield case("lost, then one refused", [LOST, one_gone], 2, second | UNKNOWN)
     void = results_answer("added", problem_of(too_old))
     yield case("one void", [void, results_answer("added")], 2, tokens=3)
+    old = problem_of(too_old) | {"retry": "never", "applied": None}
+    one_old = results_answer("added", old)
+    yield case("one too old: a new token", [one_old, results_answer("added")], 2, tokens=3)
+    yield case("lost, then one too old", [LOST, one_old], 2, second | UNKNOWN)
+    limit = problem_answer(error_of("invalid_body"), field="items")
+    yield case("too many items: in two parts", [limit, SUCCESS], 3)
+    # It is closed before it would send them again.
+    out, hour = refused_outcome(gone), {"retry_after": 3600}
+    yield case("refused as a whole", [problem_answer(gone, **hour)], 1, first | out, second | out)
+    page = {"status": 403, **PAGE, "headers": {"Retry-After": "3600"}}
+    yield case("403 with a page", [page], 1, first | UNKNOWN, second | UNKNOWN)
+    waits = results_answer(problem_of(busy) | hour, problem_of(busy))
+    yield case("one waits long: the shortest", [waits, SUCCESS], 2)
     yield case("TTL is over", [over], 1, first | UNKNOWN, second | UNKNOWN)
     yield case("too few results", [results_answer("added"), SUCCESS], 2)
     none = case("nothing", [SUCCESS], 1, tokens=1)

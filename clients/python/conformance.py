@@ -232,8 +232,12 @@ def _buffer(client: CounterClient, items: list[tuple[str, int]]) -> list[dict[st
             [(counter, delta)] = unfinished.items
             end = {"outcome": "unknown", "unfinished": str(unfinished)}
             failed.append({"counter": counter, "delta": str(delta), **end})
+        end, why = {"outcome": "unsent"}, error.__cause__
+        if isinstance(why, CounterError) and why.retry == "never":
+            whole = _failed(why)
+            end = whole if whole["outcome"] == "refused" else end
         for counter, delta in error.unsent.items():
-            failed.append({"counter": counter, "delta": str(delta), "outcome": "unsent"})
+            failed.append({"counter": counter, "delta": str(delta), **end})
     for item in rejected:
         end = _failed(item.error)
         failed.append({"counter": item.counter, "delta": str(item.delta), **end})

@@ -184,7 +184,7 @@ func (c *Client) do(ctx context.Context, call *call) error {
 		}
 		sent = sent || f.arrived
 		switch {
-		case f.next == newToken && call.renew != nil:
+		case f.voids(isUnknown) && call.renew != nil:
 			// The old token can never count, and the program did not choose it.
 			isUnknown, sent, void = false, false, true
 		case f.next != sameToken:

@@ -209,15 +209,18 @@ class Merging:
         open_adds = dict(self.backlog.unsent())
         for counter, delta in (*self.stranded.items(), *self.open.items()):
             open_adds[counter] = open_adds.get(counter, 0) + delta
+        items = self.backlog.unfinished()
+        for each in items:
+            # The program may resolve it.
+            each.maybe_counted = True
         unfinished = tuple(
-            self._calls.unfinished(each.counter, each.delta, each.token)
-            for each in self.backlog.unfinished()
+            self._calls.unfinished(each.counter, each.delta, each.token) for each in items
         )
         cause = self.failure or trouble
         reason = "" if cause is None else f": {cause}"
         error = UnsentError(
             f"{why}: {len(unfinished)} items were sent and have no answer yet,"
-            f" {len(open_adds)} counters were not sent{reason}",
+            f" {len(open_adds)} counters are not counted{reason}",
             unfinished,
             open_adds,
             self.pop_rejected(),
@@ -519,7 +522,7 @@ class Buffer:
     def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Send):
             if self._stop:
-                raise _StopError
+                raise _StopError("the buffer is closed")
             return self._send(effect)
         if isinstance(effect, Pause):
             return self._pause(effect.seconds)
@@ -542,7 +545,7 @@ class Buffer:
                 self._move_to_backlog()
 
 
-class _StopError(Exception):
+class _StopError(ClosedError):
     """The buffer was closed before everything was sent."""
 
 

@@ -15,13 +15,19 @@ from typing import Final
 
 from counter_client.answers import Added
 from counter_client.calls import BATCH_ITEMS_MAX, BODY_BYTES_MAX, Call, Calls, Response, item_text
-from counter_client.errors import BodyTooLargeError, CounterError, InvalidBodyError
+from counter_client.errors import (
+    BodyTooLargeError,
+    CounterError,
+    InvalidBodyError,
+    TokenTooOldError,
+)
 from counter_client.failures import (
     ClosedError,
     Rejected,
     UnexpectedAnswerError,
     Unfinished,
     UnknownOutcomeError,
+    UnreachableError,
 )
 from counter_client.retrying import (
     Answer,
@@ -40,6 +46,8 @@ from counter_client.tokens import INT64_MAX, INT64_MIN, NONCE_BYTES, Items, Toke
 #: Bytes of a body that are left for its items.
 _ITEMS_BYTES_MAX: Final = BODY_BYTES_MAX - 64
 _FOR_EVER_S: Final = float("inf")
+#: Errors that are not from a counter service, whatever they say of a retry.
+_NO_REFUSALS: Final = (UnexpectedAnswerError, UnreachableError)
 #: Longest pause of a delivery without a deadline, whatever Retry-After says.
 _PAUSE_MAX_S: Final = 3_600.0
 
@@ -53,8 +61,9 @@ class Item:
     token: Token
     #: Its row in a spool.
     row: int = 0
+    #: Whether an attempt under this token is in flight, or may have been counted.
     sent: bool = False
-    #: Whether an attempt under this token may have been counted.
+    #: Whether an attempt under this token that has ended may have been counted.
     maybe_counted: bool = False
     #: The service's answer or the final error; None while it is not known.
     result: Added | CounterError | None = None
@@ -88,8 +97,6 @@ class Delivery:
         self._calls = calls
         self._renew = renew
         self._most = BATCH_ITEMS_MAX
-        #: Whether an attempt may have been counted, at least in part.
-        self._unknown = False
         #: How long the service honours a token, if it said so; the shortest.
         self._ttl_s: int | None = None
 
@@ -106,7 +113,8 @@ class Delivery:
             yield from self._attempts(policy, policy.now_s() + policy.options.deadline_s)
         except ClosedError as error:
             self.trouble = error
-        if self.trouble is not None and self.trouble.retry == "never" and not self._unknown:
+        is_open = any(each.maybe_counted or each.result is not None for each in self.items)
+        if self.trouble is not None and self.trouble.retry == "never" and not is_open:
             raise self.trouble
         return [self._outcome(each) for each in self.items]
 
@@ -117,15 +125,16 @@ class Delivery:
     def _outcome(self, item: Item) -> Added | CounterError:
         if item.result is not None:
             return item.result
-        if item.is_void and item.trouble is not None:
-            return item.trouble
+        trouble = item.trouble
+        if trouble is not None and trouble.retry != "same_token" and not item.maybe_counted:
+            return trouble
         return self._unknown_outcome(item)
 
     def _unknown_outcome(self, item: Item) -> UnknownOutcomeError:
         unknown = UnknownOutcomeError(
             f"it is not known whether the add to {item.counter!r} is counted",
             self._unfinished(item),
-            sent=self._unknown,
+            sent=item.maybe_counted,
         )
         unknown.__cause__ = item.trouble or self.trouble
         return unknown
@@ -134,13 +143,21 @@ class Delivery:
         found = self._calls.unfinished(item.counter, item.delta, item.token)
         return found if self._ttl_s is None else found.with_ttl(self._ttl_s, 0)
 
+    def _is_over(self, item: Item, end_us: int) -> bool:
+        """Whether the token of *item* may not be honoured until *end_us*."""
+        until_us = None if self._ttl_s is None else self._unfinished(item).until_us
+        return until_us is not None and until_us < end_us
+
     def _give_up(self, items: Sequence[Item], end_us: int) -> None:
-        """End those of *items* whose tokens may not be honoured until *end_us*."""
+        """End those of *items* that may be counted, and whose tokens may not be honoured until
+        *end_us*."""
         if self._ttl_s is None:
             return
         for each in items:
+            if not each.maybe_counted:
+                continue
             try:
-                self._unfinished(each).check_honoured(end_us, sent=self._unknown)
+                self._unfinished(each).check_honoured(end_us)
             except UnknownOutcomeError as error:
                 error.__cause__ = each.trouble or self.trouble
                 each.result = error
@@ -151,7 +168,7 @@ class Delivery:
         while left := [each for each in self.items if each.result is None]:
             timeout_s = min(policy.options.attempt_timeout_s, max(0.001, end_s - policy.now_s()))
             # After the pause, which may be longer than the service accepts a token.
-            yield from self._renew_void(left, timeout_s)
+            yield from self._renew_void(left[: self._most], timeout_s, policy.wall_us())
             timeout_s = min(timeout_s, max(0.001, end_s - policy.now_s()))
             self._give_up(left, policy.wall_us() + int(timeout_s * 1e6))
             left = [each for each in left if each.result is None]
@@ -162,13 +179,21 @@ class Delivery:
             call = self._calls.batch(adds, texts)
             for each in chunk:
                 each.sent = True
-            answer = yield Send(call.request, timeout_s, number)
+            try:
+                answer = yield Send(call.request, timeout_s, number)
+            except ClosedError:
+                # Nothing was sent.
+                for each in chunk:
+                    each.sent = each.maybe_counted
+                raise
             number += 1
             if isinstance(answer, Response) and answer.ttl_s is not None:
                 ttl_s = answer.ttl_s if self._ttl_s is None else self._ttl_s
                 self._ttl_s = min(answer.ttl_s, ttl_s)
             error = self._read(chunk, answer, call)
-            failures = 0 if error is None else failures + 1
+            for each in chunk:
+                each.sent = each.maybe_counted
+            failures = 0 if error is None or error.retry == "new_token" else failures + 1
             renewals = renewals + 1 if any(each.is_void for each in chunk) else 0
             if not failures and not renewals:
                 continue
@@ -211,31 +236,40 @@ class Delivery:
                 self._most = len(chunk) // 2
                 return None
             self.trouble = error
-            is_refusal = error.retry == "never" and not isinstance(error, UnexpectedAnswerError)
-            if may_have_arrived(error) and not is_refusal:
-                self._unknown = True
-                for each in chunk:
+            is_refusal = error.retry == "never" and not isinstance(error, _NO_REFUSALS)
+            for each in chunk:
+                if is_refusal:
+                    each.trouble = error
+                elif may_have_arrived(error):
                     each.maybe_counted = True
             return error
         self.trouble = None
-        self._unknown = True
         waiting: list[CounterError] = []
         for each, result in zip(chunk, results, strict=True):
             if isinstance(result, Added):
                 each.result = result
                 continue
             each.trouble = result
+            if isinstance(result, TokenTooOldError) and not each.maybe_counted:
+                # A new token cannot count it twice.
+                result.retry = "new_token"
             if result.retry == "never":
                 is_open = each.maybe_counted and not decides(result)
                 each.result = self._unknown_outcome(each) if is_open else result
-            elif result.retry == "same_token":
-                each.maybe_counted = True
+            else:
+                each.maybe_counted = result.retry == "same_token"
                 waiting.append(result)
         return min(waiting, key=lambda error: error.retry_after_us or 0, default=None)
 
-    def _renew_void(self, items: Sequence[Item], timeout_s: float) -> Steps[None]:
-        """Renew the void tokens of *items*."""
-        void = [each for each in items if each.is_void]
+    def _renew_void(self, items: Sequence[Item], timeout_s: float, now_us: int) -> Steps[None]:
+        """Renew the tokens of *items* that are void, and those that are not counted and may not be
+        honoured until the end of an attempt."""
+        end_us = now_us + int(timeout_s * 1e6)
+        void = [
+            each
+            for each in items
+            if each.is_void or (not each.maybe_counted and self._is_over(each, end_us))
+        ]
         if not void:
             return
         renewed = list(zip(void, (yield from fresh_tokens(len(void), timeout_s)), strict=True))
@@ -337,14 +371,14 @@ class Backlog:
         ]
 
     def unfinished(self) -> Sequence[Item]:
-        """Return the items that were sent and whose outcome is not known."""
+        """Return the items that may be counted, but whose outcome is not known."""
         return [each for each in self._piece if each.sent and each.result is None]
 
     def unsent(self) -> Mapping[str, int]:
-        """Return the totals that were never sent, by counter."""
+        """Return the pending totals that are not counted, by counter."""
         found = dict(self._totals)
         for each in self._piece:
-            if not each.sent:
+            if each.result is None and not each.sent:
                 found[each.counter] = found.get(each.counter, 0) + each.delta
         return found
 

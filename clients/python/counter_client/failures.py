@@ -199,7 +199,8 @@ class RejectedError(CounterError, retry="never"):
 class UnsentError(UnavailableError):
     """A buffer was not empty in time.
 
-    ``unfinished`` were sent with an unknown outcome; ``unsent`` has the pending totals by counter.
+    ``unfinished`` were sent with an unknown outcome; ``unsent`` has the other pending totals by
+    counter: those never sent, and those that the service refused for now. They are not counted.
     With a spool both are on disk and are sent at the next start; if the disk failed, only adds
     before the last successful ``sync`` are. ``rejected`` was rejected permanently meanwhile.
     """

@@ -154,7 +154,8 @@ def attempts(call: Call[T], policy: Policy) -> Steps[T]:
                 call = call.with_ttl(answer.ttl_s, first_us)
             arrived = may_have_arrived(error)
             sent = sent or arrived
-            if error.retry == "new_token" and call.renewed is not None:
+            is_too_old = isinstance(error, TokenTooOldError) and not unknown
+            if call.renewed is not None and (error.retry == "new_token" or is_too_old):
                 # The old token can never count, and the program did not choose it.
                 unknown, is_void = False, True
             elif error.retry != "same_token":

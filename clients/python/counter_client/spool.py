@@ -316,8 +316,10 @@ class Slot(Backlog):
         for counter, total in self._db.execute("SELECT counter, total FROM totals"):
             self._totals[counter] = int(total)
         for row, counter, delta, nonce, time_us in self._db.execute("SELECT * FROM piece"):
-            # It may have been sent.
-            self._piece.append(Item(counter, delta, Token(nonce, time_us), row, sent=True))
+            token = Token(nonce, time_us)
+            # It may have been counted.
+            item = Item(counter, delta, token, row, sent=True, maybe_counted=True)
+            self._piece.append(item)
 
     def put(self, adds: dict[str, int]) -> None:
         """Merge *adds*, durably."""

@@ -40,9 +40,11 @@ export class Delivery {
     const { course } = this;
     const { clock } = this.shared.options;
     for (;;) {
+      // After the pause, which may be longer than the service accepts a token.
+      await this.#renew();
       const endMs = clock.wallTime() + course.attemptMs;
-      for (const each of this.#open) this.#end(each, () => each.fate.checkHonoured(endMs));
-      this.#open = this.#open.filter((each) => !this.#isDone(each));
+      for (const each of this.#open) if (each.fate.isUnknown) this.#end(each, () => each.fate.checkHonoured(endMs));
+      this.#forgetDone();
       if (this.#open.length === 0) return this.#outcomes;
       if (course.signal?.aborted) return this.#giveUp("the call was aborted", course.signal.reason);
       const { chunk, texts } = this.#chunk();
@@ -54,20 +56,28 @@ export class Delivery {
         continue;
       }
       const last = this.#settle(chunk, answer);
-      const left = chunk.filter((each) => !this.#isDone(each));
-      if (left.length === 0) continue;
-      const why = await course.pause(last.askedMs);
+      this.#forgetDone();
+      if (last === null) continue;
+      const why = await course.pause(waitOf(last));
       if (why !== null) {
-        if (this.#isRefused) for (const each of left) this.#judge(each, last.answer as Failure);
-        return this.#giveUp(why, causeOf(last.answer));
-      }
-      const spent = left.filter((each) => each.refusal !== undefined);
-      if (spent.length > 0) {
-        // After the pause, which may be longer than the service accepts a token.
-        const tokens = await this.shared.freshTokens(spent.length, course.attemptMs, course.signal);
-        spent.forEach((each, at) => each.renew(tokens[at]!));
+        if (this.#isRefused) for (const each of chunk) this.#judge(each, last);
+        return this.#giveUp(why, causeOf(last));
       }
     }
+  }
+
+  /**
+   * Renew the tokens of the next batch that are void, and those that are not counted and may not be honoured until its
+   * end.
+   */
+  async #renew(): Promise<void> {
+    const { course, shared } = this;
+    const endMs = shared.options.clock.wallTime() + course.attemptMs;
+    const next = this.#open.slice(0, this.#most);
+    const spent = next.filter(({ refusal, fate }) => refusal !== undefined || (!fate.isUnknown && fate.isOver(endMs)));
+    if (spent.length === 0 || course.signal?.aborted) return;
+    const tokens = await shared.freshTokens(spent.length, course.attemptMs, course.signal);
+    spent.forEach((each, at) => each.renew(tokens[at]!));
   }
 
   /** Return as many of the open items as fit into one body, and their texts. */
@@ -83,24 +93,30 @@ export class Delivery {
     return { chunk: this.#open.slice(0, texts.length), texts };
   }
 
-  /** End the items that `answer` decides; return the longest wait that it asks for. */
-  #settle(chunk: Pending[], answer: Answer): Settled {
+  /**
+   * End the items that `answer` decides; return the failure of the others after which the next attempt comes first, or
+   * null if there are none.
+   */
+  #settle(chunk: Pending[], answer: Answer): Failure | null {
     let whole: Failure;
     this.#isRefused = false;
     if (answer.kind === "ok") {
       const results = resultsOf(answer.json, chunk);
       if (results !== null) {
         const failures = results.map((each) => this.#settleOne(each)).filter((each) => each !== null);
-        return { askedMs: Math.max(0, ...failures.map(waitOf)), answer: failures[0] ?? answer };
+        return failures.length === 0 ? null : failures.reduce((one, other) => (waitOf(other) < waitOf(one) ? other : one));
       }
       whole = this.shared.transport.strange(200, answer.body);
     } else whole = answer;
     this.#isRefused = this.refused !== undefined && isPermanent(whole);
     if (this.#isRefused) this.refused?.(whole);
-    else for (const item of chunk) this.#judge(item, whole);
-    return { askedMs: waitOf(whole), answer: whole };
+    if (!this.#isRefused) for (const item of chunk) this.#judge(item, whole);
+    // Only a problem refuses: after another answer the items may be counted.
+    else if (whole.kind !== "problem") for (const item of chunk) this.#judge(item, { ...whole, again: true });
+    return chunk.every((each) => this.#isDone(each)) ? null : whole;
   }
 
+  /** End an item if its result decides it; otherwise return the failure. */
   #settleOne({ item, result }: Result): Failure | null {
     if (!isProblem(result)) {
       this.#outcomes[item.at] = result;
@@ -108,7 +124,7 @@ export class Delivery {
     }
     const answer = this.shared.transport.problem(result);
     this.#judge(item, answer);
-    return answer;
+    return this.#isDone(item) ? null : answer;
   }
 
   #judge(item: Pending, answer: Failure): void {
@@ -138,10 +154,13 @@ export class Delivery {
   #isDone({ at }: Pending): boolean {
     return this.#outcomes[at] !== undefined;
   }
+
+  #forgetDone(): void {
+    this.#open = this.#open.filter((each) => !this.#isDone(each));
+  }
 }
 
 type Result = { readonly item: Pending; readonly result: Added | Problem };
-type Settled = { readonly askedMs: number; readonly answer: Answer };
 
 /** An item that has no outcome yet. */
 class Pending {

@@ -9,7 +9,8 @@ const EVENT_CHARS_MAX = 64 * 1024;
 
 /**
  * Yield each count, and each temporary failure of the service in place of one; connect again if a connection ends.
- * Return when `signal` aborts. Throw a permanent failure, and the last one if no update came for `deadlineMs`.
+ * Return when `signal` aborts. Throw a permanent failure, and the last one if neither an update nor a comment came for
+ * `deadlineMs`.
  */
 export async function* updates(
   call: Call<Count>,
@@ -30,14 +31,15 @@ export async function* updates(
         break;
       }
       const event = events.line(line);
-      if (event === null) continue;
-      const update = updateOf(event, call, shared);
-      if ("failure" in update) {
+      // A comment is a sign of life.
+      if (event === null && !line.startsWith(":")) continue;
+      const update = event === null ? null : updateOf(event, call, shared);
+      if (update !== null && "failure" in update) {
         failure = update.failure;
         break;
       }
       [heardMs, failures, isEmpty] = [clock.now(), 0, false];
-      yield update.value;
+      if (update !== null) yield update.value;
     }
     if (signal?.aborted) return;
     // Otherwise a page of something else would be read again and again without a pause.

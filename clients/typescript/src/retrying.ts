@@ -185,6 +185,16 @@ export class Fate {
     return this.#sent;
   }
 
+  /** Whether an attempt with the token may have counted. */
+  get isUnknown(): boolean {
+    return this.#unknown;
+  }
+
+  /** Whether the token may not be honoured until `endMs`. */
+  isOver(endMs: number): boolean {
+    return this.unfinished?.untilMs !== undefined && this.unfinished.untilMs < endMs;
+  }
+
   /** Note how long the service honours the token, by an answer. */
   told(ttlMs: number | undefined, firstMs: number): void {
     if (ttlMs !== undefined) this.unfinished = this.unfinished?.told(ttlMs, firstMs);
@@ -192,11 +202,11 @@ export class Fate {
 
   /** Throw the end of the call if an attempt that may last until `endMs` could come too late. */
   checkHonoured(endMs: number, sent = this.#sent): void {
-    if (this.unfinished?.untilMs === undefined || this.unfinished.untilMs >= endMs) return;
+    if (this.unfinished === undefined || !this.isOver(endMs)) return;
     const { operation, tokenText, untilMs } = this.unfinished;
     const message =
       `it is not known whether the token's ${operation} is counted, and it is too late to send it again: the service` +
-      ` surely honours ${tokenText} until ${new Date(untilMs).toISOString()}; then a key counts again, and a token` +
+      ` surely honours ${tokenText} until ${new Date(untilMs!).toISOString()}; then a key counts again, and a token` +
       " gets no answer; compare the count with your own records";
     throw sent ? new UnknownOutcomeError(message, this.unfinished) : new UnsentError(message, this.unfinished);
   }
@@ -207,8 +217,9 @@ export class Fate {
     this.#sent ||= arrived;
     if (answer.kind === "problem") {
       const refusal = refusalOf(answer.problem);
-      if (refusal.retry === "new_token" && isOwnToken) {
-        // The old token can never count, and the program did not choose it.
+      const isTooOld = refusal.code === "token_too_old" && !this.#unknown;
+      if ((refusal.retry === "new_token" || isTooOld) && isOwnToken) {
+        // The old token is not counted, and never will be; and the program did not choose it.
         this.#unknown = false;
         return "new_token";
       }

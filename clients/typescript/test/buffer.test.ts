@@ -187,6 +187,53 @@ test("a refusal of a whole batch ends a close, which reports what was refused", 
   assert.ok((await failureOf(lost.close())).failed[0]!.error instanceof UnknownOutcomeError);
 });
 
+const UNCONNECTED = Object.assign(new Error("connection refused"), { syscall: "connect" });
+const FORGOTTEN = { code: "token_too_old", retry: "never", applied: null, detail: "too old" };
+const NONE: Scripted = [404, "no tokens"];
+
+test("a refusal of a whole batch counts nothing, and a page in place of one may", async () => {
+  for (const [answers, kind] of [
+    [[[404, GONE], [200, results(GONE)]], RefusedError],
+    [[[403, "a page"], [200, results(GONE)]], UnknownOutcomeError],
+    [[new TypeError("reset"), [404, GONE], [200, results(GONE)]], UnknownOutcomeError],
+  ] as const) {
+    const buffer = made(answers).client.buffer();
+    buffer.add("a");
+    await assert.rejects(buffer.flush(), UnavailableError);
+    assert.ok((await failureOf(buffer.flush())).failed[0]!.error instanceof kind);
+  }
+});
+
+test("a token that was never counted is renewed when it is too old, and another one is not", async () => {
+  const never = made([UNCONNECTED, UNCONNECTED, [200, results(FORGOTTEN)], NONE, COUNTED]);
+  const buffer = never.client.buffer();
+  buffer.add("a");
+  await buffer.flush();
+  const sent = never.sent.filter(({ path }) => path.endsWith("/batch/add"));
+  assert.deepEqual([sent.length, tokensOf(sent), tokensOf(sent.slice(0, 3))], [4, 2, 1]);
+  const lost = made([new TypeError("reset"), [200, results(FORGOTTEN)]]).client.buffer();
+  lost.add("a");
+  assert.ok((await failureOf(lost.flush())).failed[0]!.error instanceof UnknownOutcomeError);
+});
+
+test("a token that was never counted is renewed before it is honoured no more", async () => {
+  const { client, sent, clock } = made([[404, { ...GONE, retry_after: 3600 }, { "idempotency-ttl": "60" }], NONE, COUNTED]);
+  clock.beginMs = Date.now();
+  const buffer = client.buffer();
+  buffer.add("a");
+  await assert.rejects(buffer.flush(), /gone/);
+  await buffer.flush();
+  assert.deepEqual([sent.length, tokensOf([sent[0]!, sent[2]!])], [3, 2]);
+});
+
+test("the shortest wait that its items ask for is that of a batch", async () => {
+  const { client, sent } = made([[200, results({ ...BUSY, retry_after: 3600 }, { ...BUSY, retry_after: 1 })], COUNTED]);
+  const buffer = client.buffer();
+  for (const counter of ["a", "b"]) buffer.add(counter);
+  await buffer.flush();
+  assert.deepEqual(sent.map(({ atMs }) => atMs), [0, 1_100]);
+});
+
 test("a total of more than 64 bits is sent in parts, under a token each", async () => {
   const { client, sent } = made([COUNTED]);
   const buffer = client.buffer();

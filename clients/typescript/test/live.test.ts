@@ -80,6 +80,17 @@ test("a stream of something else is read again after pauses that grow", async ()
   assert.deepEqual(sent.map(({ atMs }) => atMs), [0, 100, 300]);
 });
 
+test("a comment is a sign of a counter service, and a page is none", async () => {
+  const { client, sent } = made([[200, ": alive\n\n"], [503, BUSY], [200, ": alive\n\n"], [503, BUSY], [200, counted(1)]]);
+  assert.deepEqual(await first(1, client), [1]);
+  // Each comment ends the row of failures.
+  assert.deepEqual(sent.map(({ atMs }) => atMs), [0, 50, 150, 200, 300]);
+  const alive = made([...Array(20).fill([200, ": alive\n\n", {}]), [200, counted(1)]], { deadlineMs: 200 });
+  assert.deepEqual(await first(1, alive.client), [1]);
+  const page = made([[200, "<html>\n</html>\n"]], { deadlineMs: 200 });
+  await assert.rejects(first(1, page.client), /a stream without a count/);
+});
+
 test("a stream gives up when nothing came for the deadline, and spends no retries", async () => {
   const { client, sent, clock } = made([[200, counted(1)], [503, BUSY]], NO_RETRIES);
   await assert.rejects(first(2, client), UnavailableError);
