@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counter import limits
+from counter_client.answers import Added
 from counter_client.buffer import Bounds, Buffer
 from counter_client.calls import Calls
 from counter_client.delivery import Backlog, Delivery, Item
@@ -21,7 +22,13 @@ from counter_client.errors import (
     NamespaceUnknownError,
     TokenTooOldError,
 )
-from counter_client.failures import UnknownOutcomeError, UnsentError
+from counter_client.failures import (
+    RejectedError,
+    UnknownOutcomeError,
+    UnreachableError,
+    UnsentError,
+    unexpected,
+)
 from counter_client.options import Options
 from counter_client.retrying import Answer, Budget, Policy, Send
 from counter_client.tokens import Token
@@ -29,10 +36,15 @@ from tests.client.ledger import Ledger, drawing, forever
 from tests.client.script import Script, added, batch, lost, problem
 
 CALLS = Calls("default")
+AWAY = UnreachableError("no connection", sent=False)
 #: Results of an item of a batch.
 LATE = {"code": "write_timeout", "retry": "same_token", "applied": None, "detail": "late"}
 CONFLICT = {"code": "token_conflict", "retry": "never", "applied": None, "detail": "used"}
 VOID = {"code": "token_too_old", "retry": "new_token", "applied": False, "detail": "late"}
+FORGOTTEN = {"code": "token_too_old", "retry": "never", "applied": None, "detail": "too old"}
+GONE = {"code": "namespace_unknown", "retry": "never", "applied": None, "detail": "gone"}
+FORBIDDEN = problem("scope_insufficient", 403, "never", retry_after=3_600)
+NO_TOKENS = problem("not_found", 404, "never")
 ADDS = st.dictionaries(st.sampled_from("abcdef"), st.integers(-(2**66), 2**66), max_size=6)
 
 
@@ -196,6 +208,88 @@ def test_rejected_adds_of_an_unfinished_batch_are_returned() -> None:
     assert [each.counter for each in error.rejected] == ["a"]
     assert [each.items for each in error.unfinished] == [(("b", 1),)]
     assert error.unsent == {}
+
+
+def test_adds_of_a_batch_that_was_refused_as_a_whole_are_unsent() -> None:
+    """Regression: they were reported as perhaps counted."""
+
+    def send(send: Send) -> Answer:
+        refused.set()
+        return FORBIDDEN
+
+    refused = Event()
+    buffer = filled(send, ["a", "b"])
+    assert refused.wait(60)
+    error = closed(buffer, 0.0)
+    assert error is not None
+    assert (error.unsent, error.unfinished, error.rejected) == ({"a": 1, "b": 1}, (), ())
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_counted_perhaps"),
+    [
+        ([FORBIDDEN], False),
+        ([AWAY], False),
+        ([lost(), FORBIDDEN], True),
+        ([unexpected(403, b"a page")], True),
+    ],
+)
+def test_a_refusal_of_an_item_decides_it_if_no_attempt_may_have_counted(
+    answers: list[Any], is_counted_perhaps: bool
+) -> None:
+    for result, kind in ((GONE, NamespaceUnknownError), (FORGOTTEN, Added)):
+        script = Script([*answers, batch(result), NO_TOKENS, added])
+        delivery = Delivery.of_items(CALLS, [("a", 1)])
+        script.run(delivery.for_ever(script.policy()))
+        expected = UnknownOutcomeError if is_counted_perhaps else kind
+        assert isinstance(delivery.items[0].result, expected)
+
+
+def test_a_token_that_was_never_counted_is_renewed_when_it_is_too_old() -> None:
+    """Regression: the add was reported as rejected, although a new token cannot count it twice."""
+    script = Script([AWAY, AWAY, batch(FORGOTTEN), NO_TOKENS, added])
+    script.run(Delivery.of_items(CALLS, [("a", 1)]).for_ever(script.policy()))
+    sent = [body["items"][0]["idempotency_token"] for body in script.bodies() if "items" in body]
+    assert sent[0] == sent[2] != sent[3]
+
+
+def test_a_token_that_was_never_counted_is_renewed_before_it_is_honoured_no_longer() -> None:
+    script = Script([])
+    old = Token(bytes(16), int(script.now_s * 1e6) - 3_600 * 10**6)
+    items = [Item("a", 1, old)]
+    script = Script([FORBIDDEN._replace(ttl_s=300), NO_TOKENS, added])
+    script.run(Delivery(CALLS, items).for_ever(script.policy()))
+    assert isinstance(items[0].result, Added)
+    assert items[0].token != old
+
+
+def test_a_token_that_the_program_may_resolve_is_not_renewed() -> None:
+    """Its add could count twice: by resolve, and by the buffer under the new token."""
+    answers, again = iter([batch(FORGOTTEN)]), [Event(), Event()]
+
+    def send(send: Send) -> Answer:
+        again[0].set()
+        assert again[1].wait(60)
+        return next(answers)(send)
+
+    buffer = filled(send, ["a"])
+    assert again[0].wait(60)
+    with pytest.raises(UnsentError) as caught:
+        buffer.flush(timeout=0.0)
+    assert [each.items for each in caught.value.unfinished] == [(("a", 1),)]
+    again[1].set()
+    with pytest.raises(RejectedError) as rejected:
+        buffer.close()
+    assert isinstance(rejected.value.items[0].error, UnknownOutcomeError)
+
+
+@pytest.mark.parametrize("other", [LATE, VOID])
+def test_a_batch_waits_as_long_as_the_first_of_its_items(other: dict[str, Any]) -> None:
+    script = Script(
+        [batch(LATE | {"retry_after": 3_600}, other), *[NO_TOKENS] * (other == VOID), added]
+    )
+    script.run(Delivery.of_items(CALLS, [("a", 1), ("b", 1)]).for_ever(script.policy()))
+    assert script.pauses == [0.1]
 
 
 def test_void_tokens_are_not_renewed_as_fast_as_can_be() -> None:

@@ -19,11 +19,11 @@ from counter_client.buffer import Bounds, Merging
 from counter_client.calls import Calls
 from counter_client.delivery import Delivery
 from counter_client.errors import InvalidParameterError, StoreUnavailableError
-from counter_client.failures import ClosedError, SpoolBusyError
+from counter_client.failures import ClosedError, SpoolBusyError, UnknownOutcomeError
 from counter_client.retrying import Do, Effect, Pause, Send, Steps
 from counter_client.spool import _SCHEMA, ADOPT_EVERY_S, Spool
 from tests.client.ledger import Ledger, drawing, forever
-from tests.client.script import Script
+from tests.client.script import Script, batch
 from tests.support.child import run_python
 
 CALLS = Calls("default")
@@ -115,6 +115,19 @@ def test_what_was_never_sent_gets_its_token_when_it_is(tmp_path: Path) -> None:
         [item] = again.seal()
     with opened(tmp_path) as last:
         assert [each.token for each in last.unfinished()] == [item.token]
+
+
+def test_what_an_earlier_life_sent_may_be_counted(tmp_path: Path) -> None:
+    """Regression: a refusal was reported as definite. A new token could count the add twice."""
+    too_old = {"code": "token_too_old", "retry": "never", "applied": None, "detail": "too old"}
+    with opened(tmp_path) as spool:
+        spool.put({"a": 1})
+        spool.seal()
+    with opened(tmp_path) as again:
+        script = Script([batch(too_old)])
+        script.run(Delivery(CALLS, again.seal(), again.renew).for_ever(script.policy()))
+        [rejected] = again.finish()
+    assert isinstance(rejected.error, UnknownOutcomeError)
 
 
 @pytest.fixture
