@@ -50,9 +50,10 @@ func (e *UnknownOutcomeError) Error() string {
 // Unwrap returns the error of the last attempt.
 func (e *UnknownOutcomeError) Unwrap() error { return e.Err }
 
-// An UnsentError says that no attempt had a connection, so that this call counted nothing.
+// An UnsentError says that no attempt had a connection, or that those that had one were refused, so
+// that this call counted nothing.
 type UnsentError struct {
-	// Unfinished is what was not sent.
+	// Unfinished is what was not counted.
 	Unfinished Unfinished
 	// Err is the error of the last attempt.
 	Err error

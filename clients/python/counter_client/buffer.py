@@ -213,9 +213,7 @@ class Merging:
         for each in items:
             # The program may resolve it.
             each.maybe_counted = True
-        unfinished = tuple(
-            self._calls.unfinished(each.counter, each.delta, each.token) for each in items
-        )
+        unfinished = tuple(self._calls.unfinished(x.counter, x.delta, x.token) for x in items)
         cause = self.failure or trouble
         reason = "" if cause is None else f": {cause}"
         error = UnsentError(

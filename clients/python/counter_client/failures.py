@@ -146,7 +146,8 @@ class UnknownOutcomeError(UnavailableError):
     Store ``str(error.unfinished)`` and pass it to ``client.resolve`` while the service keeps events
     (for a key: within the namespace's ``key_ttl``), or add again with ``token=error.token``. The
     cause is the last attempt's error. ``sent`` is False if no attempt of this call had a
-    connection; then the add is not counted unless another call sent the token.
+    connection, or those that had one were refused; then the add is not counted unless another call
+    sent the token.
     """
 
     def __init__(self, detail: str, unfinished: Unfinished, *, sent: bool = True) -> None:

@@ -64,7 +64,7 @@ export class UnknownOutcomeError extends UnavailableError {
   }
 }
 
-/** No attempt had a connection, so this call counted nothing. */
+/** No attempt had a connection, or those that had one were refused: this call counted nothing. */
 export class UnsentError extends UnavailableError {
   override name = "UnsentError";
   constructor(
