@@ -46,6 +46,22 @@ rules! {
     RecountInOpenWindow, "recount-in-open-window", "the mark of a recount is left in the event's window";
     RecountLeftAgain, "recount-left-again", "recounts are left once, however long it took";
     DecidingMargin, "deciding-margin", "a token is decided until its slice may be dropped";
+    // A cancel: not in the product yet (docs/architecture.md)
+    CancelWaits, "cancel-waits", "a token is cancelled while its window is open";
+    CancelClockFirst, "cancel-clock-first", "a cancel reads the clock after the look-up";
+    CancelledWasApplied, "cancelled-was-applied", "a cancel of an applied token reports what it found itself";
+    CancelledWasVoid, "cancelled-was-void", "a cancel of a void token reports what it found itself";
+    CancelledOnce, "cancelled-once", "a cancel of a cancelled token reports what it found itself";
+    CancelHides, "cancel-hides", "what is cancelled is not hidden";
+    HiddenWins, "hidden-wins", "what is hidden is shown again by a resolver that read the decision before the cancel";
+    CancelRecounts, "cancel-recounts", "a cancel requests no recount";
+    CancelPending, "cancel-pending", "a cancel leaves no pending recount for readers";
+    CancelEndedByResolver, "cancel-ended-by-resolver", "a retry of an add answers that it is cancelled without completing the cancel";
+    CancelEndedByCancel, "cancel-ended-by-cancel", "a retry of a cancel answers without completing the first one";
+    CancelEndedByWorker, "cancel-ended-by-worker", "a worker leaves an atomic add that is cancelled as it is";
+    CancelMarked, "cancel-marked", "an atomic add is cancelled without marking it again";
+    CancelMarkedAgain, "cancel-marked-again", "an atomic add that is applied or void is cancelled without marking it again";
+    CancelledStays, "cancelled-stays", "the decision that a token is cancelled expires before the slice of its event is dropped";
     // The rollup: RollupWorker.roll_shard (rollup/worker.py), plan, update (rollup/roller.py)
     CountersBeforeWatermark, "counters-before-watermark", "the watermark moves before the counters are written";
     MarksUntilPassed, "marks-until-passed", "marks are dropped as soon as they are read";
@@ -166,6 +182,19 @@ impl Rule {
             AtomicMarkByWorker => "atomic, two workers",
             AtomicMarkEverywhere => "atomic, two shards",
             SettledBeforeSummed => "atomic, skewed",
+            CancelWaits
+            | CancelClockFirst
+            | CancelledWasApplied
+            | CancelledWasVoid
+            | CancelHides
+            | HiddenWins
+            | CancelRecounts
+            | CancelPending
+            | CancelEndedByResolver
+            | CancelledStays => "cancel",
+            CancelledOnce | CancelEndedByCancel => "cancel, retried",
+            CancelEndedByWorker | CancelMarked => "cancel, atomic",
+            CancelMarkedAgain => "cancel, atomic, longer",
             KeyClockChecked => "keys",
             KeyCompared | KeyAdopted | KeyUntilVoid | OldTimeCompared => "keys, three requests",
             KeyAfterStep => "keys, clock set",

@@ -7,8 +7,8 @@ use crate::rules::Rule;
 
 impl Log {
     pub fn canonical(&self, s: &mut State) {
-        for at in 0..self.scenario.requests.len() {
-            if self.has_ended(s, self.scenario.requests[at], s.requests[at]) {
+        for at in 0..self.scenario.requests.len() + self.scenario.cancels {
+            if self.has_ended(s, self.token_of(at), s.requests[at]) {
                 s.requests[at] = Step::Over;
             }
         }
@@ -72,7 +72,7 @@ impl Log {
         *batch = Batch { adds: none, recounts: none, ..*batch };
     }
 
-    /// Requests of one token, and workers, are interchangeable.
+    /// Requests of one token, cancels, and workers are interchangeable.
     fn sort(&self, s: &mut State) {
         let tokens = self.scenario.requests;
         for token in 0..TWO {
@@ -80,6 +80,7 @@ impl Log {
             let end = tokens.partition_point(|each| *each <= token);
             s.requests[first..end].sort_unstable();
         }
+        s.requests[tokens.len()..tokens.len() + self.scenario.cancels].sort_unstable();
         if self.scenario.shards == 1 {
             s.workers[..self.scenario.workers].sort_unstable();
         }

@@ -11,7 +11,7 @@ mod worker;
 use crate::checker::{Label, Model, Situation};
 use crate::rules::Rule;
 pub use scenarios::{Scenario, SCENARIOS};
-use state::{Asker, Outcome, Reader, State, Step, Store, Time, Worker, TWO};
+use state::{Asker, Events, Outcome, Reader, State, Step, Store, Time, Worker, TWO};
 
 const WINDOW: Time = 1;
 const WRITE_TIMEOUT: Time = 1;
@@ -98,6 +98,20 @@ impl Log {
     /// Whether a read of the events of *time* raises `SliceMissingError`.
     fn is_missing(&self, s: &State, time: Time) -> bool {
         self.is_gone(s, time) && !self.breaks(Rule::SliceMissing)
+    }
+
+    /// Whether `was_counted` agrees with what clients were answered and with what was stored.
+    fn was_counted_right(&self, before: &State, s: &State, token: usize) -> bool {
+        match s.decided[token] {
+            Some(Outcome::Cancelled(true)) => {
+                let is_new = before.decided[token] != s.decided[token];
+                let is_in_count = self.find(before, token) != Events::None
+                    || before.decided[token] == Some(Outcome::Applied);
+                !s.refused[token] && (!is_new || is_in_count)
+            }
+            Some(Outcome::Cancelled(false)) => !s.acknowledged[token],
+            _ => true,
+        }
     }
 
     fn drop_table(&self, s: &mut State) {
@@ -222,7 +236,9 @@ impl Model for Log {
             table_gone: false,
             acknowledged: [self.scenario.acknowledged, false],
             refused: [false; TWO],
+            cancelled: [None; TWO],
             misread: false,
+            contradicted: false,
         };
         let mut store = store;
         if is_sent {
@@ -240,7 +256,7 @@ impl Model for Log {
             later.now += 1;
             out.push((("time", "passes"), later));
         }
-        for at in 0..self.scenario.requests.len() {
+        for at in 0..self.scenario.requests.len() + self.scenario.cancels {
             self.request_steps(s, at, out);
         }
         for at in 0..self.scenario.workers {
@@ -261,6 +277,14 @@ impl Model for Log {
         }
         if (0..TWO).any(|token| s.acknowledged[token] && s.refused[token]) {
             return Some("a definite answer about a token never changes");
+        }
+        if s.contradicted {
+            return Some(
+                "a token that was cancelled stays so: it never counts, and was_counted never changes",
+            );
+        }
+        if (0..TWO).any(|token| !self.was_counted_right(before, s, token)) {
+            return Some("was_counted is true if the add was acknowledged, and only if it was in a count");
         }
         if s.misread {
             return Some("a read has what was acknowledged before it, and nothing that was refused");
@@ -348,6 +372,25 @@ const SITUATIONS: &[Situation<Log>] = &[
                 && s.landed[clear]
                 && s.watermarks[0] >= m.scenario.tokens[clear]
         })
+    }),
+    ("an acknowledged add is cancelled", |_, s| {
+        s.acknowledged[0] && s.decided[0] == Some(Outcome::Cancelled(true))
+    }),
+    ("a refused add is cancelled", |_, s| s.refused[0] && s.decided[0] == Some(Outcome::Cancelled(false))),
+    ("an event has landed after its token was cancelled as one that was not counted", |_, s| {
+        s.landed[0] && s.decided[0] == Some(Outcome::Cancelled(false))
+    }),
+    ("an add is cancelled after it was rolled up", |_, s| {
+        s.decided[0] == Some(Outcome::Cancelled(true)) && s.counters[0].head.checkpoint.1 .0[0] == 1
+    }),
+    ("a resolver is about to write again what a cancel has hidden", |_, s| {
+        s.hidden[0] && s.requests.contains(&Step::Decided(Outcome::Applied))
+    }),
+    ("a worker completes a cancel, of which one item is hidden", |_, s| {
+        let is_completing = |worker: &Worker| {
+            matches!(worker, Worker::Settling(_, Some(Step::Decided(Outcome::Cancelled(_))), _))
+        };
+        s.hidden[0] && s.landed[1] && s.workers.iter().any(is_completing)
     }),
     ("a slice is dropped before the token is resolved", |_, s| s.table_gone && s.requests[0] != Step::Over),
 ];

@@ -1,6 +1,6 @@
 //! Accurate reads (counter/core/read.py).
 
-use super::state::{Count, Head, Reader, State, Time, TWO};
+use super::state::{Count, Head, Outcome, Reader, State, Time, TWO};
 use super::{Item, Log, FUTURE_LIMIT};
 use crate::checker::Label;
 use crate::rules::Rule;
@@ -19,7 +19,7 @@ impl Log {
         match s.reader {
             Reader::New => {
                 let owed = self.per_item(&s.acknowledged);
-                let refused = self.per_item(&s.refused);
+                let refused = self.per_item(&self.never_counts(s));
                 if self.breaks(Rule::WatermarkBeforeHead) {
                     push("reads the head", Reader::HeadFirst { head: s.counters[0].head, owed, refused });
                 } else {
@@ -78,6 +78,11 @@ impl Log {
         }
     }
 
+    /// The tokens of which a client knows that they count nothing.
+    fn never_counts(&self, s: &State) -> [bool; TWO] {
+        [0, 1].map(|token| s.refused[token] || s.cancelled[token].is_some())
+    }
+
     fn per_item(&self, of_token: &[bool; TWO]) -> [bool; TWO] {
         let mut of_item = [false; TWO];
         for item in &self.items {
@@ -87,7 +92,7 @@ impl Log {
     }
 
     /// Whether *count* of a counter has each of its items that is *owed* once, none that is
-    /// *refused* or erased, and none twice.
+    /// *refused* or erased, and none twice. One that is being cancelled may be in it.
     fn may_read(
         &self,
         s: &State,
@@ -102,7 +107,8 @@ impl Log {
             let clear = self.clear_of(item).map(|each| each.at);
             let is_erased = clear.map_or(false, |at| owed[at]);
             let may_be_erased = clear.map_or(false, |at| !refused[at] && self.was_sent(s, at));
-            let least = i8::from(owed[item.at] && !may_be_erased);
+            let is_cancelled = s.decided[item.token].map_or(false, Outcome::is_cancelled);
+            let least = i8::from(owed[item.at] && !may_be_erased && !is_cancelled);
             let most = i8::from(!refused[item.at] && !is_erased);
             least <= times && times <= most
         })
@@ -115,7 +121,7 @@ impl Log {
 
     /// Whether every counter, if it is read in one moment, is as clients were answered.
     pub fn reads_right(&self, s: &State) -> bool {
-        let (owed, refused) = (self.per_item(&s.acknowledged), self.per_item(&s.refused));
+        let (owed, refused) = (self.per_item(&s.acknowledged), self.per_item(&self.never_counts(s)));
         (0..TWO).all(|counter| self.may_read(s, self.read(s, counter), &owed, &refused, counter))
     }
 

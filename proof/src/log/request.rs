@@ -10,10 +10,12 @@ type Next = (&'static str, State, Step);
 /// The step after which a resolver takes no more.
 pub const STOPS_HALF_MARKED: &str = "marks its atomic add again in one shard, and stops";
 
-/// Who resolves a token. A worker that looked an atomic add up when it was decided only adopts.
+/// Who resolves a token, or cancels it. A worker that looked an atomic add up when it was decided only
+/// adopts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum By {
     Client,
+    Cancel,
     Worker,
     WorkerThatAdopts,
 }
@@ -21,13 +23,23 @@ pub enum By {
 impl Log {
     /// Append the steps of request *at*. It may stop anywhere: then it takes no more steps.
     pub fn request_steps(&self, s: &State, at: usize, out: &mut Vec<(Label, State)>) {
-        let token = self.scenario.requests[at];
-        let mut next = self.write(s, token, s.requests[at]);
-        next.extend(self.resolve(s, token, s.requests[at], By::Client));
+        let token = self.token_of(at);
+        let (who, next) = if at >= self.scenario.requests.len() {
+            ("cancel", self.resolve(s, token, s.requests[at], By::Cancel))
+        } else {
+            let mut next = self.write(s, token, s.requests[at]);
+            next.extend(self.resolve(s, token, s.requests[at], By::Client));
+            ("request", next)
+        };
         for (what, mut state, step) in next {
             state.requests[at] = step;
-            out.push((("request", what), state));
+            out.push(((who, what), state));
         }
+    }
+
+    /// The token of request *at*: of a cancel, the first one.
+    pub fn token_of(&self, at: usize) -> usize {
+        self.scenario.requests.get(at).copied().unwrap_or(0)
     }
 
     /// `EventWriter.is_late`; None if the token is too far in the future.
@@ -69,6 +81,7 @@ impl Log {
                 let in_time = s.now - began <= WRITE_TIMEOUT;
                 if (in_time || self.breaks(Rule::Deadline)) && self.land(&mut landed, token) {
                     landed.acknowledged[token] = true;
+                    landed.contradicted |= landed.cancelled[token].is_some();
                     next.push(("its event lands, and it is acknowledged", landed, Step::Over));
                 }
             }
@@ -155,11 +168,15 @@ impl Log {
             Step::Proposing(outcome) => {
                 let is_marked = match by {
                     By::Client => !self.breaks(Rule::AtomicMarkAgain),
+                    By::Cancel if self.breaks(Rule::CancelMarkedAgain) => {
+                        s.decided[token].map_or(true, Outcome::is_cancelled)
+                    }
+                    By::Cancel => !self.breaks(Rule::CancelMarked),
                     By::Worker => !self.breaks(Rule::AtomicMarkByWorker),
                     By::WorkerThatAdopts => false,
                 };
                 if !(self.scenario.atomic && is_marked) {
-                    next.push(self.decide(s, token, outcome));
+                    next.push(self.decide(s, token, outcome, by));
                     return next;
                 }
                 for reading in self.readings(s.now) {
@@ -175,7 +192,7 @@ impl Log {
             }
             Step::Remarked(outcome, window) => {
                 for reading in self.readings(s.now) {
-                    let (what, decided, step) = self.decide(s, token, outcome);
+                    let (what, decided, step) = self.decide(s, token, outcome, by);
                     if self.is_surely_open(window, reading) || self.breaks(Rule::AtomicMarkLeftAgain) {
                         next.push((what, decided, step));
                     } else {
@@ -194,33 +211,65 @@ impl Log {
     /// with a clock that is read after the pause.
     fn look_up(&self, s: &State, token: usize, step: Step, reading: Time, by: By) -> Next {
         let closed = reading >= self.closes_at(self.scenario.tokens[token]);
-        let closed = closed || self.breaks(Rule::WaitUntilClosed);
-        if by == By::Client && self.is_past_retention(token, reading, self.deciding_time()) {
+        let (wait, clock_first) = match by {
+            By::Cancel => (Rule::CancelWaits, Rule::CancelClockFirst),
+            _ => (Rule::WaitUntilClosed, Rule::ClockBeforeLookUp),
+        };
+        let closed = closed || self.breaks(wait);
+        if matches!(by, By::Client | By::Cancel)
+            && self.is_past_retention(token, reading, self.deciding_time())
+        {
             return ("is past retention", s.clone(), Step::Over);
         }
         match step {
-            Step::Looked(found) => self.propose(s, found, closed),
+            Step::Looked(found) => self.propose(s, found, closed, by),
             _ if self.is_missing(s, self.scenario.tokens[token]) => ("finds no table", s.clone(), Step::Over),
-            _ if self.breaks(Rule::ClockBeforeLookUp) => {
+            _ if self.breaks(clock_first) => {
                 ("looks its event up", s.clone(), Step::Looked(self.find(s, token)))
             }
-            _ => self.propose(s, self.find(s, token), closed),
+            _ => self.propose(s, self.find(s, token), closed, by),
         }
     }
 
-    fn propose(&self, s: &State, found: Events, closed: bool) -> Next {
-        if found != Events::All && !closed {
+    /// A cancel waits even if its event is found: another attempt may be acknowledged until then.
+    fn propose(&self, s: &State, found: Events, closed: bool, by: By) -> Next {
+        if (found != Events::All || by == By::Cancel) && !closed {
             return ("gets Retry-After, its window is open", s.clone(), Step::Over);
         }
-        let outcome = if found == Events::None { Outcome::Void } else { Outcome::Applied };
+        let outcome = match found {
+            _ if by == By::Cancel => Outcome::Cancelled(found != Events::None),
+            Events::None => Outcome::Void,
+            _ => Outcome::Applied,
+        };
         ("is late, and looks its event up", s.clone(), Step::Proposing(outcome))
     }
 
-    /// `DecisionStore.decide`: insert if not exists.
-    fn decide(&self, s: &State, token: usize, outcome: Outcome) -> Next {
+    /// `DecisionStore.decide`: insert if not exists. A cancel replaces `applied` and `void` by
+    /// compare-and-set. The two are one step, because only another cancel can come in between.
+    fn decide(&self, s: &State, token: usize, outcome: Outcome, by: By) -> Next {
         let mut decided = s.clone();
-        let first = *decided.decided[token].get_or_insert(outcome);
-        let adopted = if self.breaks(Rule::FirstDecisionIsFinal) { outcome } else { first };
+        let first = s.decided[token];
+        let kept = |was_counted: bool, rule: Rule| {
+            if self.breaks(rule) {
+                outcome
+            } else {
+                Outcome::Cancelled(was_counted)
+            }
+        };
+        let adopted = match (first, by) {
+            (Some(Outcome::Applied), By::Cancel) => kept(true, Rule::CancelledWasApplied),
+            (Some(Outcome::Void), By::Cancel) => kept(false, Rule::CancelledWasVoid),
+            (Some(Outcome::Cancelled(was_counted)), By::Cancel) => kept(was_counted, Rule::CancelledOnce),
+            (Some(first), _) => first,
+            (None, _) => outcome,
+        };
+        decided.decided[token] = Some(adopted);
+        let adopted = if self.breaks(Rule::FirstDecisionIsFinal) { outcome } else { adopted };
+        decided.contradicted |= !adopted.is_cancelled() && s.cancelled[token].is_some();
+        let ends = if by == By::Cancel { Rule::CancelEndedByCancel } else { Rule::CancelEndedByResolver };
+        if first.map_or(false, Outcome::is_cancelled) && self.breaks(ends) {
+            return self.answer(&decided, token, adopted, s.now, by);
+        }
         ("decides, or adopts the decision", decided, Step::Decided(adopted))
     }
 
@@ -231,8 +280,13 @@ impl Log {
             return vec![("finds no table", enforced, Step::Over)];
         }
         let is_applied = outcome == Outcome::Applied;
-        let is_done = |s: &State, item: &Item| s.hidden[item.at] || is_applied && s.landed[item.at];
-        let skips = if is_applied { Rule::RewriteOnApplied } else { Rule::TombstoneOnVoid };
+        let shows = is_applied && self.breaks(Rule::HiddenWins);
+        let is_done = |s: &State, item: &Item| s.hidden[item.at] && !shows || is_applied && s.landed[item.at];
+        let skips = match outcome {
+            Outcome::Applied => Rule::RewriteOnApplied,
+            Outcome::Void => Rule::TombstoneOnVoid,
+            Outcome::Cancelled(_) => Rule::CancelHides,
+        };
         let left = self.items_of(token).iter().find(|item| !is_done(s, item) && !self.breaks(skips));
         if let Some(item) = left {
             enforced.landed[item.at] = is_applied;
@@ -251,11 +305,13 @@ impl Log {
     /// `Resolver.request_recounts`, and then the answer.
     fn request_recounts(&self, s: &State, token: usize, step: Step, by: By) -> Vec<Next> {
         let mut next = Vec::new();
+        let is_recounted = |outcome: Outcome| !(outcome.is_cancelled() && self.breaks(Rule::CancelRecounts));
         match step {
             Step::Enforced(outcome) => {
                 for reading in self.readings(s.now) {
                     let mut left = s.clone();
-                    if !self.breaks(Rule::RecountForReaders) {
+                    let is_pending = !(outcome.is_cancelled() && self.breaks(Rule::CancelPending));
+                    if !self.breaks(Rule::RecountForReaders) && is_pending && is_recounted(outcome) {
                         for item in self.items_of(token) {
                             let counter = &mut left.counters[item.counter];
                             let mut pending = counter.head.pending[item.window];
@@ -273,7 +329,7 @@ impl Log {
                 let marked = if self.breaks(Rule::RecountInOpenWindow) { time } else { window };
                 for item in self.items_of(token) {
                     let is_read = marked > s.watermarks[self.shard_of(item.counter)];
-                    if is_read && !self.breaks(Rule::RecountForWorker) {
+                    if is_read && !self.breaks(Rule::RecountForWorker) && is_recounted(outcome) {
                         left.counters[item.counter].recounts[item.window].add(marked);
                     }
                 }
@@ -322,7 +378,7 @@ impl Log {
 
     fn answer(&self, s: &State, token: usize, outcome: Outcome, reading: Time, by: By) -> Next {
         let mut answered = s.clone();
-        if by != By::Client {
+        if matches!(by, By::Worker | By::WorkerThatAdopts) {
             return ("has settled the atomic add", answered, Step::Over);
         }
         if self.is_past_retention(token, reading, WINDOW + 2 * self.scenario.skew) {
@@ -331,6 +387,10 @@ impl Log {
         match outcome {
             Outcome::Applied => answered.acknowledged[token] = true,
             Outcome::Void => answered.refused[token] = true,
+            Outcome::Cancelled(was_counted) => {
+                let first = *answered.cancelled[token].get_or_insert(was_counted);
+                answered.contradicted |= first != was_counted;
+            }
         }
         ("is answered by the decision", answered, Step::Over)
     }
@@ -352,6 +412,12 @@ impl Log {
                 let mut landed = s.clone();
                 landed.landed[item] = true;
                 out.push((("store", "a write of an event lands"), landed));
+            }
+            let is_cancelled = s.decided[0].map_or(false, Outcome::is_cancelled);
+            if is_cancelled && self.breaks(Rule::CancelledStays) {
+                let mut expired = s.clone();
+                expired.decided[0] = None;
+                out.push((("store", "a decision expires"), expired));
             }
             if s.hidden[item] && self.breaks(Rule::TombstoneStays) {
                 let mut purged = s.clone();

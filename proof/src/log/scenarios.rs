@@ -14,6 +14,8 @@ pub struct Scenario {
     pub clear: Option<usize>,
     /// Of each request that may be under way at once, its token.
     pub requests: &'static [usize],
+    /// How many requests to cancel the first token may be under way at once.
+    pub cancels: usize,
     /// An earlier request for the first token has sent its event, and was given up.
     pub given_up: bool,
     /// An earlier request for the first token was acknowledged.
@@ -43,6 +45,7 @@ pub const ONE: Scenario = Scenario {
     atomic: false,
     clear: None,
     requests: &[0, 0],
+    cancels: 0,
     given_up: false,
     acknowledged: false,
     workers: 1,
@@ -85,6 +88,27 @@ const ATOMIC_WORKERS: Scenario = Scenario {
     accept_limit: 0,
     horizon: 4,
     ..ONE
+};
+
+/// A cancel, and the retry of an add that was given up.
+const CANCEL: Scenario = Scenario {
+    name: "cancel",
+    given_up: true,
+    requests: &[0],
+    cancels: 1,
+    accept_limit: 0,
+    horizon: 4,
+    ..ONE
+};
+
+/// Only workers decide about the atomic add that is cancelled.
+const CANCEL_BY_WORKERS: Scenario = Scenario {
+    name: "cancel, atomic, longer",
+    quick: false,
+    atomic: true,
+    requests: &[],
+    horizon: 5,
+    ..CANCEL
 };
 
 pub const SCENARIOS: &[Scenario] = &[
@@ -138,6 +162,13 @@ pub const SCENARIOS: &[Scenario] = &[
         horizon: 11,
         ..LONG
     },
+    CANCEL,
+    Scenario { name: "cancel, retried", quick: false, cancels: 2, horizon: 5, ..CANCEL },
+    Scenario { name: "cancel, skewed", quick: false, skew: 1, horizon: 5, ..CANCEL },
+    Scenario { name: "cancel, reader", quick: false, reader: true, ..CANCEL },
+    Scenario { name: "cancel, atomic", quick: false, atomic: true, ..CANCEL },
+    CANCEL_BY_WORKERS,
+    Scenario { name: "cancel, atomic, two shards", workers: 2, shards: 2, horizon: 3, ..CANCEL_BY_WORKERS },
     TWO_SLICES,
     Scenario { name: "two slices, reader", quick: false, reader: true, ..TWO_SLICES },
 ];

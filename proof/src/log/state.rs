@@ -40,6 +40,14 @@ impl Count {
 pub enum Outcome {
     Applied,
     Void,
+    /// Whether it was counted.
+    Cancelled(bool),
+}
+
+impl Outcome {
+    pub fn is_cancelled(self) -> bool {
+        matches!(self, Outcome::Cancelled(_))
+    }
 }
 
 /// What a look-up of a token's events found.
@@ -50,7 +58,8 @@ pub enum Events {
     All,
 }
 
-/// How far a request is. After `Sent`, it resolves a late token; so does a worker.
+/// How far a request is. After `Sent`, it resolves a late token; so does a worker. A cancel takes the
+/// same steps with the outcome `Cancelled`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Step {
     /// Not sent yet.
@@ -242,6 +251,10 @@ pub struct Store {
     /// What clients were answered, of each token.
     pub acknowledged: [bool; TWO],
     pub refused: [bool; TWO],
+    /// That it was cancelled, and whether it was counted.
+    pub cancelled: [Option<bool>; TWO],
     /// A reader got a count that it must not get.
     pub misread: bool,
+    /// A client got an answer that contradicts the one that the token was cancelled.
+    pub contradicted: bool,
 }

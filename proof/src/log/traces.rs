@@ -113,7 +113,7 @@ fn letter_of(log: &Log, before: &State, after: &State, what: &str, seen: u32) ->
     let is_enforced = match after.decided[0] {
         Some(Outcome::Void) => has(seen, HIDDEN),
         Some(Outcome::Applied) => has(seen, LANDED),
-        None => false,
+        Some(Outcome::Cancelled(_)) | None => false,
     };
     let observations = [
         (what == "arrives, and has its mark" && !log.breaks(Rule::MarkBeforeEvent), MARKED),

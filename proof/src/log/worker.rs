@@ -2,7 +2,9 @@
 //! the drop of slices (rollup/maintenance.py).
 
 use super::request::{By, STOPS_HALF_MARKED};
-use super::state::{Batch, Count, Events, Head, Plan, State, Step, Time, Times, Update, Worker, TWO};
+use super::state::{
+    Batch, Count, Events, Head, Outcome, Plan, State, Step, Time, Times, Update, Worker, TWO,
+};
 use super::{Log, WINDOW};
 use crate::checker::Label;
 use crate::rules::Rule;
@@ -124,6 +126,8 @@ impl Log {
                 Events::Some => self.breaks(Rule::HalvesSettled),
                 Events::None => self.breaks(Rule::NothingFoundSettled),
             };
+            let is_cancelled = s.decided[0].map_or(false, Outcome::is_cancelled);
+            let leaves = leaves || is_cancelled && self.breaks(Rule::CancelEndedByWorker);
             let mut looked = s.clone();
             let mut next = Worker::Settling(batch, Some(Step::New), s.decided[0].is_some());
             if leaves || self.is_missing(s, self.scenario.tokens[0]) {
