@@ -56,7 +56,9 @@ fn scenes() -> Vec<Scene> {
     let of_generations = of_generations.map(|each| {
         scene(each.name, each.quick, move |broken| generations::Generations { scenario: each, broken })
     });
-    let of_fence = scene("fence", true, |broken| fence::Fence { broken });
+    let of_fence = scene("fence", true, |broken| fence::Fence { cancels: 0, broken });
+    let of_cancel = scene("fence, cancel", true, |broken| fence::Fence { cancels: 1, broken });
+    let of_cancels = scene("fence, two cancels", true, |broken| fence::Fence { cancels: 2, broken });
     let of_cache = scene("cache", true, |broken| cached::Cached { broken });
     let of_slices = scene("late slice", true, |broken| slices::Slices { broken });
     of_log
@@ -64,7 +66,7 @@ fn scenes() -> Vec<Scene> {
         .chain(of_names)
         .chain(of_eras)
         .chain(of_generations)
-        .chain([of_slices, of_cache, of_fence])
+        .chain([of_slices, of_cache, of_fence, of_cancel, of_cancels])
         .collect()
 }
 
@@ -224,7 +226,7 @@ fn traces(asked: &Asked) {
         let steps = |each: &_| log::traces::steps(&log, each);
         print_automaton(scenario.name, log::traces::LETTERS, Automaton::of(log::traces::first(&log), steps));
     }
-    let fence = fence::Fence { broken: asked.broken };
+    let fence = fence::Fence { cancels: 0, broken: asked.broken };
     let steps = |each: &_| fence::traces::steps(&fence, each);
     print_automaton("fence", fence::traces::LETTERS, Automaton::of(fence::traces::first(&fence), steps));
 }

@@ -163,6 +163,11 @@ rules! {
     OpenRefused, "open-refused", "an append goes on although a decision about its token is open";
     DecisionWaits, "decision-waits", "a resolver does not wait for appends under way";
     LookAgain, "look-again", "a resolver goes by what it found before the decision was open";
+    CancelAppendsEnd, "cancel-appends-end", "a cancel does not wait for appends under way";
+    OpenCancelEnded, "open-cancel-ended", "a resolver that meets an open cancel settles it as its own decision";
+    CancelledRefused, "cancelled-refused", "an append goes on although its token is cancelled";
+    CancelLocks, "cancel-locks", "a cancel reads the clock of its recount without the lock of appends";
+    CancelRecountsInPlace, "cancel-recounts-in-place", "a cancel removes the event without a recount";
 }
 
 impl Rule {
@@ -225,6 +230,9 @@ impl Rule {
             }
             LockBeforeClock | LockUntilCommit | FenceWaits | FenceMoves | FenceInAppend | OpenFirst
             | OpenRefused | DecisionWaits | LookAgain => "fence",
+            CancelAppendsEnd | CancelledRefused | OpenCancelEnded | CancelLocks | CancelRecountsInPlace => {
+                "fence, cancel"
+            }
             _ => "one token",
         }
     }
@@ -237,6 +245,9 @@ impl Rule {
             ),
             Rule::RecountMarksRead => Some(
                 "a resolution leaves a pending recount as well, which the worker reads with the head: only what a client asks for is lost, and no promise is about that",
+            ),
+            Rule::OpenCancelEnded => Some(
+                "the cancel replaces what the resolver settled, or it died and was not answered: a retry of it must begin again",
             ),
             Rule::NewestCached => Some(
                 "each count says what it is as of, and a reader that needs a newer one reads the store: it costs reads, no promise",

@@ -1,4 +1,4 @@
-//! The fence of PostgreSQL: appends that stall, a worker, and resolvers.
+//! The fence of PostgreSQL: appends that stall, a worker, resolvers, and cancels.
 //!
 //! One token at instant 1. The server's clock may be behind by one tick at any reading, as after a
 //! failover. A window closes without the write time-out and the skew, because only the fence is
@@ -37,6 +37,8 @@ pub enum Step {
     NotFound,
     /// The decision is open. The requests that held the lock then have not ended.
     Waiting([bool; REQUESTS]),
+    /// It ends a cancel, whose recount it leaves in this window. It holds the lock.
+    Ending(Time),
     Over,
 }
 
@@ -44,14 +46,19 @@ pub enum Step {
 pub enum Worker {
     Idle,
     Waiting(Time, [bool; REQUESTS]),
-    Summed(Time, bool),
+    /// How far, whether the event is in the sum, and whether it is of a recount.
+    Summed(Time, bool, bool),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Decision {
     Open,
+    /// It says that the token is to be cancelled.
+    OpenCancel,
     Applied,
     Void,
+    /// Whether it was counted.
+    Cancelled(bool),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -65,12 +72,18 @@ pub struct State {
     counted: bool,
     /// The watermark: `namespaces.passed`.
     passed: Time,
+    /// The window in which a recount is marked, which is pending for readers.
+    recount: Option<Time>,
     decision: Option<Decision>,
     acknowledged: bool,
     refused: bool,
+    /// A client was answered that the token is cancelled, and whether it was counted.
+    cancelled: Option<bool>,
 }
 
 pub struct Fence {
+    /// How many of the requests are cancels: the last ones.
+    pub cancels: usize,
     pub broken: Option<Rule>,
 }
 
@@ -92,8 +105,14 @@ impl Fence {
             out.push((("request", what), next));
         };
         let refuses = s.decision.is_some() && s.decision != Some(Decision::Applied);
-        let open = refuses && !(self.breaks(Rule::OpenRefused) && s.decision == Some(Decision::Open));
+        let is_ignored = match s.decision {
+            Some(Decision::Open) => self.breaks(Rule::OpenRefused),
+            Some(Decision::Cancelled(_)) => self.breaks(Rule::CancelledRefused),
+            _ => false,
+        };
+        let open = refuses && !is_ignored;
         match s.requests[at] {
+            Step::New if self.is_cancel(at) => {}
             Step::New if self.breaks(Rule::LockBeforeClock) => {
                 for clock in self.clocks(s) {
                     let now = clock.max(s.fence);
@@ -117,7 +136,7 @@ impl Fence {
             }),
             _ => {}
         }
-        if matches!(s.requests[at], Step::Locked | Step::Fresh) {
+        if matches!(s.requests[at], Step::Locked | Step::Fresh | Step::Ending(_)) {
             push("is rolled back", Step::Over, &|_| {});
         }
     }
@@ -134,7 +153,12 @@ impl Fence {
     /// Which requests hold the lock: `_HOLDERS` in fence.py.
     fn holders(&self, s: &State) -> [bool; REQUESTS] {
         // One that is rejected as late ends its transaction at once.
-        s.requests.map(|step| matches!(step, Step::Locked | Step::Fresh))
+        let is_locked = !self.breaks(Rule::CancelLocks);
+        s.requests.map(|step| match step {
+            Step::Locked | Step::Fresh => true,
+            Step::Ending(_) => is_locked,
+            _ => false,
+        })
     }
 
     fn have_ended(&self, s: &State, waited: &[bool; REQUESTS]) -> bool {
@@ -162,30 +186,88 @@ impl Fence {
                     push("adopts the decision", Step::Over, &|next| next.acknowledged = true)
                 }
                 Some(Decision::Void) => push("adopts the decision", Step::Over, &|next| next.refused = true),
-                _ => {
+                Some(Decision::Cancelled(was_counted)) => {
+                    push("adopts the decision", Step::Over, &|next| next.cancelled = Some(was_counted))
+                }
+                open => {
                     let held =
                         if self.breaks(Rule::DecisionWaits) { [false; REQUESTS] } else { self.holders(s) };
                     push("notes that a decision is open", Step::Waiting(held), &|next| {
                         if !self.breaks(Rule::OpenFirst) {
-                            next.decision = Some(Decision::Open);
+                            next.decision = open.or(Some(Decision::Open));
                         }
                     });
                 }
+            },
+            Step::Waiting(held) if self.ends_cancel(s, at) => {
+                // The lock, then the clock: it removes the event and settles when it commits.
+                if self.have_ended(s, &held) {
+                    for clock in self.clocks(s) {
+                        push("locks, to end a cancel", Step::Ending(clock.max(s.fence)), &|_| {});
+                    }
+                }
+            }
+            Step::Ending(window) => match s.decision {
+                Some(Decision::Cancelled(was_counted)) => {
+                    push("adopts the decision", Step::Over, &|next| next.cancelled = Some(was_counted))
+                }
+                _ => push("removes the event, asks for a recount, and settles", Step::Over, &|next| {
+                    next.decision = Some(Decision::Cancelled(s.stored));
+                    next.cancelled = Some(s.stored);
+                    if s.stored && !self.breaks(Rule::CancelRecountsInPlace) {
+                        next.recount = Some(window);
+                    }
+                    next.stored = false;
+                }),
             },
             Step::Waiting(held) if self.have_ended(s, &held) => {
                 let is_found = s.stored && !self.breaks(Rule::LookAgain);
                 let looked = if is_found { Decision::Applied } else { Decision::Void };
                 let settled = match s.decision {
-                    Some(first) if first != Decision::Open => first,
-                    _ => looked,
+                    None | Some(Decision::Open | Decision::OpenCancel) => looked,
+                    Some(first) => first,
                 };
                 push("looks again, and settles the decision", Step::Over, &|next| {
                     next.decision = Some(settled);
                     next.acknowledged |= settled == Decision::Applied;
                     next.refused |= settled == Decision::Void;
+                    if let Decision::Cancelled(was_counted) = settled {
+                        next.cancelled = Some(was_counted);
+                    }
                 });
             }
             _ => {}
+        }
+    }
+
+    fn is_cancel(&self, at: usize) -> bool {
+        at >= REQUESTS - self.cancels
+    }
+
+    /// Whether request *at* settles the decision as a cancel: it is one, or it meets an open one.
+    fn ends_cancel(&self, s: &State, at: usize) -> bool {
+        match s.decision {
+            Some(Decision::Cancelled(_)) => false,
+            Some(Decision::OpenCancel) if !self.breaks(Rule::OpenCancelEnded) => true,
+            _ => self.is_cancel(at),
+        }
+    }
+
+    /// A cancel begins: it replaces any decision but its own by an open one.
+    fn cancel(&self, s: &State, at: usize, out: &mut Vec<(Label, State)>) {
+        if s.requests[at] != Step::New {
+            return;
+        }
+        let mut next = s.clone();
+        if let Some(Decision::Cancelled(was_counted)) = s.decision {
+            next.requests[at] = Step::Over;
+            next.cancelled = Some(was_counted);
+            out.push((("cancel", "adopts the decision"), next));
+        } else {
+            let held = if self.breaks(Rule::CancelAppendsEnd) { [false; REQUESTS] } else { self.holders(s) };
+            next.requests[at] = Step::Waiting(held);
+            next.decision = Some(Decision::OpenCancel);
+            out.push((("cancel", "notes that a cancel is open"), next));
         }
     }
 
@@ -213,15 +295,21 @@ impl Fence {
             Worker::Waiting(fence, held) if self.have_ended(s, &held) => {
                 let closed = fence - ACCEPT_LIMIT - WINDOW;
                 let is_summed = s.stored && TOKEN <= closed;
-                push("sums closed windows", Worker::Summed(closed, is_summed), &|_| {});
+                let is_recount = s.recount.map_or(false, |window| window <= closed);
+                push("sums closed windows", Worker::Summed(closed, is_summed, is_recount), &|_| {});
             }
             Worker::Waiting(..) => push("gives up", Worker::Idle, &|_| {}),
-            Worker::Summed(closed, is_summed) => push("writes sums and watermark", Worker::Idle, &|next| {
-                if closed >= TOKEN && next.passed < TOKEN {
-                    next.counted = is_summed;
-                }
-                next.passed = next.passed.max(closed);
-            }),
+            Worker::Summed(closed, is_summed, is_recount) => {
+                push("writes sums and watermark", Worker::Idle, &|next| {
+                    if closed >= TOKEN && (next.passed < TOKEN || is_recount) {
+                        next.counted = is_summed;
+                    }
+                    if is_recount {
+                        next.recount = None;
+                    }
+                    next.passed = next.passed.max(closed);
+                })
+            }
         }
     }
 }
@@ -238,9 +326,11 @@ impl Model for Fence {
             stored: false,
             counted: false,
             passed: -1,
+            recount: None,
             decision: None,
             acknowledged: false,
             refused: false,
+            cancelled: None,
         }
     }
 
@@ -253,19 +343,38 @@ impl Model for Fence {
         for at in 0..REQUESTS {
             self.append(s, at, out);
             self.resolve(s, at, out);
+            if self.is_cancel(at) {
+                self.cancel(s, at, out);
+            }
         }
         self.roll(s, out);
     }
 
-    fn violation(&self, _: &State, s: &State) -> Option<&'static str> {
+    fn violation(&self, before: &State, s: &State) -> Option<&'static str> {
         if s.acknowledged && s.refused {
             return Some("a definite answer about a token never changes");
         }
         if s.stored && s.refused {
             return Some("a refused add never counts");
         }
-        if s.stored != s.counted && s.passed >= TOKEN {
+        if s.stored != s.counted && s.passed >= TOKEN && s.recount.is_none() {
             return Some("the sum of a closed window is the sum of its events");
+        }
+        if s.recount.map_or(false, |window| window <= s.passed) {
+            return Some("a recount that was requested is done");
+        }
+        let is_changed = s.decision != before.decision || s.cancelled != before.cancelled;
+        if before.cancelled.is_some() && (s.stored || is_changed) {
+            return Some(
+                "a token that was cancelled stays so: it never counts, and was_counted never changes",
+            );
+        }
+        let was_counted = match s.decision {
+            Some(Decision::Cancelled(was_counted)) => was_counted,
+            _ => return None,
+        };
+        if s.acknowledged && !was_counted || s.refused && was_counted {
+            return Some("was_counted is true if the add was acknowledged, and only if it was in a count");
         }
         None
     }
@@ -284,4 +393,13 @@ const SITUATIONS: &[Situation<Fence>] = &[
     ("an open decision is settled as void", |_, s| s.decision == Some(Decision::Void)),
     ("the fence is later than the server's clock", |_, s| s.fence >= s.now && s.now > 1),
     ("a window with the event is rolled up", |_, s| s.counted),
+    ("a cancel waits for a recount of a window that is rolled up", |_, s| s.counted && s.recount.is_some()),
+    ("a recount without the event is done", |_, s| {
+        s.cancelled == Some(true) && s.recount.is_none() && s.passed >= TOKEN
+    }),
+    ("a resolver meets an open cancel", |m, s| {
+        let resolvers = &s.requests[..REQUESTS - m.cancels];
+        let waits = resolvers.iter().any(|step| matches!(step, Step::Waiting(_)));
+        s.decision == Some(Decision::OpenCancel) && waits
+    }),
 ];
