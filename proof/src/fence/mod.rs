@@ -199,12 +199,10 @@ impl Fence {
                     });
                 }
             },
-            Step::Waiting(held) if self.ends_cancel(s, at) => {
+            Step::Waiting(held) if self.ends_cancel(s, at) && self.have_ended(s, &held) => {
                 // The lock, then the clock: it removes the event and settles when it commits.
-                if self.have_ended(s, &held) {
-                    for clock in self.clocks(s) {
-                        push("locks, to end a cancel", Step::Ending(clock.max(s.fence)), &|_| {});
-                    }
+                for clock in self.clocks(s) {
+                    push("locks, to end a cancel", Step::Ending(clock.max(s.fence)), &|_| {});
                 }
             }
             Step::Ending(window) => match s.decision {
