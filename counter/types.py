@@ -165,10 +165,26 @@ class RolledPart(NamedTuple):
 
 
 class AtomicMark(NamedTuple):
-    """A mark with a whole atomic add, so that a worker can finish the add after a crash."""
+    """A mark with a whole atomic add, so that a worker can finish the add after a crash.
+
+    One that *is_decided* was left after the decision about the add was durable.
+    """
 
     window_us: int
     events: tuple[Event, ...]
+    is_decided: bool = False
+
+    @property
+    def stored_atom(self) -> bytes:
+        """Return what tells it from others of its token and window in a store. With one more byte
+        for one that *is_decided*, because both may be there."""
+        return (self.events[0].atom or b"") + b"\x01" * self.is_decided
+
+
+def atom_of(stored: bytes) -> tuple[bytes | None, bool]:
+    """Return the fingerprint in the *stored* atom of a mark, and whether it is decided."""
+    is_decided = len(stored) % 2 == 1
+    return stored[: len(stored) - is_decided] or None, is_decided
 
 
 class WindowRow(NamedTuple):

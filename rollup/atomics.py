@@ -30,8 +30,8 @@ _EVENTS_PER_GROUP: Final = 40
 #: moment, and then the resolver leaves recounts in later windows.
 _KNOWN_FOR_US: Final = MINUTE
 
-#: A namespace's id, a window, and the identity of an atomic add.
-_Key = tuple[int, int, int, bytes, bytes | None]
+#: A namespace's id, a window, and the identity of an atomic add and of its mark.
+_Key = tuple[int, int, int, bytes, bytes]
 _Settled = asyncio.Future[TokenPendingError | None]
 
 
@@ -154,9 +154,14 @@ class AtomicSettler:
             if all(exists) and decision is None:
                 continue
             try:
-                # A decision was marked when it was made, so no new mark is written.
+                # Another worker may have passed this mark just before the decision was made, and
+                # this one may die half way: so a mark of the decision is left first.
                 await self._resolver.resolve(
-                    namespace, mark.events, by_worker=True, is_decided=decision is not None
+                    namespace,
+                    mark.events,
+                    by_worker=True,
+                    is_decided=decision is not None,
+                    is_marked=mark.is_decided and decision is not None,
                 )
             except TokenPendingError as error:
                 pending.append((mark.window_us, error))
@@ -181,4 +186,4 @@ def _groups(marks: Sequence[AtomicMark]) -> Iterator[list[AtomicMark]]:
 
 def _key_of(namespace: Namespace, mark: AtomicMark) -> _Key:
     first = mark.events[0]
-    return (namespace.id, mark.window_us, first.event_time_us, first.event_id, first.atom)
+    return (namespace.id, mark.window_us, first.event_time_us, first.event_id, mark.stored_atom)

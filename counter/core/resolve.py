@@ -40,12 +40,13 @@ class Resolver:
         *,
         by_worker: bool = False,
         is_decided: bool = False,
+        is_marked: bool = False,
     ) -> Outcome:
         """Return the decision about the token of *events* (all of one token).
 
         With *by_worker*, which settles atomic adds, retention is not checked: a client would get
         TokenTooOldError with ``applied: None``. *is_decided* says that a decision is known to
-        exist.
+        exist, and *is_marked* that an atomic mark was left after it, which no worker has passed.
 
         Raises TokenConflictError, TokenPendingError while an admitted write may be in flight,
         TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
@@ -74,7 +75,12 @@ class Resolver:
         separate = self._store.separate_writes
         if separate is None and any(found):
             return Outcome.APPLIED
-        outcome = await self._decide(namespace, events, any(found), is_decided)
+        if separate is None or is_marked or not events[0].item_key:
+            outcome = await self._decide(namespace, events, any(found))
+        else:
+            outcome = await self._decide_marked(
+                separate, namespace, events, any(found), is_decided=is_decided
+            )
         if separate is not None:
             if outcome is Outcome.APPLIED:
                 await separate.rewrite(namespace, events)
@@ -91,16 +97,9 @@ class Resolver:
             self._check_retention(namespace, time_us, self._clock.now_us(), margin_us)
         return outcome
 
-    async def _decide(
-        self, namespace: Namespace, events: Sequence[Event], found: bool, is_decided: bool
-    ) -> Outcome:
+    async def _decide(self, namespace: Namespace, events: Sequence[Event], found: bool) -> Outcome:
         proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
-        separate = self._store.separate_writes
-        needs_mark = bool(events[0].item_key) and not is_decided
-        if separate is not None and needs_mark:
-            decided = await self._decide_marked(separate, namespace, events, proposed)
-        else:
-            decided = await self._store.decisions.decide(namespace, events, proposed)
+        decided = await self._store.decisions.decide(namespace, events, proposed)
         if decided.fingerprint != proposed.fingerprint:
             raise conflict(events[0])
         return decided.outcome
@@ -110,21 +109,24 @@ class Resolver:
         separate: SeparateWrites,
         namespace: Namespace,
         events: Sequence[Event],
-        proposed: Decision,
-    ) -> Decision:
+        found: bool,
+        *,
+        is_decided: bool,
+    ) -> Outcome:
         """Decide about an atomic add so that a worker can finish it if this process crashes.
 
         The worker must find the mark and the decision. So the mark is written before the decision,
-        in an open window, and the decision must be durable while that window is open.
+        in an open window, and the decision must be durable while that window is open. If it was
+        durable before the mark, the mark says so, and who finds it leaves no further one.
         """
         now_us = self._now_us(namespace)
         while True:
             marked_us = window_of(now_us, namespace.settings.rollup_window_us)
-            await separate.mark_atomic(namespace, AtomicMark(marked_us, tuple(events)))
-            decided = await self._store.decisions.decide(namespace, events, proposed)
+            await separate.mark_atomic(namespace, AtomicMark(marked_us, tuple(events), is_decided))
+            outcome = await self._decide(namespace, events, found)
             now_us = self._now_us(namespace)
             if _is_surely_open(namespace, marked_us, now_us):
-                return decided
+                return outcome
 
     async def request_recounts(
         self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool

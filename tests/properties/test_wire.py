@@ -12,7 +12,8 @@ from api.http.calendar import fixed_step
 from api.http.models import TokenBody
 from api.http.problems import problem_bytes, problem_types, retry_after_s
 from api.routes.items import token_of
-from api.routes.reports import _event_of_page, _page, _place
+from api.routes.paging import page_of
+from api.routes.reports import _event_of_page, _place
 from api.routes.spans import history_points
 from counter import limits
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError, TokenTooOldError
@@ -112,11 +113,11 @@ event_ids = st.builds(
 
 @given(event_ids)
 def test_a_page_continues_after_the_event_it_names(event: Event) -> None:
-    assert _event_of_page("c", _page(_place(event))) == event
+    assert _event_of_page("c", page_of(_place(event))) == event
 
 
 @given(
-    st.text(max_size=60) | st.lists(st.integers() | st.text() | st.none(), max_size=4).map(_page)
+    st.text(max_size=60) | st.lists(st.integers() | st.text() | st.none(), max_size=4).map(page_of)
 )
 def test_any_other_page_is_refused(page: str) -> None:
     try:

@@ -54,6 +54,13 @@ async def give_up(
     return lambda: works(namespace, written[0])
 
 
+async def marks_of(world: World, namespace: Namespace) -> Sequence[AtomicMark]:
+    found: Sequence[AtomicMark] = await world.store.separate_writes.dirty_atomic(
+        namespace, 0, Span.after(0, TIME_MAX_US)
+    )
+    return found
+
+
 @contextmanager
 def crash_when_half_is_hidden(world: World) -> Iterator[None]:
     void = world.store.separate_writes.void
@@ -161,16 +168,51 @@ async def test_an_atomic_add_in_flight_delays_only_its_window() -> None:
 async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() -> None:
     """All items are found, and void was decided: the decision is carried out."""
     world, namespace = await begun(shards=1)
-    token = world.token()
-    await world.api.add_atomic(namespace, ITEMS, token)
-    (mark,) = await world.store.separate_writes.dirty_atomic(
-        namespace, 0, Span.after(0, TIME_MAX_US)
-    )
+    await world.api.add_atomic(namespace, ITEMS, world.token())
+    (mark,) = await marks_of(world, namespace)
     void = Decision(Outcome.VOID, fingerprint(mark.events))
     await world.store.decisions.decide(namespace, mark.events, void)
     a = world.process()
     await world.roll_up(a, times=2)
     assert list(await world.store.events.find(namespace, mark.events)) == [None, None]
+    assert set((await world.rolled_up(namespace)).values()) == {0}
+
+
+async def test_a_decision_that_is_found_is_marked_before_it_is_carried_out() -> None:
+    """Regression: another worker passes the mark, having looked before there was a decision, and
+    the one that finds it dies half way."""
+    world, namespace = await begun(shards=1)
+    await world.api.add_atomic(namespace, ITEMS, world.token())
+    (mark,) = await marks_of(world, namespace)
+    a, b = world.process(), world.process()
+    world.clock.advance(CLOSING)
+    passes = await b.held_in("sums")
+    void = Decision(Outcome.VOID, fingerprint(mark.events))
+    await world.store.decisions.decide(namespace, mark.events, void)
+    with crash_when_half_is_hidden(world):
+        await a.worker.tick()
+    b.road.open.set()
+    await passes
+    await world.roll_up(b, times=3)
+    assert await world.counts(namespace, "a", "b") == [0, 0]
+    assert await world.rolled_up(namespace) == {"a": 0, "b": 0}
+
+
+async def test_a_mark_of_a_decision_leaves_no_further_one() -> None:
+    """Else there would be one in each pass until retention ends."""
+    world, namespace = await begun(shards=1)
+    await world.api.add_atomic(namespace, ITEMS, world.token())
+    (mark,) = await marks_of(world, namespace)
+    void = Decision(Outcome.VOID, fingerprint(mark.events))
+    await world.store.decisions.decide(namespace, mark.events, void)
+    a = world.process()
+    separate = world.store.separate_writes
+    with patch.object(separate, "mark_atomic", wraps=separate.mark_atomic) as marks:
+        await world.roll_up(a, times=6)
+    ((_, left),) = [each.args for each in marks.await_args_list]
+    assert (left.is_decided, left.events) == (True, mark.events)
+    assert left.window_us > mark.window_us
+    assert list(await marks_of(world, namespace)) == []
     assert set((await world.rolled_up(namespace)).values()) == {0}
 
 

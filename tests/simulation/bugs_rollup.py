@@ -168,6 +168,15 @@ BUGS = (
         ),
     ),
     bug(
+        "found-decision-not-marked",
+        "a worker that finds a decision about an atomic add leaves no mark of it",
+        Edit(
+            atomics.AtomicSettler._resolve_incomplete,
+            "is_marked=mark.is_decided and decision is not None",
+            "is_marked=decision is not None",
+        ),
+    ),
+    bug(
         "atomic-adds-not-settled",
         "a worker sums windows without looking at their atomic adds",
         Edit(atomics.AtomicSettler._resolve_incomplete, "if not marks:", "if True:"),

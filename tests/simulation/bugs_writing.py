@@ -208,7 +208,11 @@ BUGS = (
     bug(
         "no-atomic-mark-before-decision",
         "a resolver writes no mark of an atomic add before the decision",
-        Edit(_Resolver._decide, "bool(events[0].item_key) and not is_decided", "False"),
+        Edit(
+            _Resolver.resolve,
+            "if separate is None or is_marked or not events[0].item_key:",
+            "if True:",
+        ),
     ),
     bug(
         "atomic-mark-passed",
@@ -229,8 +233,8 @@ BUGS = (
         ),
         Edit(
             _Resolver._decide_marked,
-            "AtomicMark(marked_us, tuple(events)))",
-            "AtomicMark(marked_us, tuple(events))))",
+            "AtomicMark(marked_us, tuple(events), is_decided))",
+            "AtomicMark(marked_us, tuple(events), is_decided)))",
         ),
     ),
     bug(

@@ -163,6 +163,9 @@ DIRECTED: Final[Mapping[str, str]] = {
     "decision-ignored": (
         f"{_ATOMICS}test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker"
     ),
+    "found-decision-not-marked": (
+        f"{_ATOMICS}test_a_decision_that_is_found_is_marked_before_it_is_carried_out"
+    ),
     "atomic-adds-not-settled": _HALVES,
     "slice-dropped-early": f"{_SLICES}test_a_shard_that_lags_behind_holds_the_slices_back",
     "settled-rows-summed": f"{_CONTRACTS}TestCounts::test_settled_only_moves_forward",

@@ -34,6 +34,7 @@ from counter.types import (
     Pending,
     Span,
     WindowRow,
+    atom_of,
 )
 
 _TIME_BYTES: Final = 8
@@ -252,7 +253,7 @@ class CassandraRollups:
             await self._session.slice_of(dataset, time_us)
         insert = await self._session.to_write(dataset, _MARK_ATOMIC)
         first, items = events[0], pack_items(events)
-        token = (first.event_time_us, first.event_id, first.atom or b"")
+        token = (first.event_time_us, first.event_id, mark.stored_atom)
         rows: list[tuple[Lane, Any]] = []
         for shard in {shard_of(event.counter, namespace.settings.shards) for event in events}:
             lane = (dataset.write_timeout_us, "atomic_marks", namespace.id, shard, mark.window_us)
@@ -373,7 +374,7 @@ class CassandraRollups:
             ]
         )
         marks = [
-            AtomicMark(window_us, unpack_items(items, time_us, event_id, atom or None))
+            _atomic_mark(window_us, time_us, event_id, atom, items)
             for rows in found
             for window_us, time_us, event_id, atom, items in rows or ()
         ]
@@ -626,3 +627,10 @@ def _chunks(all_of: Iterable[_T], size: int) -> Iterator[tuple[_T, ...]]:
     items = iter(all_of)
     while some := tuple(islice(items, size)):
         yield some
+
+
+def _atomic_mark(
+    window_us: int, event_time_us: int, event_id: bytes, stored_atom: bytes, items: bytes
+) -> AtomicMark:
+    atom, is_decided = atom_of(stored_atom)
+    return AtomicMark(window_us, unpack_items(items, event_time_us, event_id, atom), is_decided)

@@ -64,6 +64,7 @@ from counter.types import (
     Pending,
     Span,
     WindowRow,
+    atom_of,
 )
 
 #: The maximum of remembered counters whose names are listed; forgetting one is safe.
@@ -126,7 +127,7 @@ class DynamodbRollups:
         for time_us in {event.event_time_us for event in mark.events}:
             await self._session.slice_of(namespace.dataset, time_us)
         first, shards = mark.events[0], namespace.settings.shards
-        place, atom = number(mark.window_us) + number(first.event_time_us), first.atom or b""
+        place, atom = number(mark.window_us) + number(first.event_time_us), mark.stored_atom
         cells = {
             "sk": place + first.event_id + atom,
             "w": mark.window_us,
@@ -411,12 +412,12 @@ def _keys(items: Sequence[Item]) -> list[Key]:
 
 
 def _atomic_from(item: Item) -> AtomicMark:
-    time_us, nonce, atom = item["t"], item["e"], item["a"] or None
+    time_us, nonce, (atom, is_decided) = item["t"], item["e"], atom_of(item["a"])
     events = (
         Event(counter, time_us, nonce, key, delta, clear=clear, atom=atom)
         for counter, key, delta, clear in json.loads(item["i"])
     )
-    return AtomicMark(item["w"], tuple(events))
+    return AtomicMark(item["w"], tuple(events), is_decided)
 
 
 def _row(table: str, pk: bytes, row: WindowRow, through_us: int) -> Write:
