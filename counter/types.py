@@ -167,7 +167,8 @@ class RolledPart(NamedTuple):
 class AtomicMark(NamedTuple):
     """A mark with a whole atomic add, so that a worker can finish the add after a crash.
 
-    One that *is_decided* was left after the decision about the add was durable.
+    One that *is_decided* says of the other one in its window that no worker can have passed it
+    without seeing the decision about the add.
     """
 
     window_us: int

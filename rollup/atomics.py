@@ -65,7 +65,7 @@ class AtomicSettler:
         TokenPendingError if no window can proceed.
         """
         span = Span.after(after_us, through_us)
-        marks = await self._separate.dirty_atomic(namespace, shard, span)
+        marks = _without_twins(await self._separate.dirty_atomic(namespace, shard, span))
         pending: list[tuple[int, TokenPendingError]] = []
 
         async def settle(group: Sequence[AtomicMark]) -> Sequence[tuple[AtomicMark, _Settled]]:
@@ -168,6 +168,13 @@ class AtomicSettler:
             except TokenConflictError as error:
                 _log.warning("an atomic add lost to another use of its token: %s", error.detail)
         return pending
+
+
+def _without_twins(marks: Sequence[AtomicMark]) -> list[AtomicMark]:
+    """Return *marks* without those of which another one in their window says that they are of a
+    decision."""
+    decided = {mark._replace(is_decided=False) for mark in marks if mark.is_decided}
+    return [mark for mark in marks if mark not in decided]
 
 
 def _groups(marks: Sequence[AtomicMark]) -> Iterator[list[AtomicMark]]:

@@ -46,7 +46,7 @@ class Resolver:
 
         With *by_worker*, which settles atomic adds, retention is not checked: a client would get
         TokenTooOldError with ``applied: None``. *is_decided* says that a decision is known to
-        exist, and *is_marked* that an atomic mark was left after it, which no worker has passed.
+        exist, and *is_marked* that an atomic mark was left after it, in a window that was open.
 
         Raises TokenConflictError, TokenPendingError while an admitted write may be in flight,
         TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
@@ -116,17 +116,22 @@ class Resolver:
         """Decide about an atomic add so that a worker can finish it if this process crashes.
 
         The worker must find the mark and the decision. So the mark is written before the decision,
-        in an open window, and the decision must be durable while that window is open. If it was
-        durable before the mark, the mark says so, and who finds it leaves no further one.
+        in an open window, and the decision must be durable while that window is open. If there was
+        a decision before, a second mark then says that all this is so: who finds it leaves no
+        further mark. It may land late, so it cannot stand for the first one.
         """
         now_us = self._now_us(namespace)
         while True:
             marked_us = window_of(now_us, namespace.settings.rollup_window_us)
-            await separate.mark_atomic(namespace, AtomicMark(marked_us, tuple(events), is_decided))
+            mark = AtomicMark(marked_us, tuple(events))
+            await separate.mark_atomic(namespace, mark)
             outcome = await self._decide(namespace, events, found)
             now_us = self._now_us(namespace)
             if _is_surely_open(namespace, marked_us, now_us):
-                return outcome
+                break
+        if is_decided:
+            await separate.mark_atomic(namespace, mark._replace(is_decided=True))
+        return outcome
 
     async def request_recounts(
         self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool

@@ -209,9 +209,38 @@ async def test_a_mark_of_a_decision_leaves_no_further_one() -> None:
     separate = world.store.separate_writes
     with patch.object(separate, "mark_atomic", wraps=separate.mark_atomic) as marks:
         await world.roll_up(a, times=6)
-    ((_, left),) = [each.args for each in marks.await_args_list]
-    assert (left.is_decided, left.events) == (True, mark.events)
-    assert left.window_us > mark.window_us
+    left = [each.args[1] for each in marks.await_args_list]
+    (window_us,) = {each.window_us for each in left}
+    assert left == [AtomicMark(window_us, mark.events, each) for each in (False, True)]
+    assert window_us > mark.window_us
+    assert list(await marks_of(world, namespace)) == []
+    assert set((await world.rolled_up(namespace)).values()) == {0}
+
+
+async def test_a_mark_of_a_decision_is_in_a_window_that_was_open() -> None:
+    """Another worker may have passed one that landed late without having seen it."""
+    world, namespace = await begun(shards=1)
+    await world.api.add_atomic(namespace, ITEMS, world.token())
+    (mark,) = await marks_of(world, namespace)
+    void = Decision(Outcome.VOID, fingerprint(mark.events))
+    await world.store.decisions.decide(namespace, mark.events, void)
+    a = world.process()
+    separate = world.store.separate_writes
+    left: list[AtomicMark] = []
+
+    async def lands_late(of: Namespace, each: AtomicMark) -> None:
+        if not left:
+            world.clock.advance(CLOSING)
+        left.append(each)
+        await works(of, each)
+
+    works = separate.mark_atomic
+    with patch.object(separate, "mark_atomic", lands_late):
+        await world.roll_up(a, times=6)
+    late, first, second, *_ = left
+    # The late one is found too, and leaves two more.
+    assert [each.is_decided for each in left] == [False, *[False, True] * 2]
+    assert late.window_us < first.window_us == second.window_us
     assert list(await marks_of(world, namespace)) == []
     assert set((await world.rolled_up(namespace)).values()) == {0}
 

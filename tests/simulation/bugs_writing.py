@@ -224,17 +224,21 @@ BUGS = (
         ),
     ),
     bug(
+        "decided-mark-of-a-passed-window",
+        "a mark is said to be of a decision although a worker may have passed its window",
+        Edit(
+            _Resolver._decide_marked,
+            "await separate.mark_atomic(namespace, mark)",
+            "await separate.mark_atomic(namespace, mark._replace(is_decided=is_decided))",
+        ),
+    ),
+    bug(
         "atomic-mark-not-awaited",
         "a resolver decides about an atomic add while its mark is still on its way",
         Edit(
             _Resolver._decide_marked,
-            "await separate.mark_atomic(",
-            '__import__("asyncio").ensure_future(separate.mark_atomic(',
-        ),
-        Edit(
-            _Resolver._decide_marked,
-            "AtomicMark(marked_us, tuple(events), is_decided))",
-            "AtomicMark(marked_us, tuple(events), is_decided)))",
+            "await separate.mark_atomic(namespace, mark)",
+            '__import__("asyncio").ensure_future(separate.mark_atomic(namespace, mark))',
         ),
     ),
     bug(

@@ -99,6 +99,9 @@ DIRECTED: Final[Mapping[str, str]] = {
     "atomic-mark-passed": (
         "tests/rollup/test_atomics.py::test_a_resolver_that_pauses_before_it_decides_leaves_no_half"
     ),
+    "decided-mark-of-a-passed-window": (
+        "tests/rollup/test_atomics.py::test_a_mark_of_a_decision_is_in_a_window_that_was_open"
+    ),
     "atomic-mark-not-awaited": (
         f"{_RESOLUTION}test_an_atomic_add_is_marked_again_before_anything_is_decided"
     ),
