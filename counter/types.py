@@ -177,8 +177,8 @@ class AtomicMark(NamedTuple):
 
     @property
     def stored_atom(self) -> bytes:
-        """Return what tells it from others of its token and window in a store. With one more byte
-        for one that *is_decided*, because both may be there."""
+        """Return the fingerprint of its items as stores have it: with one more byte if it
+        *is_decided*, because both marks may be in one window."""
         return (self.events[0].atom or b"") + b"\x01" * self.is_decided
 
 
