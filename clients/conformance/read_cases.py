@@ -164,7 +164,7 @@ _COMMANDS: Final[Mapping[str, tuple[Case, Case]]] = {
         {"counter_type": "ACCURATE"},
     ),
 }
-_NO_LISTS: Final = (None, {}, "text", 1)
+_NO_LISTS: Final[Sequence[Json]] = (None, {}, "text", 1)
 _NO_NUMBERS: Final = (None, "1", 1.5, True)
 _NO_TEXTS: Final = (None, 1)
 _OF_COUNT: Final = {
@@ -173,7 +173,7 @@ _OF_COUNT: Final = {
     "as_of": NO_TIMES,
     "accuracy": MISFITS["accuracy"],
 }
-_OF_PAGE: Final = {"next_page": (1, True, [])}
+_OF_PAGE: Final[Mapping[str, Sequence[Json]]] = {"next_page": (1, True, [])}
 #: Values that do not fit, by the list or the object of the answer ("" for the answer itself) and
 #: its member. All of them are needed, but for the delta of an event that is a clear.
 _FIELDS: Final[Mapping[str, Mapping[str, Mapping[str, Sequence[Json]]]]] = {
@@ -313,14 +313,14 @@ def _oversized() -> Iterator[Case]:
     spaces = transport.ANSWER_ONE_BYTES_MAX + 1
     for do in _FIELDS:
         is_one = do in ("between", "recount", "create_namespace", "change_namespace")
-        answers = [SUCCESS | {"spaces": spaces}, SUCCESS]
+        answers: list[Case] = [SUCCESS | {"spaces": spaces}, SUCCESS]
         yield _of(f"{do}, oversized for one", answers, do, 2 if is_one else 1)
 
 
 def _pages() -> Iterator[Case]:
     """Pages until there is no next one, or as many items as were asked for."""
     second, third = ({"of": "", "members": {"next_page": each}} for each in ("b+&=", "c"))
-    pages = [SUCCESS | second, SUCCESS | third, SUCCESS]
+    pages: list[Case] = [SUCCESS | second, SUCCESS | third, SUCCESS]
     names = ["CASE-0", "CASE-1", "CASE-b+&=0", "CASE-b+&=1", "CASE-c0", "CASE-c1"]
     events = [_event(0), _event(1, clear=True)]
     wanted: Mapping[str, Case] = {
@@ -330,7 +330,7 @@ def _pages() -> Iterator[Case]:
     }
     for do, members in wanted.items():
         yield _of(f"{do}: three pages", pages, do, 3, {"outcome": "done", **members})
-        lost = [pages[0], LOST, {"status": 200, **PAGE}, *pages[1:]]
+        lost: list[Case] = [pages[0], LOST, {"status": 200, **PAGE}, *pages[1:]]
         yield _of(f"{do}: a page is lost", lost, do, 5, {"outcome": "done", **members})
     for do, key in (("list", "counts"), ("events", "events")):
         for limit, requests in ((1, 1), (2, 1), (3, 2), (4, 2), (9, 3)):
