@@ -37,7 +37,7 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.metrics import NamespaceTally
-from counter.types import Namespace, Token, Written
+from counter.types import Token, Written
 
 #: A token, an arbitrary key that identifies one, or nothing.
 Credential = Token | str | None
@@ -48,8 +48,6 @@ TALLIES: Final = (
     *("original", "replayed", "unverified", "conflict", "late_applied", "voided"),
     *("best_effort", "refused", "unknown"),
 )
-#: Those that changed a count; ``unverified`` may have done so before.
-_COUNTED_NOW: Final = frozenset({"original", "unverified", "best_effort"})
 TALLIED: Final[Mapping[Written, str]] = {
     Written.NEW: "original",
     Written.REPLAYED: "replayed",
@@ -92,19 +90,18 @@ class Added(NamedTuple):
 class AddTally(dict[str, int]):
     """Adds and clears by outcome, since the process began: by the names of :data:`TALLIES`. An
     atomic add counts once for each item. :attr:`namespaces` has those that changed a count, by
-    namespace."""
+    namespace; of ``unverified`` ones, perhaps before."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys(TALLIES, 0))
         self.namespaces = NamespaceTally()
 
-    def count(self, namespace: Namespace, outcome: str, adds: int = 1) -> None:
-        """Tally *adds* with *outcome*, one of :data:`TALLIES`."""
+    def count(self, namespace: str, outcome: str, adds: int = 1) -> None:
+        """Tally *adds* that changed a count."""
         self[outcome] += adds
-        if outcome in _COUNTED_NOW:
-            self.namespaces.count(namespace.name, adds)
+        self.namespaces.count(namespace, adds)
 
-    def record(self, namespace: Namespace, outcomes: Sequence[Written | CounterError]) -> None:
+    def record(self, namespace: str, outcomes: Sequence[Written | CounterError]) -> None:
         """Tally *outcomes* of the store, but not CONFLICT and LATE: these are preliminary, and end
         in an error or in a resolution."""
         counted = 0
@@ -112,30 +109,33 @@ class AddTally(dict[str, int]):
             if counted == len(outcomes):
                 return
             number = outcomes.count(outcome)
-            self.count(namespace, name, number)
+            if outcome is Written.REPLAYED:
+                self[name] += number
+            else:
+                self.count(namespace, name, number)
             counted += number
         for each in outcomes:
             if isinstance(each, CounterError):
-                self.record_failure(namespace, each)
+                self.record_failure(each)
 
-    def record_failure(self, namespace: Namespace, error: CounterError, adds: int = 1) -> None:
+    def record_failure(self, error: CounterError, adds: int = 1) -> None:
         """Tally *adds* that ended in *error*."""
         if isinstance(error, TokenConflictError):
-            self.count(namespace, "conflict", adds)
+            self["conflict"] += adds
         elif isinstance(error, TokenTooOldError) and error.applied is False:
-            self.count(namespace, "voided", adds)
+            self["voided"] += adds
         elif isinstance(error, OverloadedError | RateLimitedError | ClockSkewError):
-            self.count(namespace, "refused", adds)
+            self["refused"] += adds
         elif isinstance(error, UnavailableError | TokenPendingError) or error.status >= 500:
-            self.count(namespace, "unknown", adds)
+            self["unknown"] += adds
         else:
-            self.count(namespace, "refused", adds)
+            self["refused"] += adds
 
     @contextmanager
-    def recording_failures(self, namespace: Namespace, adds: int = 1) -> Iterator[None]:
+    def recording_failures(self, adds: int = 1) -> Iterator[None]:
         """Tally an error that the block raises, as the outcome of *adds*."""
         try:
             yield
         except CounterError as error:
-            self.record_failure(namespace, error, adds)
+            self.record_failure(error, adds)
             raise

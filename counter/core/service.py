@@ -124,7 +124,7 @@ class CounterService:
             if isinstance(result, CounterError):
                 raise result
             return result
-        with self.tally.recording_failures(namespace):
+        with self.tally.recording_failures():
             return await self._with_token(
                 namespace,
                 "add",
@@ -153,7 +153,7 @@ class CounterService:
         try:
             gatherer.add(namespace, event, done)
         except OverloadedError as error:
-            self.tally.record_failure(namespace, error)
+            self.tally.record_failure(error)
             done(error)
         return True
 
@@ -198,10 +198,10 @@ class CounterService:
         allowance: Allowance,
         submit: Callable[[Namespace, Event, Allowance], Awaitable[Added]],
     ) -> Added:
-        with self.tally.recording_failures(namespace):
+        with self.tally.recording_failures():
             if namespace.settings.counter_type is CounterType.BEST_EFFORT:
                 await self._cache.clear(namespace, counter)
-                self.tally.count(namespace, "best_effort")
+                self.tally.count(namespace.name, "best_effort")
                 return Added(counter, 0, self._clock.now_us(), None)
             return await self._with_token(
                 namespace,
@@ -260,7 +260,7 @@ class CounterService:
         if early:
             # One refusal serves all: when the latest of them may be sent, all may.
             error = self._writer.future_error(namespace, max(early)[0], now_us, len(early))
-            self.tally.record_failure(namespace, error, len(early))
+            self.tally.record_failure(error, len(early))
             for _, index in early:
                 results[index] = error
         for index, answer in zip(fresh, await self._write_each(namespace, events), strict=True):
@@ -296,7 +296,7 @@ class CounterService:
     ) -> list[Added]:
         """Count all the items under one token, or none of them. An arbitrary key is one of the
         *operation* and *scope*."""
-        with self.tally.recording_failures(namespace, len(items)):
+        with self.tally.recording_failures(len(items)):
             self.require_events(namespace, "an atomic add")
             return await self._with_token(
                 namespace,
@@ -317,7 +317,7 @@ class CounterService:
         A long sequence is done in parts that take turns with those of other requests, because each
         atomic add costs a task. The caller holds the adds in :attr:`one_by_one` meanwhile.
         """
-        if refusal := self._refused(namespace, allowance.reserve, len(lists)):
+        if refusal := self._refused(allowance.reserve, len(lists)):
             return [refusal] * len(lists)
         outcomes: list[list[Added] | CounterError] = []
         longest = max((len(each.items) for each in lists), default=1)
@@ -425,9 +425,9 @@ class CounterService:
             # Nothing is written, and one event may be the cause. LATE sends each to add().
             return [Written.LATE] * len(events)
         except CounterError as error:
-            self.tally.record_failure(namespace, error, len(events))
+            self.tally.record_failure(error, len(events))
             return [error] * len(events)
-        self.tally.record(namespace, outcomes)
+        self.tally.record(namespace.name, outcomes)
         return outcomes
 
     async def _increment_gathered(
@@ -443,19 +443,19 @@ class CounterService:
         try:
             values = await self._cache.increment_many(namespace, changes)
         except CounterError as error:
-            self.tally.record_failure(namespace, error, len(changes))
+            self.tally.record_failure(error, len(changes))
             raise
         now_us = self._clock.now_us()
         changed = 0
         results: list[Added | CounterError] = []
         for (counter, delta), value in zip(changes, values, strict=True):
             if isinstance(value, CounterError):
-                self.tally.record_failure(namespace, value)
+                self.tally.record_failure(value)
                 results.append(value)
             else:
                 changed += 1
                 results.append(Added(counter, delta, now_us, None))
-        self.tally.count(namespace, "best_effort", changed)
+        self.tally.count(namespace.name, "best_effort", changed)
         return results
 
     async def _submit(self, namespace: Namespace, event: Event, allowance: Allowance) -> Added:
@@ -485,7 +485,7 @@ class CounterService:
             raise outcome
         if outcome is Written.CONFLICT:
             raise conflict(event)
-        self.tally.record(namespace, (outcome,))
+        self.tally.record(namespace.name, (outcome,))
         return Added(event[0], event[4], event[1], REPLAYED[outcome])
 
     async def _write_each(
@@ -497,10 +497,10 @@ class CounterService:
         try:
             outcomes = await self._writer.write(namespace, events)
         except CounterError as error:
-            self.tally.record_failure(namespace, error, len(events))
+            self.tally.record_failure(error, len(events))
             return [error] * len(events)
         if outcomes.count(Written.NEW) == len(events):
-            self.tally.record(namespace, outcomes)
+            self.tally.record(namespace.name, outcomes)
             # Built without the constructor, which takes twice the time.
             new = tuple.__new__
             return [new(Added, (event[0], event[4], event[1], False)) for event in events]
@@ -515,7 +515,7 @@ class CounterService:
         if outcome is Written.LATE:
             return None
         try:
-            with self.tally.recording_failures(namespace):
+            with self.tally.recording_failures():
                 return self._added(namespace, event, outcome)
         except (TokenConflictError, UnavailableError) as error:
             return error
@@ -536,10 +536,10 @@ class CounterService:
         late = sum(isinstance(each.credential, Token) for each in left)
         keys = sum(isinstance(each.credential, str) for each in left)
         missing = _token_missing(namespace)
-        self.tally.record_failure(namespace, missing, len(left) - late - keys)
+        self.tally.record_failure(missing, len(left) - late - keys)
         refusals = {
-            Token: self._refused(namespace, allowance.resolve, late),
-            str: self._refused(namespace, allowance.reserve, keys),
+            Token: self._refused(allowance.resolve, late),
+            str: self._refused(allowance.reserve, keys),
             NoneType: missing,
         }
         admitted = [each for each in left if refusals.get(type(each.credential)) is None]
@@ -552,16 +552,14 @@ class CounterService:
             for each, result in zip(adds, results, strict=True)
         ]
 
-    def _refused(
-        self, namespace: Namespace, charge: Callable[[int], None], count: int
-    ) -> RateLimitedError | None:
+    def _refused(self, charge: Callable[[int], None], count: int) -> RateLimitedError | None:
         """Charge the current request for *count* adds, or return the error if the limit is
         reached."""
         try:
             if count:
                 charge(count)
         except RateLimitedError as error:
-            self.tally.record_failure(namespace, error, count)
+            self.tally.record_failure(error, count)
             return error
         return None
 
@@ -574,7 +572,7 @@ class CounterService:
                     partial(self.add, namespace, *each, allowance) for each in adds
                 )
         except OverloadedError as error:
-            self.tally.record_failure(namespace, error, len(adds))
+            self.tally.record_failure(error, len(adds))
             return [error] * len(adds)
 
     async def _resolve(
@@ -597,7 +595,7 @@ class CounterService:
                 " if the add is still wanted, send it with a new token",
                 applied=False,
             )
-        self.tally.count(namespace, "late_applied", len(events))
+        self.tally["late_applied"] += len(events)
         return [Added(each.counter, each.delta, each.event_time_us, True) for each in events]
 
 

@@ -57,7 +57,7 @@ BUGS = (
         ),
         Edit(
             service.CounterService._added,
-            "self.tally.record(namespace, (outcome,))",
+            "self.tally.record(namespace.name, (outcome,))",
             "outcome = Written.UNVERIFIED if isinstance(outcome, UnavailableError) else outcome",
         ),
     ),
