@@ -61,6 +61,15 @@ async def marks_of(world: World, namespace: Namespace) -> Sequence[AtomicMark]:
     return found
 
 
+async def decide_void(world: World, namespace: Namespace) -> AtomicMark:
+    """Have a whole atomic add be decided as void; return its mark."""
+    await world.api.add_atomic(namespace, ITEMS, world.token())
+    (mark,) = await marks_of(world, namespace)
+    void = Decision(Outcome.VOID, fingerprint(mark.events))
+    await world.store.decisions.decide(namespace, mark.events, void)
+    return mark
+
+
 @contextmanager
 def crash_when_half_is_hidden(world: World) -> Iterator[None]:
     void = world.store.separate_writes.void
@@ -168,10 +177,7 @@ async def test_an_atomic_add_in_flight_delays_only_its_window() -> None:
 async def test_a_decision_that_a_crash_left_half_done_is_done_by_the_worker() -> None:
     """All items are found, and void was decided: the decision is carried out."""
     world, namespace = await begun(shards=1)
-    await world.api.add_atomic(namespace, ITEMS, world.token())
-    (mark,) = await marks_of(world, namespace)
-    void = Decision(Outcome.VOID, fingerprint(mark.events))
-    await world.store.decisions.decide(namespace, mark.events, void)
+    mark = await decide_void(world, namespace)
     a = world.process()
     await world.roll_up(a, times=2)
     assert list(await world.store.events.find(namespace, mark.events)) == [None, None]
@@ -201,10 +207,7 @@ async def test_a_decision_that_is_found_is_marked_before_it_is_carried_out() -> 
 async def test_a_mark_of_a_decision_leaves_no_further_one() -> None:
     """Else there would be one in each pass until retention ends."""
     world, namespace = await begun(shards=1)
-    await world.api.add_atomic(namespace, ITEMS, world.token())
-    (mark,) = await marks_of(world, namespace)
-    void = Decision(Outcome.VOID, fingerprint(mark.events))
-    await world.store.decisions.decide(namespace, mark.events, void)
+    mark = await decide_void(world, namespace)
     a = world.process()
     separate = world.store.separate_writes
     with patch.object(separate, "mark_atomic", wraps=separate.mark_atomic) as marks:
@@ -220,10 +223,7 @@ async def test_a_mark_of_a_decision_leaves_no_further_one() -> None:
 async def test_a_mark_of_a_decision_is_in_a_window_that_was_open() -> None:
     """Another worker may have passed one that landed late without having seen it."""
     world, namespace = await begun(shards=1)
-    await world.api.add_atomic(namespace, ITEMS, world.token())
-    (mark,) = await marks_of(world, namespace)
-    void = Decision(Outcome.VOID, fingerprint(mark.events))
-    await world.store.decisions.decide(namespace, mark.events, void)
+    mark = await decide_void(world, namespace)
     a = world.process()
     separate = world.store.separate_writes
     left: list[AtomicMark] = []
