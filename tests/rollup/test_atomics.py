@@ -223,7 +223,7 @@ async def test_a_mark_of_a_decision_leaves_no_further_one() -> None:
 async def test_a_mark_of_a_decision_is_in_a_window_that_was_open() -> None:
     """Another worker may have passed one that landed late without having seen it."""
     world, namespace = await begun(shards=1)
-    mark = await decide_void(world, namespace)
+    await decide_void(world, namespace)
     a = world.process()
     separate = world.store.separate_writes
     left: list[AtomicMark] = []
