@@ -264,6 +264,14 @@ class TokenTooOldError(
         self.retry = "new_token" if applied is False else "never"
 
 
+class TokenCancelledError(
+    CounterError, code="token_cancelled", title="The token was cancelled", status=410, retry="never"
+):
+    """The token was cancelled: its add does not count and never will."""
+
+    applied = False
+
+
 class UnavailableError(
     CounterError, code="unavailable", title="The service is not available", status=503
 ):

@@ -282,14 +282,6 @@ class SeparateWrites(Protocol):
         one token are two marks, because their counters may differ."""
         ...
 
-    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        """Return the decision about the token of *events*, if :meth:`DecisionStore.decide` has
-        returned one.
-
-        A decision that was not returned to any caller yet may be missed.
-        """
-        ...
-
     async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Write found events again, whatever their age, so that enough replicas have them; or an
         atomic add's missing ones. Existing events stay."""
@@ -399,7 +391,8 @@ class RollupStore(Protocol):
 class DecisionStore(Protocol):
     """Compare-and-set tables: decisions about late tokens, and the reserved times of keys.
 
-    The first decision about a token stays for as long as its event could exist.
+    The first decision about a token stays for as long as its event could exist, unless it is
+    cancelled: then that decision stays.
 
     The token of *events* is (counter, event time, event id); for the items of an atomic add
     (``atom`` is set) it is (event time, event id), whatever the items.
@@ -411,6 +404,23 @@ class DecisionStore(Protocol):
         """Insert if no decision exists for the token of *events*; return the decision that then
         exists. A transactional store that finds the token used inserts APPLIED instead of VOID,
         with the fingerprint OTHER_PAYLOAD if it was used for another payload."""
+        ...
+
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        """Return the decision about the token of *events*, if one was returned to a caller; one
+        that was not may be missed."""
+        ...
+
+    async def cancel(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        """Replace the decision about the token of *events* by what ``decision.over()`` returns for
+        it, and return that; the outcome of *decision* is that of a cancel.
+
+        A transactional store looks by itself whether the token is used, and for another payload
+        changes nothing and returns OTHER_PAYLOAD. In the same transaction it removes the events and
+        requests a recount of their windows, for readers too.
+        """
         ...
 
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:

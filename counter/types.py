@@ -164,28 +164,40 @@ class RolledPart(NamedTuple):
     marks: Sequence[DirtyMark]
 
 
+class Sight(IntEnum):
+    """What no worker can have missed that has passed an atomic mark."""
+
+    NOTHING = 0
+    #: That the add is decided.
+    DECISION = 1
+    #: That it is cancelled.
+    CANCEL = 2
+
+
 class AtomicMark(NamedTuple):
     """A mark with a whole atomic add, so that a worker can finish the add after a crash.
 
-    One that *is_decided* says of the other one in its window that no worker can have passed it
-    without seeing the decision about the add.
+    One with a *sight* says of the one without in its window that no worker can have passed that
+    one without seeing the decision about the add.
     """
 
     window_us: int
     events: tuple[Event, ...]
-    is_decided: bool = False
+    sight: Sight = Sight.NOTHING
 
     @property
     def stored_atom(self) -> bytes:
-        """Return the fingerprint of its items as stores have it: with one more byte if it
-        *is_decided*, because both marks may be in one window."""
-        return (self.events[0].atom or b"") + b"\x01" * self.is_decided
+        """Return the fingerprint of its items as stores have it: with one more byte for a sight,
+        because these marks may be in one window."""
+        sight = bytes((self.sight,)) if self.sight else b""
+        return (self.events[0].atom or b"") + sight
 
 
-def atom_of(stored: bytes) -> tuple[bytes | None, bool]:
-    """Return the fingerprint in the *stored* atom of a mark, and whether it is decided."""
-    is_decided = len(stored) % 2 == 1
-    return stored[: len(stored) - is_decided] or None, is_decided
+def atom_of(stored: bytes) -> tuple[bytes | None, Sight]:
+    """Return the fingerprint and the sight in the *stored* atom of a mark."""
+    has_sight = len(stored) % 2 == 1
+    sight = Sight(stored[-1]) if has_sight else Sight.NOTHING
+    return stored[: len(stored) - has_sight] or None, sight
 
 
 class WindowRow(NamedTuple):
@@ -245,10 +257,29 @@ class CounterUpdate:
 
 
 class Outcome(StrEnum):
-    """The permanent decision about a late token."""
+    """The permanent decision about a token. Only a cancel replaces another one."""
 
     APPLIED = "applied"
     VOID = "void"
+    #: It counted until it was cancelled.
+    CANCELLED = "cancelled"
+    #: It was cancelled before it counted.
+    CANCELLED_VOID = "cancelled_void"
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether the token is cancelled."""
+        return self in (Outcome.CANCELLED, Outcome.CANCELLED_VOID)
+
+    @property
+    def was_counted(self) -> bool:
+        """Return whether the token counts, or did until it was cancelled."""
+        return self in (Outcome.APPLIED, Outcome.CANCELLED)
+
+    @classmethod
+    def cancelled(cls, *, was_counted: bool) -> Outcome:
+        """Return the outcome of a cancel."""
+        return cls.CANCELLED if was_counted else cls.CANCELLED_VOID
 
 
 #: The fingerprint of a decision that agrees with no payload.
@@ -260,6 +291,25 @@ class Decision(NamedTuple):
 
     outcome: Outcome
     fingerprint: bytes
+
+    @property
+    def sight(self) -> Sight:
+        """Return what a worker that knows this decision has seen."""
+        return Sight.CANCEL if self.outcome.is_cancelled else Sight.DECISION
+
+    def over(self, stored: Decision | None) -> Decision:
+        """Return what this decision, of a cancel, leaves in place of *stored*."""
+        if stored is None:
+            return self
+        if stored.outcome.is_cancelled or stored.fingerprint != self.fingerprint:
+            return stored
+        was_counted = stored.outcome.was_counted
+        return Decision(Outcome.cancelled(was_counted=was_counted), self.fingerprint)
+
+
+#: Added to the reserved time of a key that is cancelled: a replacement of that time then fails in
+#: every store, and versions of the program that do not know cancels reject it as in the future.
+CANCELLED_KEY: Final = 1 << 62
 
 
 class Reservation(NamedTuple):
@@ -276,6 +326,11 @@ class Reservation(NamedTuple):
     def expired_us(self) -> int:
         """Return the largest *expires_us* of stored reservations that have expired."""
         return self.time_us - self.kept_us
+
+    @property
+    def lasts_us(self) -> int:
+        """Return at least how long it lasts from now on."""
+        return max(0, self.expires_us - self.time_us % CANCELLED_KEY)
 
     def replaces(self, time_us: int, expires_us: int) -> bool:
         """Return whether this replaces a stored reservation with these values."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 from counter.core.resolve import Resolver
@@ -16,7 +17,7 @@ from counter.errors import (
 )
 from counter.limits import MINUTE
 from counter.ports import Clock, SeparateWrites, Store
-from counter.types import AtomicMark, Namespace, Span
+from counter.types import AtomicMark, Namespace, Sight, Span
 from rollup.batches import in_groups
 from rollup.limiter import Limiter
 
@@ -146,7 +147,7 @@ class AtomicSettler:
         events = [event for mark in marks for event in mark.events]
         found = iter(await self._store.events.find(namespace, events))
         decided = await asyncio.gather(
-            *(self._separate.decided(namespace, mark.events) for mark in marks)
+            *(self._store.decisions.decided(namespace, mark.events) for mark in marks)
         )
         pending = []
         for mark, decision in zip(marks, decided, strict=True):
@@ -161,7 +162,7 @@ class AtomicSettler:
                     mark.events,
                     by_worker=True,
                     is_decided=decision is not None,
-                    is_marked=mark.is_decided and decision is not None,
+                    is_marked=decision is not None and mark.sight is decision.sight,
                 )
             except TokenPendingError as error:
                 pending.append((mark.window_us, error))
@@ -171,10 +172,11 @@ class AtomicSettler:
 
 
 def _without_twins(marks: Sequence[AtomicMark]) -> list[AtomicMark]:
-    """Return *marks* without those of which another one in their window says that they are of a
-    decision."""
-    decided = {mark._replace(is_decided=False) for mark in marks if mark.is_decided}
-    return [mark for mark in marks if mark not in decided]
+    """Return of the marks of an add in a window the one that says most."""
+    most: dict[AtomicMark, AtomicMark] = {}
+    for mark in sorted(marks, key=attrgetter("window_us", "sight")):
+        most[mark._replace(sight=Sight.NOTHING)] = mark
+    return list(most.values())
 
 
 def _groups(marks: Sequence[AtomicMark]) -> Iterator[list[AtomicMark]]:

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
 from counter.background import in_turns
 from counter.core.read import EMPTY_HEAD, read_heads_and_rows
 from counter.errors import SliceMissingError, UnavailableError
-from counter.limits import SECOND, TIME_MAX_US
+from counter.limits import BATCH_ITEMS_MAX, SECOND, TIME_MAX_US
 from counter.metrics import NUMBER_BOUNDS, Histogram
 from counter.ports import Cache, Store
 from counter.telemetry.tracing import Tracing
@@ -186,7 +187,7 @@ class BatchRoller:
         folds = iter(
             await self.store.events.sums(namespace, wanted, counted=counted) if wanted else ()
         )
-        undone = await self._undone(namespace, plans)
+        undone = await self._undone(namespace, plans, batch.dropped_before_us)
         self.recounts += sum(len(each.recounts) for each in plans)
         entries: _Entries = []
         for start in range(0, len(plans), self.batch_counters):
@@ -210,22 +211,25 @@ class BatchRoller:
         return entries
 
     async def _undone(
-        self, namespace: Namespace, plans: Sequence[Plan]
+        self, namespace: Namespace, plans: Sequence[Plan], dropped_before_us: int
     ) -> Mapping[str, Collection[Pending]]:
-        """Return the deletes of each counter that a later event has followed, or a later delete.
+        """Return the deletes of each counter that a later event has followed, or a later delete, or
+        that are cancelled, which have no clear any more.
 
         Processes remember which names are listed, so an event after a delete may not have listed
         the name again. Its window is dirty, so the worker sees it here.
         """
         undone: dict[str, Collection[Pending]] = {}
         for each in plans:
-            if not each.head.pending:
-                continue
             deletes = sorted(pending for pending in each.head.pending if pending.is_delete)
             if deletes:
-                after = EventPage(Span(deletes[-1].window_us + 1, TIME_MAX_US), limit=1)
-                later = await self.store.events.scan(namespace, each.counter, after)
-                undone[each.counter] = deletes if later else deletes[:-1]
+                at_us = deletes[-1].window_us
+                scan = partial(self.store.events.scan, namespace, each.counter)
+                is_over = bool(await scan(EventPage(Span(at_us + 1, TIME_MAX_US), limit=1)))
+                if not is_over and at_us >= dropped_before_us:
+                    then = await scan(EventPage(Span(at_us, at_us + 1), BATCH_ITEMS_MAX))
+                    is_over = not any(event.clear for event in then)
+                undone[each.counter] = deletes if is_over else deletes[:-1]
         return undone
 
     async def _update_cache(self, namespace: Namespace, entries: _Entries) -> None:

@@ -115,7 +115,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 PROMISE = (
     *("counter/types.py", "counter/ports.py", "counter/windows.py", "counter/folds.py"),
     *("counter/partitions.py", "counter/tokens.py", "counter/core/service.py"),
-    *("counter/core/write.py", "counter/core/read.py", "counter/core/resolve.py"),
+    *("counter/core/gather.py", "counter/core/write.py"),
+    *("counter/core/read.py", "counter/core/resolve.py", "counter/core/key_times.py"),
     *("counter/core/results.py", "counter/core/namespaces.py", "counter/core/clock_guard.py"),
     *("counter/core/admission.py", "counter/core/rate_limits.py", "counter/storage/memory/"),
 )

@@ -1,4 +1,4 @@
-"""Decide late tokens: every retry gets the same answer, even concurrent retries on two servers.
+"""Decide late tokens and cancel tokens: every retry gets the same answer, on any server.
 
 docs/architecture.md explains the steps and their order. After a crash between any two steps, the
 next retry continues; for atomic adds the rollup worker does, too.
@@ -6,7 +6,8 @@ next retry continues; for atomic adds the rollup worker does, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
@@ -16,9 +17,11 @@ from counter.ports import Clock, SeparateWrites, Store
 from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Outcome, Pending
 from counter.windows import closes_at, closing_limit_at, deciding_time, window_of
 
+_Decide = Callable[[Namespace, Sequence[Event], Decision], Awaitable[Decision]]
+
 
 class Resolver:
-    """Decides permanently what became of a token that is too old to be written."""
+    """Decides permanently what became of a token that is too old to be written, or cancels one."""
 
     def __init__(
         self,
@@ -38,15 +41,18 @@ class Resolver:
         namespace: Namespace,
         events: Sequence[Event],
         *,
+        cancels: bool = False,
         by_worker: bool = False,
         is_decided: bool = False,
         is_marked: bool = False,
     ) -> Outcome:
         """Return the decision about the token of *events* (all of one token).
 
-        With *by_worker*, which settles atomic adds, retention is not checked: a client would get
-        TokenTooOldError with ``applied: None``. *is_decided* says that a decision is known to
-        exist, and *is_marked* that an atomic mark was left after it, in a window that was open.
+        With *cancels* the token is cancelled, whatever became of it; VOID then means that it is
+        too old to be recorded as cancelled, and never counts. With *by_worker*, which settles
+        atomic adds, retention is not checked: a client would get TokenTooOldError with ``applied:
+        None``. *is_decided* says that a decision is known to exist, and *is_marked* that an atomic
+        mark was left after it, in a window that was open.
 
         Raises TokenConflictError, TokenPendingError while an admitted write may be in flight,
         TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
@@ -66,50 +72,60 @@ class Resolver:
             accept_limit_us = closing_limit_at(namespace, time_us)
             margin_us = deciding_time(namespace.dataset, window_us, accept_limit_us)
             self._check_retention(namespace, time_us, now_us, margin_us)
-        found = await self._store.events.find(namespace, events)
-        for event, stored in zip(events, found, strict=True):
-            if stored is not None and not stored.same_payload(event):
-                raise conflict(event)
-        if not all(found):
-            self._check_closed(namespace, time_us, now_us)
+        found = await self._find(namespace, events)
         separate = self._store.separate_writes
-        if separate is None and any(found):
+        # Without transactions an attempt that was admitted could be acknowledged after its cancel.
+        if not (separate is None if cancels else all(found)):
+            await self._check_closed(namespace, events, now_us)
+        if separate is None and any(found) and not cancels:
             return Outcome.APPLIED
+        decide = self._store.decisions.cancel if cancels else self._store.decisions.decide
+        decide_once = partial(self._decide, decide, namespace, events, _proposed(found, cancels))
         if separate is None or is_marked or not events[0].item_key:
-            outcome = await self._decide(namespace, events, any(found))
+            outcome = (await decide_once()).outcome
         else:
             outcome = await self._decide_marked(
-                separate, namespace, events, any(found), is_decided=is_decided
+                separate, namespace, events, decide_once, is_decided=is_decided
             )
         if separate is not None:
-            if outcome is Outcome.APPLIED:
-                await separate.rewrite(namespace, events)
-            else:
-                await separate.void(namespace, events)
-            recount_us = window_of(time_us, namespace.settings.rollup_window_us)
-            counters = list(dict.fromkeys(event.counter for event in events))
-            await self.request_recounts(
-                namespace, [(each, recount_us) for each in counters], for_readers=True
-            )
+            await self._carry_out(separate, namespace, events, outcome)
         if not by_worker:
             window_us = namespace.settings.rollup_window_us
             margin_us = window_us + 2 * namespace.dataset.clock_skew_max_us
             self._check_retention(namespace, time_us, self._clock.now_us(), margin_us)
         return outcome
 
-    async def _decide(self, namespace: Namespace, events: Sequence[Event], found: bool) -> Outcome:
-        proposed = Decision(Outcome.APPLIED if found else Outcome.VOID, fingerprint(events))
-        decided = await self._store.decisions.decide(namespace, events, proposed)
+    async def check_payload(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Raise TokenConflictError if the token of *events* is known with another payload."""
+        await self._find(namespace, events)
+        decision = await self._store.decisions.decided(namespace, events)
+        if decision is not None and decision.fingerprint != fingerprint(events):
+            raise conflict(events[0])
+
+    async def _find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
+        """Return the stored events. Raises TokenConflictError."""
+        found = await self._store.events.find(namespace, events)
+        for event, stored in zip(events, found, strict=True):
+            if stored is not None and not stored.same_payload(event):
+                raise conflict(event)
+        return found
+
+    @staticmethod
+    async def _decide(
+        decide: _Decide, namespace: Namespace, events: Sequence[Event], outcome: Outcome
+    ) -> Decision:
+        proposed = Decision(outcome, fingerprint(events))
+        decided = await decide(namespace, events, proposed)
         if decided.fingerprint != proposed.fingerprint:
             raise conflict(events[0])
-        return decided.outcome
+        return decided
 
     async def _decide_marked(
         self,
         separate: SeparateWrites,
         namespace: Namespace,
         events: Sequence[Event],
-        found: bool,
+        decide_once: Callable[[], Awaitable[Decision]],
         *,
         is_decided: bool,
     ) -> Outcome:
@@ -125,13 +141,30 @@ class Resolver:
             marked_us = window_of(now_us, namespace.settings.rollup_window_us)
             mark = AtomicMark(marked_us, tuple(events))
             await separate.mark_atomic(namespace, mark)
-            outcome = await self._decide(namespace, events, found)
+            decision = await decide_once()
             now_us = self._now_us(namespace)
             if _is_surely_open(namespace, marked_us, now_us):
                 break
         if is_decided:
-            await separate.mark_atomic(namespace, mark._replace(is_decided=True))
-        return outcome
+            await separate.mark_atomic(namespace, mark._replace(sight=decision.sight))
+        return decision.outcome
+
+    async def _carry_out(
+        self,
+        separate: SeparateWrites,
+        namespace: Namespace,
+        events: Sequence[Event],
+        outcome: Outcome,
+    ) -> None:
+        if outcome is Outcome.APPLIED:
+            await separate.rewrite(namespace, events)
+        else:
+            await separate.void(namespace, events)
+        recount_us = window_of(events[0].event_time_us, namespace.settings.rollup_window_us)
+        counters = list(dict.fromkeys(event.counter for event in events))
+        await self.request_recounts(
+            namespace, [(each, recount_us) for each in counters], for_readers=True
+        )
 
     async def request_recounts(
         self, namespace: Namespace, windows: Sequence[tuple[str, int]], *, for_readers: bool
@@ -159,9 +192,15 @@ class Resolver:
         """Return the time of a checked clock. Raises ClockSkewError."""
         return checked_now_us(self._clock, self._guard, namespace.dataset)
 
-    def _check_closed(self, namespace: Namespace, time_us: int, now_us: int) -> None:
-        closes_us = closes_at(namespace, time_us)
-        if now_us < closes_us:
+    async def _check_closed(
+        self, namespace: Namespace, events: Sequence[Event], now_us: int
+    ) -> None:
+        """Raise TokenPendingError if the window may be open, unless the token is cancelled."""
+        closes_us = closes_at(namespace, events[0].event_time_us)
+        if now_us >= closes_us:
+            return
+        decision = await self._store.decisions.decided(namespace, events)
+        if decision is None or not decision.outcome.is_cancelled:
             raise TokenPendingError(
                 "the token is past its accept limit, and a write of it that was admitted in time"
                 " may still be in flight; ask again with the same token",
@@ -178,6 +217,13 @@ class Resolver:
                 f" known for {(retention_us - margin_us) // 1_000_000} s",
                 applied=None,
             )
+
+
+def _proposed(found: Sequence[Event | None], cancels: bool) -> Outcome:
+    """Return the outcome to propose for a token of which *found* was found."""
+    if cancels:
+        return Outcome.cancelled(was_counted=any(found))
+    return Outcome.APPLIED if any(found) else Outcome.VOID
 
 
 def _is_surely_open(namespace: Namespace, window_us: int, now_us: int) -> bool:

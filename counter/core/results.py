@@ -14,6 +14,7 @@ counted, now or before       UNVERIFIED  UNVERIFIED           unverified    null
 token of another payload     OTHER       CONFLICT             conflict      token_conflict
 late; counted before                     LATE        APPLIED  late_applied  true
 late; never counted                      LATE        VOID     voided        token_too_old
+cancelled                                LATE        CANCEL*  cancelled     token_cancelled
 best-effort counter changed                                   best_effort   null
 nothing was written                                           refused       the refusal's code
 not known; ask again                                          unknown       the failure's code
@@ -31,6 +32,7 @@ from counter.errors import (
     CounterError,
     OverloadedError,
     RateLimitedError,
+    TokenCancelledError,
     TokenConflictError,
     TokenPendingError,
     TokenTooOldError,
@@ -45,7 +47,7 @@ Credential = Token | str | None
 #: The outcomes of adds and clears, as named in the metrics. *refused* adds wrote nothing; the
 #: outcome of *unknown* ones is not known.
 TALLIES: Final = (
-    *("original", "replayed", "unverified", "conflict", "late_applied", "voided"),
+    *("original", "replayed", "unverified", "conflict", "late_applied", "voided", "cancelled"),
     *("best_effort", "refused", "unknown"),
 )
 TALLIED: Final[Mapping[Written, str]] = {
@@ -87,6 +89,13 @@ class Added(NamedTuple):
     replayed: bool | None
 
 
+class Cancelled(NamedTuple):
+    """A token that is cancelled, and whether it was counted before."""
+
+    event_time_us: int
+    was_counted: bool
+
+
 class AddTally(dict[str, int]):
     """Adds and clears by outcome, since the process began: by the names of :data:`TALLIES`. An
     atomic add counts once for each item. :attr:`namespaces` has those that changed a count, by
@@ -122,6 +131,8 @@ class AddTally(dict[str, int]):
         """Tally *adds* that ended in *error*."""
         if isinstance(error, TokenConflictError):
             self["conflict"] += adds
+        elif isinstance(error, TokenCancelledError):
+            self["cancelled"] += adds
         elif isinstance(error, TokenTooOldError) and error.applied is False:
             self["voided"] += adds
         elif isinstance(error, OverloadedError | RateLimitedError | ClockSkewError):

@@ -8,7 +8,6 @@ token too old for that is resolved instead. docs/architecture.md explains why.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import NoneType
@@ -17,11 +16,13 @@ from typing import Final, TypeVar
 from counter import limits
 from counter.core.admission import Bounded, Load, WeightedSemaphore
 from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.core.gather import AddGatherer, Done
+from counter.core.key_times import KeyTimes
 from counter.core.namespaces import Namespaces
 from counter.core.rate_limits import UNLIMITED, Allowance, BatchAllowance
 from counter.core.read import CountReader
 from counter.core.resolve import Resolver, conflict
-from counter.core.results import REPLAYED, Add, Added, AddTally, Credential, Keyed
+from counter.core.results import REPLAYED, Add, Added, AddTally, Cancelled, Credential, Keyed
 from counter.core.write import EventWriter
 from counter.errors import (
     CounterError,
@@ -30,6 +31,7 @@ from counter.errors import (
     OverloadedError,
     RateLimitedError,
     SliceMissingError,
+    TokenCancelledError,
     TokenConflictError,
     TokenInFutureError,
     TokenMissingError,
@@ -48,20 +50,15 @@ from counter.types import (
     Outcome,
     PayloadCheck,
     Pending,
-    Reservation,
     Span,
     Token,
     Written,
 )
 from counter.windows import window_of
 
-#: Called with the outcome of an add, or with the error that leaves it without one.
-Done = Callable[[Written | CounterError], None]
-#: Writes the events of one namespace; returns an outcome, or an error, for each.
-Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | CounterError]]]
-
-_log = logging.getLogger("counter.adds")
 _Result = TypeVar("_Result")
+#: Writes or resolves the events of one token; the last argument says that its key is cancelled.
+_Submit = Callable[[Namespace, Sequence[Event], Allowance, bool], Awaitable[list[Added]]]
 _RESERVE_ATTEMPTS_MAX: Final = 3
 #: Errors of a write of many adds that one of them alone may have caused.
 _OF_ONE: Final = (SliceMissingError, NamespaceUnknownError, TokenInFutureError)
@@ -95,6 +92,8 @@ class CounterService:
         self.namespaces = Namespaces(store, clock, guard)
         self._writer = EventWriter(store, clock, cache, guard, self.load, self.namespaces)
         self.tally = AddTally()
+        #: Tokens that were cancelled, retries included, by whether they were counted before.
+        self.cancels = {True: 0, False: 0}
         #: CloudEvents of types without a rule.
         self.events_ignored = 0
         self._resolving = asyncio.Semaphore(limits.RESOLUTIONS_AT_ONCE_MAX)
@@ -106,6 +105,7 @@ class CounterService:
         self.one_by_one = Bounded("adds of batches are under way", limits.PENDING_WRITES_MAX)
         self._keyed = WeightedSemaphore(limits.KEYED_ADDS_AT_ONCE_MAX)
         self.resolver = Resolver(store, clock, guard, self.namespaces)
+        self._key_times = KeyTimes(store, clock, guard)
         self.reader = CountReader(store, cache, clock, guard)
 
     async def add(
@@ -125,18 +125,11 @@ class CounterService:
                 raise result
             return result
         with self.tally.recording_failures():
-            return await self._with_token(
-                namespace,
-                "add",
-                counter,
-                credential,
-                allowance,
-                lambda token: self._submit(
-                    namespace,
-                    Event(counter, token.generation_time_us, token.nonce, 0, delta),
-                    allowance,
-                ),
+            [added] = await self._with_token(
+                *(namespace, "add", counter, credential, allowance),
+                lambda token: [_event_of(counter, token, delta)],
             )
+            return added
 
     def add_soon(self, namespace: Namespace, event: Event, done: Done) -> bool:
         """Count *event* with the others that arrive in this iteration of the event loop, then call
@@ -177,7 +170,7 @@ class CounterService:
         allowance: Allowance = UNLIMITED,
     ) -> Added:
         """Set the counter to 0 as of the token's time: every earlier event is erased."""
-        return await self._clear(namespace, "clear", counter, credential, allowance, self._submit)
+        return await self._clear(namespace, "clear", counter, credential, allowance)
 
     async def delete(
         self,
@@ -196,35 +189,67 @@ class CounterService:
         counter: str,
         credential: Credential,
         allowance: Allowance,
-        submit: Callable[[Namespace, Event, Allowance], Awaitable[Added]],
+        submit: _Submit | None = None,
     ) -> Added:
         with self.tally.recording_failures():
             if namespace.settings.counter_type is CounterType.BEST_EFFORT:
                 await self._cache.clear(namespace, counter)
                 self.tally.count(namespace.name, "best_effort")
                 return Added(counter, 0, self._clock.now_us(), None)
-            return await self._with_token(
-                namespace,
-                operation,
-                counter,
-                credential,
-                allowance,
-                lambda token: submit(
-                    namespace,
-                    Event(counter, token.generation_time_us, token.nonce, 0, 0, clear=True),
-                    allowance,
-                ),
+            [cleared] = await self._with_token(
+                *(namespace, operation, counter, credential, allowance),
+                lambda token: [_event_of(counter, token, None)],
+                submit,
             )
+            return cleared
 
-    async def _delete(self, namespace: Namespace, event: Event, allowance: Allowance) -> Added:
+    async def cancel(
+        self,
+        namespace: Namespace,
+        operation: str,
+        counter: str,
+        delta: int | None,
+        credential: Credential,
+        allowance: Allowance = UNLIMITED,
+    ) -> Cancelled:
+        """Cancel an add of *delta*, or a clear or delete if that is None: its token counts nothing
+        from now on, and never will. An arbitrary key is one of the *operation*."""
+        return await self._cancel(
+            *(namespace, operation, counter, credential, allowance),
+            lambda token: [_event_of(counter, token, delta)],
+        )
+
+    async def cancel_atomic(
+        self,
+        namespace: Namespace,
+        items: Sequence[tuple[str, int]],
+        credential: Credential,
+        allowance: Allowance = UNLIMITED,
+        *,
+        operation: str = "atomic",
+        scope: str = "",
+    ) -> Cancelled:
+        """Cancel an atomic add as a whole; the arguments are those of :meth:`add_atomic`."""
+        return await self._cancel(
+            *(namespace, operation, scope, credential, allowance),
+            partial(_events_of_atomic, items),
+        )
+
+    async def _delete(
+        self,
+        namespace: Namespace,
+        events: Sequence[Event],
+        allowance: Allowance,
+        is_cancelled: bool = False,
+    ) -> list[Added]:
         """Write the clear and the pending delete, request a recount, and unlist the name.
 
         The name is unlisted last. However late that happens, the worker finds the pending delete,
         and lists the counter again if a later event was counted.
         """
-        counter, time_us = event.counter, event.event_time_us
+        counter, time_us = events[0].counter, events[0].event_time_us
         after = EventPage(Span(time_us + 1, limits.TIME_MAX_US), limit=1)
-        cleared = await self._submit(namespace, event, allowance)
+        cleared = await self._submit(namespace, events, allowance, is_cancelled)
         later = await self._store.events.scan(namespace, counter, after)
         if not later:
             delete = Pending(DELETED, time_us)
@@ -299,14 +324,8 @@ class CounterService:
         with self.tally.recording_failures(len(items)):
             self.require_events(namespace, "an atomic add")
             return await self._with_token(
-                namespace,
-                operation,
-                scope,
-                credential,
-                allowance,
-                lambda token: self._submit_atomic(
-                    namespace, _events_of_atomic(items, token), allowance
-                ),
+                *(namespace, operation, scope, credential, allowance),
+                partial(_events_of_atomic, items),
             )
 
     async def add_keyed(
@@ -381,37 +400,75 @@ class CounterService:
         target: str,
         credential: Credential,
         allowance: Allowance,
-        submit: Callable[[Token], Awaitable[_Result]],
-    ) -> _Result:
-        """Submit with the credential's token; the first use of an arbitrary key reserves one."""
+        events_of: Callable[[Token], Sequence[Event]],
+        submit: _Submit | None = None,
+    ) -> list[Added]:
+        """Submit the events of the credential's token; the first use of an arbitrary key reserves
+        one."""
+        submit = submit or self._submit
         if self._guard is not None:
             self._guard.check(namespace.dataset)
-        if credential is None:
-            raise _token_missing(namespace)
         if isinstance(credential, Token):
-            return await submit(credential)
+            return await submit(namespace, events_of(credential), allowance, False)
+        nonce = _nonce_of(namespace, operation, target, credential)
         allowance.reserve(1)
-        nonce = nonce_of_key(namespace.id, operation, target, credential)
-        ttl_us = namespace.settings.key_ttl_us
-        # After a clock step ahead a key must not expire early, or its add would be counted again.
-        kept_us = 0 if self._guard is None else self._guard.followed_us
-        time_us: int | None = None
+        void_us: int | None = None
         for _ in range(_RESERVE_ATTEMPTS_MAX):
-            now_us = checked_now_us(self._clock, self._guard, namespace.dataset)
-            wanted = Reservation(now_us, now_us + ttl_us, kept_us, replaces_us=time_us)
-            time_us = await self._store.decisions.reserve(namespace, nonce, wanted)
+            void_us, is_cancelled = await self._key_times.reserve(namespace, nonce, void_us)
+            events = events_of(Token(nonce, void_us))
             try:
-                return await submit(Token(nonce, time_us))
+                return await submit(namespace, events, allowance, is_cancelled)
             except TokenTooOldError as error:
                 # If the token with this time is void permanently, the key gets a new time.
                 if error.applied is None:
                     raise
-            # Only this time is replaced. If another request has replaced it, the new one stays: the
-            # clock may have been set ahead meanwhile, so it only seems expired.
-            kept_us = limits.TIME_MAX_US
-        raise OverloadedError(
-            "the reserved time of the key expired repeatedly; retry", retry_after_us=limits.SECOND
-        )
+        raise _expired_repeatedly()
+
+    async def _cancel(
+        self,
+        namespace: Namespace,
+        operation: str,
+        target: str,
+        credential: Credential,
+        allowance: Allowance,
+        events_of: Callable[[Token], Sequence[Event]],
+    ) -> Cancelled:
+        """Cancel the token of the credential. An arbitrary key is cancelled first, so that it gets
+        no other time, with which a retry would count."""
+        self.require_events(namespace, "a cancel")
+        if self._guard is not None:
+            self._guard.check(namespace.dataset)
+        if isinstance(credential, Token):
+            events = events_of(credential)
+        else:
+            nonce = _nonce_of(namespace, operation, target, credential)
+            allowance.reserve(1)
+            events = await self._cancelled_key(namespace, nonce, events_of)
+        time_us = events[0].event_time_us
+        # Raises TokenInFutureError; that it may be late makes no difference.
+        self._writer.is_late(namespace, time_us, self._clock.now_us())
+        outcome = await self._settle(namespace, events, allowance, cancels=True)
+        if outcome is Outcome.VOID:
+            raise TokenTooOldError(
+                "the token is older than the namespace: it was not applied and never will be, and"
+                " it cannot be recorded as cancelled; do not send it again",
+                applied=False,
+            )
+        self.cancels[outcome.was_counted] += 1
+        return Cancelled(time_us, outcome.was_counted)
+
+    async def _cancelled_key(
+        self, namespace: Namespace, nonce: bytes, events_of: Callable[[Token], Sequence[Event]]
+    ) -> Sequence[Event]:
+        """Cancel an arbitrary key; return the events of its token."""
+        for _ in range(_RESERVE_ATTEMPTS_MAX):
+            time_us, is_cancelled = await self._key_times.reserve(namespace, nonce)
+            events = events_of(Token(nonce, time_us))
+            # Before the key is changed: another payload must not cancel it.
+            await self.resolver.check_payload(namespace, events)
+            if await self._key_times.cancel(namespace, nonce, time_us, is_cancelled=is_cancelled):
+                return events
+        raise _expired_repeatedly()
 
     async def _write_gathered(
         self, namespace: Namespace, events: Sequence[Event]
@@ -458,24 +515,25 @@ class CounterService:
         self.tally.count(namespace.name, "best_effort", changed)
         return results
 
-    async def _submit(self, namespace: Namespace, event: Event, allowance: Allowance) -> Added:
-        if not self._writer.is_late(namespace, event.event_time_us, self._clock.now_us()):
-            [outcome] = await self._writer.write(namespace, (event,))
-            if outcome is not Written.LATE:
-                return self._added(namespace, event, outcome)
-        [added] = await self._resolve(namespace, (event,), allowance)
-        return added
-
-    async def _submit_atomic(
-        self, namespace: Namespace, events: Sequence[Event], allowance: Allowance
+    async def _submit(
+        self,
+        namespace: Namespace,
+        events: Sequence[Event],
+        allowance: Allowance,
+        is_cancelled: bool = False,
     ) -> list[Added]:
-        time_us = events[0].event_time_us
+        """Write the events of one token, or resolve it if it is late. Of an arbitrary key that
+        *is_cancelled* nothing is written: its cancel may be under way."""
         outcome: Written | UnavailableError = Written.LATE
-        if not self._writer.is_late(namespace, time_us, self._clock.now_us()):
-            outcome = await self._writer.write_atomic(namespace, events)
+        late = self._writer.is_late(namespace, events[0].event_time_us, self._clock.now_us())
+        if not late and not is_cancelled:
+            if events[0].item_key:
+                outcome = await self._writer.write_atomic(namespace, events)
+            else:
+                [outcome] = await self._writer.write(namespace, events)
         if outcome is not Written.LATE:
             return [self._added(namespace, event, outcome) for event in events]
-        return await self._resolve(namespace, events, allowance)
+        return await self._resolve(namespace, events, allowance, is_cancelled)
 
     def _added(
         self, namespace: Namespace, event: Event, outcome: Written | UnavailableError
@@ -576,19 +634,19 @@ class CounterService:
             return [error] * len(adds)
 
     async def _resolve(
-        self, namespace: Namespace, events: Sequence[Event], allowance: Allowance
+        self,
+        namespace: Namespace,
+        events: Sequence[Event],
+        allowance: Allowance,
+        is_cancelled: bool,
     ) -> list[Added]:
         """Return the results if the late token was applied; otherwise raise its error."""
-        allowance.resolve(1)
-        self.late.take(len(events))
-        try:
-            async with self._resolving:
-                outcome = await self.resolver.resolve(namespace, events)
-            if not self._store.capabilities.embedded:
-                # A resolution may take long, and the namespace may have been deleted meanwhile.
-                self.namespaces.current(namespace, self._clock.boottime_us())
-        finally:
-            self.late.give_back(len(events))
+        outcome = await self._settle(namespace, events, allowance)
+        if outcome.is_cancelled or (is_cancelled and outcome is Outcome.VOID):
+            raise TokenCancelledError(
+                "the token was cancelled: it does not count and never will;"
+                " if the add is wanted after all, send it with a new token"
+            )
         if outcome is Outcome.VOID:
             raise TokenTooOldError(
                 "the token was not applied in time and never will be;"
@@ -598,59 +656,26 @@ class CounterService:
         self.tally["late_applied"] += len(events)
         return [Added(each.counter, each.delta, each.event_time_us, True) for each in events]
 
-
-class _Gathered:
-    """Adds of one namespace that are written together."""
-
-    __slots__ = ("dones", "events", "namespace")
-
-    def __init__(self, namespace: Namespace) -> None:
-        self.namespace = namespace
-        self.events: list[Event] = []
-        self.dones: list[Done] = []
-
-
-class AddGatherer:
-    """Gathers the adds that arrive in one iteration of the event loop, so that one task and one
-    call write them. A task for each add would cost more than the add."""
-
-    def __init__(self, write: Write, load: Load) -> None:
-        self._write = write
-        self._load = load
-        #: The adds of this iteration, by the id() of their namespace: another version of its
-        #: settings is another object.
-        self._gathering: dict[int, _Gathered] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def add(self, namespace: Namespace, event: Event, done: Done) -> None:
-        """Write *event* with the others of this iteration, then call *done*. Raises
-        OverloadedError before any work."""
-        key = id(namespace)
-        gathered = self._gathering.get(key)
-        self._load.admit(1, begins_turn=not self._gathering)
-        if gathered is None:
-            gathered = self._gathering[key] = _Gathered(namespace)
-            task = asyncio.get_running_loop().create_task(self._flush(key))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        gathered.events.append(event)
-        gathered.dones.append(done)
-
-    async def _flush(self, key: int) -> None:
-        gathered = self._gathering.pop(key)
-        self._load.end_turn()
+    async def _settle(
+        self,
+        namespace: Namespace,
+        events: Sequence[Event],
+        allowance: Allowance,
+        *,
+        cancels: bool = False,
+    ) -> Outcome:
+        """Return the outcome of a late token, or cancel a token."""
+        allowance.resolve(1)
+        self.late.take(len(events))
         try:
-            outcomes = await self._write(gathered.namespace, gathered.events)
-        except Exception as error:
-            outcomes = [_unexpected(error)] * len(gathered.events)
+            async with self._resolving:
+                outcome = await self.resolver.resolve(namespace, events, cancels=cancels)
+            if not self._store.capabilities.embedded:
+                # A resolution may take long, and the namespace may have been deleted meanwhile.
+                self.namespaces.current(namespace, self._clock.boottime_us())
         finally:
-            self._load.finish(len(gathered.events))
-        for done, outcome in zip(gathered.dones, outcomes, strict=True):
-            try:
-                done(outcome)
-            except Exception:
-                # An add whose caller fails must not block the others.
-                _log.exception("the outcome of an add could not be reported")
+            self.late.give_back(len(events))
+        return outcome
 
 
 async def _at_once(
@@ -693,16 +718,28 @@ def _events_of_atomic(items: Sequence[tuple[str, int]], token: Token) -> list[Ev
     return [event._replace(atom=atom) for event in events]
 
 
+def _event_of(counter: str, token: Token, delta: int | None) -> Event:
+    """Return the event of an add, or of a clear if *delta* is None."""
+    return Event(
+        *(counter, token.generation_time_us, token.nonce, 0, delta or 0), clear=delta is None
+    )
+
+
+def _nonce_of(namespace: Namespace, operation: str, target: str, credential: str | None) -> bytes:
+    """Return the nonce of an arbitrary key. Raises TokenMissingError."""
+    if credential is None:
+        raise _token_missing(namespace)
+    return nonce_of_key(namespace.id, operation, target, credential)
+
+
+def _expired_repeatedly() -> OverloadedError:
+    return OverloadedError(
+        "the reserved time of the key expired repeatedly; retry", retry_after_us=limits.SECOND
+    )
+
+
 def _token_missing(namespace: Namespace) -> TokenMissingError:
     return TokenMissingError(
         f"namespace {namespace.name!r} is {namespace.settings.counter_type}: give an"
         " idempotency_token in the body or an Idempotency-Key header"
     )
-
-
-def _unexpected(error: Exception) -> CounterError:
-    """Return what to answer for an *error* that no code expects."""
-    _log.error("a write of adds failed unexpectedly", exc_info=error)
-    fault = CounterError("internal error; see the server log")
-    fault.__cause__ = error
-    return fault

@@ -40,6 +40,7 @@ from counter.types import (
     Mark,
     Namespace,
     Outcome,
+    Sight,
     Span,
     Written,
 )
@@ -186,13 +187,13 @@ class NonTransactionalCases(StoreCases):
     async def test_a_mark_of_a_decision_is_another_mark(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """In one window too; and both are the same add's."""
+        """In one window too; and all are the same add's."""
         events = tuple(atomic(("a", 1), ("b", -2)))
-        marks = {AtomicMark(NOW, events, is_decided) for is_decided in (False, True)}
+        marks = {AtomicMark(NOW, events, sight) for sight in Sight}
         for each in marks:
             await separate(store).mark_atomic(namespace, each)
         found = await separate(store).dirty_atomic(namespace, 0, Span.after(T0, NOW))
-        assert (set(found), len(found)) == (marks, 2)
+        assert (set(found), len(found)) == (marks, 3)
 
     async def test_a_shard_without_items_has_no_mark(self, store: Store) -> None:
         """An atomic mark goes to the shards of its events' counters, no others."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from counter.errors import SliceMissingError, UnavailableError
+from counter.errors import UnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.partitions import event_bucket_of
 from counter.ports import SeparateWrites, Store
@@ -22,14 +22,12 @@ from counter.types import (
     AtomicMark,
     CounterType,
     Dataset,
-    Decision,
     DirtyMark,
     Event,
     Fold,
     Mark,
     Namespace,
     NamespaceSettings,
-    Outcome,
     PayloadCheck,
     Slice,
     Span,
@@ -165,23 +163,6 @@ async def written_atomic(store: Store, namespace: Namespace, events: Sequence[Ev
 async def write(store: Store, namespace: Namespace, *events: Event) -> None:
     """Append *events*, each of which must be new."""
     assert list(await written(store, namespace, events)) == [Written.NEW] * len(events)
-
-
-#: A decision that no other case makes.
-_PROBE: Final = Decision(Outcome.VOID, b"a probe")
-
-
-async def decided(store: Store, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-    """The decision about the token of *events*, if there was one: a transactional store has then
-    made that of a probe."""
-    if store.separate_writes is not None:
-        return await store.separate_writes.decided(namespace, events)
-    try:
-        found = await store.decisions.decide(namespace, events, _PROBE)
-    except SliceMissingError:
-        # It looks for the event only if there is no decision.
-        return None
-    return None if found.fingerprint == _PROBE.fingerprint else found
 
 
 async def unlist(store: Store, namespace: Namespace, counter: str, deleted_us: int) -> None:

@@ -21,7 +21,6 @@ from counter.testing.cases import (
     WINDOW,
     StoreCases,
     add,
-    decided,
     make_namespace,
     nonce,
     total,
@@ -185,7 +184,7 @@ class NamespaceCases(StoreCases):
             namespace = await make_namespace(store, "tests")
             ids.append(namespace.id)
             assert await total(store, namespace) == 0
-            assert await decided(store, namespace, [add("late")]) is None
+            assert await store.decisions.decided(namespace, [add("late")]) is None
             assert list(await store.rollups.heads(namespace, ["c"])) == [None]
             assert await store.control.counters(namespace, prefix="", after=None, limit=9) == []
             await write(store, namespace, add(delta=delta))
@@ -364,7 +363,9 @@ class PurgeCases(StoreCases):
             await store.decisions.reserve(namespace, nonce(1), Reservation(NOW + 1, NOW + SECOND))
             == NOW
         )
-        assert await decided(store, namespace, [add("late")]) == Decision(Outcome.VOID, b"")
+        assert await store.decisions.decided(namespace, [add("late")]) == Decision(
+            Outcome.VOID, b""
+        )
         assert list(await store.control.namespaces()) == [namespace]
 
     async def test_expired_keys_go_and_others_stay(
@@ -388,7 +389,7 @@ class PurgeCases(StoreCases):
         await store.decisions.decide(namespace, [event], decision)
         await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         await purge(store, NOW)
-        assert await decided(store, namespace, [event]) == decision
+        assert await store.decisions.decided(namespace, [event]) == decision
 
     async def test_a_decision_lives_as_long_as_its_event(
         self, store: Store, namespace: Namespace
@@ -401,11 +402,13 @@ class PurgeCases(StoreCases):
             await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
         found: list[Event] = [old, young]
-        assert [await decided(store, namespace, [each]) for each in found] == [decision] * 2
+        assert [await store.decisions.decided(namespace, [each]) for each in found] == [
+            decision
+        ] * 2
         await store.control.drop_slice(namespace.dataset, FIRST_SLICE)
         gone_us = old.event_time_us + 2 * DATASET.retention_us + SLICE + WINDOW
         await purge(store, gone_us)
-        assert [await decided(store, namespace, [each]) for each in found] == [
+        assert [await store.decisions.decided(namespace, [each]) for each in found] == [
             None,
             decision,
         ]

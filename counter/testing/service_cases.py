@@ -1,10 +1,18 @@
-"""What the service makes of every store: deletes, and CloudEvents that are delivered again."""
+"""What the service makes of every store: deletes, cancels, and CloudEvents that are delivered
+again."""
+
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from counter.core.results import Added, Keyed
+from counter.core.results import Added, Cancelled, Credential, Keyed
 from counter.core.service import CounterService
-from counter.errors import TokenConflictError
+from counter.errors import (
+    TokenCancelledError,
+    TokenConflictError,
+    TokenPendingError,
+    TokenTooOldError,
+)
 from counter.limits import MINUTE, SECOND
 from counter.ports import Store
 from counter.storage.memory import MemoryCache
@@ -20,6 +28,7 @@ class Process:
     def __init__(self, store: Store, clock: FakeClock) -> None:
         cache = MemoryCache(clock)
         self.store = store
+        self.clock = clock
         self.api = CounterService(store, cache, clock)
         self.worker = RollupWorker(store, cache, clock, self.api.namespaces)
 
@@ -33,7 +42,7 @@ class Process:
             replayed.append(outcome[0].replayed)
         return replayed
 
-    async def add(self, namespace: Namespace, counter: str, token: Token) -> Added:
+    async def add(self, namespace: Namespace, counter: str, token: Credential) -> Added:
         await self.api.namespaces.refresh()
         return await self.api.add(namespace, counter, 1, token)
 
@@ -41,9 +50,34 @@ class Process:
         await self.api.namespaces.refresh()
         return await self.api.delete(namespace, counter, token)
 
+    async def cancel(
+        self,
+        namespace: Namespace,
+        counter: str,
+        credential: Credential,
+        delta: int | None = 1,
+        operation: str = "add",
+    ) -> Cancelled:
+        return await self.cancelled(
+            lambda: self.api.cancel(namespace, operation, counter, delta, credential)
+        )
+
+    async def cancelled(self, cancel: Callable[[], Awaitable[Cancelled]]) -> Cancelled:
+        """Return what *cancel* does, after the wait that a store without transactions needs."""
+        await self.api.namespaces.refresh()
+        try:
+            return await cancel()
+        except TokenPendingError as error:
+            assert self.store.separate_writes is not None
+            self.clock.advance(error.retry_after_us or 0)
+        await self.api.namespaces.refresh()
+        return await cancel()
+
     async def roll_up(self) -> None:
-        await self.worker._namespaces.refresh()
-        await self.worker.tick()
+        """Roll up all windows that are closed, and what cancels ask for."""
+        for _ in range(3):
+            await self.worker._namespaces.refresh()
+            await self.worker.tick()
 
     async def counts(self, namespace: Namespace, *counters: str) -> list[int]:
         await self.api.namespaces.refresh()
@@ -53,7 +87,7 @@ class Process:
         return list(await self.store.control.counters(namespace, prefix="", after=None, limit=100))
 
 
-class ServiceCases(StoreCases):
+class _Processes:
     """Two processes, each with what it remembers, over one store."""
 
     @pytest.fixture
@@ -64,6 +98,10 @@ class ServiceCases(StoreCases):
     @pytest.fixture
     def processes(self, store: Store, clock: FakeClock) -> tuple[Process, Process]:
         return Process(store, clock), Process(store, clock)
+
+
+class ServiceCases(_Processes, StoreCases):
+    """What is deleted or delivered again."""
 
     async def test_an_event_that_is_delivered_again_after_a_delete_does_not_count_again(
         self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
@@ -128,3 +166,161 @@ class ServiceCases(StoreCases):
             assert (await one.api.reader.read_one(namespace, "c", MINUTE)).count == 1
             await one.delete(namespace, "c", Token(nonce(7), clock.now_us()))
             assert await other.names(namespace) == []
+
+
+class ServiceCancelCases(_Processes, StoreCases):
+    """A token that was cancelled counts nothing, and every retry says so."""
+
+    async def test_an_add_is_cancelled_exactly_once(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """Before and after its window was rolled up; by retries at either process, too."""
+        one, other = processes
+        for turn, pause_us in enumerate((0, MINUTE), 1):
+            await one.add(namespace, "c", Token(nonce(1), clock.now_us()))
+            token = Token(nonce(2), clock.now_us())
+            await one.add(namespace, "c", token)
+            clock.advance(pause_us)
+            await one.roll_up()
+            first = await other.cancel(namespace, "c", token)
+            assert first == Cancelled(token.generation_time_us, True)
+            for later_us in (0, SECOND, MINUTE, 5 * MINUTE):
+                clock.advance(later_us)
+                for each in processes:
+                    assert await each.counts(namespace, "c") == [turn]
+                    assert await each.cancel(namespace, "c", token) == first
+                    with pytest.raises(TokenCancelledError):
+                        await each.add(namespace, "c", token)
+                await one.roll_up()
+            [rolled_up] = await one.api.reader.read(namespace, ["c"], MINUTE)
+            assert rolled_up.count == turn
+
+    async def test_an_add_that_never_arrived_is_cancelled(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """On time, ahead of time, late, and after it was refused."""
+        one, other = processes
+        for number, ahead_us, pause_us in ((1, 0, 0), (2, SECOND, 0), (3, 0, MINUTE)):
+            token = Token(nonce(number), clock.now_us() + ahead_us)
+            clock.advance(pause_us)
+            first = await one.cancel(namespace, "c", token)
+            assert first == Cancelled(token.generation_time_us, False)
+            for each in processes:
+                with pytest.raises(TokenCancelledError):
+                    await each.add(namespace, "c", token)
+                assert await each.cancel(namespace, "c", token) == first
+                assert await each.counts(namespace, "c") == [0]
+        token = Token(nonce(4), clock.now_us())
+        clock.advance(MINUTE)
+        with pytest.raises(TokenTooOldError):
+            await other.add(namespace, "c", token)
+        assert not (await one.cancel(namespace, "c", token)).was_counted
+        with pytest.raises(TokenCancelledError):
+            await other.add(namespace, "c", token)
+
+    async def test_another_payload_cancels_nothing(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """Under a token, and under a key, which stays as it was."""
+        one, other = processes
+        for credential in (Token(nonce(1), clock.now_us()), "order-7"):
+            await one.add(namespace, "c", credential)
+            for pause_us in (0, MINUTE):
+                clock.advance(pause_us)
+                for delta in (2, None):
+                    with pytest.raises(TokenConflictError):
+                        await other.cancel(namespace, "c", credential, delta)
+                assert (await one.add(namespace, "c", credential)).replayed in (True, None)
+        assert await one.counts(namespace, "c") == [2]
+
+    async def test_a_cancelled_key_gets_no_other_time(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """Whether its add counted, was refused, or never arrived; and another operation's is
+        another key."""
+        one, other = processes
+        await one.add(namespace, "c", "counted")
+        assert (await other.cancel(namespace, "c", "counted")).was_counted
+        assert not (await other.cancel(namespace, "c", "never")).was_counted
+        for pause_us in (0, MINUTE, 10 * MINUTE):
+            clock.advance(pause_us)
+            for key, was_counted in (("counted", True), ("never", False)):
+                for each in processes:
+                    with pytest.raises(TokenCancelledError):
+                        await each.add(namespace, "c", key)
+                    cancelled = await each.cancel(namespace, "c", key)
+                    assert cancelled.was_counted is was_counted
+            assert await one.counts(namespace, "c") == [0]
+            await one.roll_up()
+        await one.add(namespace, "d", "never")
+        assert await one.counts(namespace, "c", "d") == [0, 1]
+
+    async def test_a_clear_and_a_delete_are_cancelled(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """What they erased counts again, and the name is on the list again."""
+        one, other = processes
+        await one.add(namespace, "c", Token(nonce(1), clock.now_us()))
+        clock.advance(1)
+        clear, delete = Token(nonce(2), clock.now_us()), Token(nonce(3), clock.now_us() + 1)
+        clock.advance(2)
+        await one.api.clear(namespace, "c", clear)
+        await one.delete(namespace, "c", delete)
+        for each in processes:
+            assert await each.counts(namespace, "c") == [0]
+            assert await each.names(namespace) == []
+        cancelled = await other.cancel(namespace, "c", delete, None, "delete")
+        assert cancelled == Cancelled(delete.generation_time_us, True)
+        assert await one.counts(namespace, "c") == [0]
+        assert (await one.cancel(namespace, "c", clear, None, "clear")).was_counted
+        for pause_us in (0, MINUTE, MINUTE):
+            clock.advance(pause_us)
+            await one.roll_up()
+            for each in processes:
+                assert await each.counts(namespace, "c") == [1]
+                with pytest.raises(TokenCancelledError):
+                    await each.delete(namespace, "c", delete)
+        assert await one.names(namespace) == await other.names(namespace) == ["c"]
+
+    async def test_a_cancelled_delete_leaves_what_an_earlier_one_did(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """The name is listed, and the count stays 0."""
+        one, other = processes
+        await one.add(namespace, "c", Token(nonce(1), clock.now_us()))
+        deletes = [Token(nonce(2), clock.now_us() + 1), Token(nonce(3), clock.now_us() + 2)]
+        clock.advance(3)
+        for each in deletes:
+            await one.delete(namespace, "c", each)
+        await other.cancel(namespace, "c", deletes[1], None, "delete")
+        clock.advance(MINUTE)
+        await one.roll_up()
+        assert await one.counts(namespace, "c") == [0]
+        assert await other.names(namespace) == ["c"]
+
+    async def test_an_atomic_add_and_an_event_are_cancelled_as_a_whole(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        one, other = processes
+        items, event = [("a", 1), ("b", 2), ("a", 4)], Keyed("/till/3", "1", [("a", 8), ("b", 16)])
+        token = Token(nonce(1), clock.now_us())
+        await one.api.add_atomic(namespace, items, token)
+        await one.events(namespace, event)
+        with pytest.raises(TokenConflictError):
+            await one.cancelled(lambda: one.api.cancel_atomic(namespace, items[:2], token))
+        cancelled = await one.cancelled(lambda: one.api.cancel_atomic(namespace, items, token))
+        assert cancelled.was_counted
+        assert await other.counts(namespace, "a", "b") == [8, 16]
+        of_event = (namespace, event.items, event.key)
+        cancelled = await other.cancelled(
+            lambda: other.api.cancel_atomic(*of_event, operation="event", scope=event.scope)
+        )
+        assert cancelled.was_counted
+        for pause_us in (0, MINUTE, MINUTE):
+            clock.advance(pause_us)
+            await other.roll_up()
+            assert await one.counts(namespace, "a", "b") == [0, 0]
+            with pytest.raises(TokenCancelledError):
+                await one.api.add_atomic(namespace, items, token)
+            [outcome] = await one.api.add_keyed(namespace, [event])
+            assert isinstance(outcome, TokenCancelledError)

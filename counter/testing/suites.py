@@ -22,13 +22,13 @@ from counter.testing.control_cases import (
     PurgeCases,
     WorkerLeaseCases,
 )
-from counter.testing.decision_cases import DecisionCases, ReservationCases
+from counter.testing.decision_cases import CancelCases, DecisionCases, ReservationCases
 from counter.testing.event_cases import EventCases
 from counter.testing.fold_cases import FoldCases, ScanCases
 from counter.testing.key_cases import KeyCases
 from counter.testing.partition_size_cases import PartitionSizeCases
 from counter.testing.rollup_cases import CountsCases, MarkCases, WatermarkCases
-from counter.testing.service_cases import ServiceCases
+from counter.testing.service_cases import ServiceCancelCases, ServiceCases
 from counter.testing.slice_cases import SliceCases
 
 
@@ -59,10 +59,12 @@ EVERY_STORE: Final[Mapping[str, type[StoreCases]]] = {
     "TestWatermarks": WatermarkCases,
     "TestCounts": CountsCases,
     "TestDecisions": DecisionCases,
+    "TestCancels": CancelCases,
     "TestReservations": ReservationCases,
     "TestNamespaces": NamespaceCases,
     "TestSlices": SliceCases,
     "TestService": ServiceCases,
+    "TestServiceCancels": ServiceCancelCases,
     "TestListing": ListingCases,
     "TestLeases": LeaseCases,
     "TestWorkerLeases": WorkerLeaseCases,

@@ -316,7 +316,7 @@ async def test_only_what_is_compared_and_set_is_read_serially(
 
     with Statements(store, note):
         assert list(await store.events.find(strict, items)) == items
-        assert await store.separate_writes.decided(strict, items) is None
+        assert await store.decisions.decided(strict, items) is None
         await store.events.append_atomic(strict, items)
     assert ConsistencyLevel.SERIAL not in levels
     single = add(now, 3)
@@ -336,7 +336,7 @@ async def test_a_decision_is_read_serially_over_several_data_centers(
         Statements(store, lambda statement: levels.append(statement.consistency_level)),
         patch.object(store.session.state_of(strict.dataset), "is_spread", True),
     ):
-        assert await store.separate_writes.decided(strict, [add(now, 1)]) is None
+        assert await store.decisions.decided(strict, [add(now, 1)]) is None
     assert levels == [ConsistencyLevel.SERIAL]
 
 

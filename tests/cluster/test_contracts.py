@@ -25,7 +25,6 @@ from counter.testing.cases import (
     WINDOW,
     StoreCases,
     add,
-    decided,
     nonce,
     slice_at,
     write,
@@ -116,7 +115,7 @@ class TestPurge(OnCassandra, PurgeCases):
         await write(store, namespace, event)
         await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
-        assert await decided(store, namespace, [event]) == decision
+        assert await store.decisions.decided(namespace, [event]) == decision
         left_s = await self.left_s(store, "outcome) FROM {}.resolutions", namespace)
         assert left_s * SECOND > DATASET.retention_us + DATASET.slice_us
         assert left_s * SECOND <= 2 * DATASET.retention_us + DATASET.slice_us

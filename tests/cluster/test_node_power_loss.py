@@ -141,7 +141,7 @@ class Machines:
                 added = [each.event for each in answers if each.applied]
                 found = await store.events.find(namespace, added)
                 decided = [
-                    await store.separate_writes.decided(namespace, [each.event])
+                    await store.decisions.decided(namespace, [each.event])
                     for each in answers
                     if not each.applied
                 ]

@@ -6,7 +6,7 @@ from counter.storage.dynamodb.decisions import decision_key, reservation_key
 from counter.storage.dynamodb.driver import Key
 from counter.storage.dynamodb.layout import COUNTS, EXPIRES, partition, row_place
 from counter.storage.dynamodb.store import DynamodbStore
-from counter.testing.cases import DATASET, FIRST_SLICE, NOW, StoreCases, add, decided, nonce, write
+from counter.testing.cases import DATASET, FIRST_SLICE, NOW, StoreCases, add, nonce, write
 from counter.testing.control_cases import PurgeCases, purge
 from counter.types import Decision, Namespace, Outcome, Reservation
 
@@ -50,7 +50,7 @@ class DynamodbPurgeCases(PurgeCases):
         await write(store, namespace, event)
         await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
-        assert await decided(store, namespace, [event]) == decision
+        assert await store.decisions.decided(namespace, [event]) == decision
         expires_s = await self.expires_s(store, namespace, decision_key(namespace, [event]))
         assert expires_s * SECOND == NOW + 2 * DATASET.retention_us + DATASET.slice_us
 

@@ -83,7 +83,7 @@ def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
         "append_atomic that clashes": lambda: events.append_atomic(namespace, clashing),
         "find": lambda: events.find(namespace, [one]),
         "decide that it is void": lambda: decisions.decide(namespace, late, void),
-        "decided": lambda: decisions._decided(namespace, [add("settled", now_us)]),
+        "decided": lambda: decisions.decided(namespace, [add("settled", now_us)]),
         "reserve": lambda: decisions.reserve(
             namespace, nonce(1), Reservation(now_us, now_us + HOUR)
         ),

@@ -64,7 +64,7 @@ async def test_a_found_event_waits_for_the_standby(world: World, call: str) -> N
             if call == "find":
                 assert await store.events.find(world.namespace, [add()]) == [add()]
             else:
-                assert await store.decisions._decided(world.namespace, [add("d")])
+                assert await store.decisions.decided(world.namespace, [add("d")])
         assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is not None
     await connection.close()
 

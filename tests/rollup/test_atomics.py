@@ -108,7 +108,7 @@ async def test_the_findings_of_one_shard_serve_the_other_shards_of_a_worker() ->
     a = world.process()
     world.clock.advance(CLOSING)
     with patch.object(
-        world.store.separate_writes, "decided", wraps=world.store.separate_writes.decided
+        world.store.decisions, "decided", wraps=world.store.decisions.decided
     ) as looks:
         await a.worker.tick()
     assert looks.await_count == 5
@@ -239,7 +239,7 @@ async def test_a_mark_of_a_decision_is_in_a_window_that_was_open() -> None:
         await world.roll_up(a, times=6)
     late, first, second, *_ = left
     # The late one is found too, and leaves two more.
-    assert [each.is_decided for each in left] == [False, *[False, True] * 2]
+    assert [each.sight for each in left] == [0, *[0, 1] * 2]
     assert late.window_us < first.window_us == second.window_us
     assert list(await marks_of(world, namespace)) == []
     assert set((await world.rolled_up(namespace)).values()) == {0}

@@ -172,7 +172,7 @@ BUGS = (
         "a worker that finds a decision about an atomic add leaves no mark of it",
         Edit(
             atomics.AtomicSettler._resolve_incomplete,
-            "is_marked=mark.is_decided and decision is not None",
+            "is_marked=decision is not None and mark.sight is decision.sight",
             "is_marked=decision is not None",
         ),
     ),

@@ -229,7 +229,7 @@ BUGS = (
         Edit(
             _Resolver._decide_marked,
             "await separate.mark_atomic(namespace, mark)",
-            "await separate.mark_atomic(namespace, mark._replace(is_decided=is_decided))",
+            "await separate.mark_atomic(namespace, mark._replace(sight=is_decided))",
         ),
     ),
     bug(

@@ -150,7 +150,7 @@ async def test_every_read_sees_written_data(lab: Lab) -> None:
     assert list(await store.events.find(namespace, [add()])) == [add()]
     assert await tail(store, namespace) == (False, 1)
     await store.decisions.decide(namespace, [add()], decision)
-    assert await store.separate_writes.decided(namespace, [add()]) == decision
+    assert await store.decisions.decided(namespace, [add()]) == decision
 
 
 async def test_an_add_without_a_response_is_unknown_until_it_is_resolved(lab: Lab) -> None:

@@ -73,7 +73,7 @@ async def test_a_window_that_closes_while_an_event_is_looked_for_was_open() -> N
         pytest.raises(TokenPendingError),
     ):
         await late.ask()
-    assert await world.store.separate_writes.decided(namespace, [late.event]) is None
+    assert await world.store.decisions.decided(namespace, [late.event]) is None
     with pytest.raises(TokenTooOldError):
         await late.ask()
 

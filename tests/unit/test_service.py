@@ -126,15 +126,15 @@ async def test_a_time_that_another_request_reserved_is_not_replaced_after_a_cloc
     world.clock.advance(MINUTE)
     resolve = world.api.resolver.resolve
 
-    async def resolve_slowly(*given: Any) -> Outcome:
-        outcome = await resolve(*given)
+    async def resolve_slowly(*given: Any, **named: Any) -> Outcome:
+        outcome = await resolve(*given, **named)
         with patch.object(world.api.resolver, "resolve", resolve):
             await world.api.add(namespace, "c", 1, "key")
         world.clock.advance(namespace.settings.key_ttl_us + MINUTE)
         return outcome
 
-    async def resolve_in_turn(*given: Any) -> Outcome:
-        return await next(turns)(*given)
+    async def resolve_in_turn(*given: Any, **named: Any) -> Outcome:
+        return await next(turns)(*given, **named)
 
     turns: Iterator[Callable[..., Awaitable[Outcome]]] = iter([resolve_slowly, resolve])
     with patch.object(world.api.resolver, "resolve", resolve_in_turn):

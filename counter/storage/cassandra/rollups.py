@@ -632,5 +632,5 @@ def _chunks(all_of: Iterable[_T], size: int) -> Iterator[tuple[_T, ...]]:
 def _atomic_mark(
     window_us: int, event_time_us: int, event_id: bytes, stored_atom: bytes, items: bytes
 ) -> AtomicMark:
-    atom, is_decided = atom_of(stored_atom)
-    return AtomicMark(window_us, unpack_items(items, event_time_us, event_id, atom), is_decided)
+    atom, sight = atom_of(stored_atom)
+    return AtomicMark(window_us, unpack_items(items, event_time_us, event_id, atom), sight)

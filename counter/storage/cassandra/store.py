@@ -121,13 +121,10 @@ _PING: Final = (
 class CassandraSeparateWrites:
     """:class:`counter.ports.SeparateWrites`, of which each part has its own."""
 
-    def __init__(
-        self, events: CassandraEvents, rollups: CassandraRollups, decisions: CassandraDecisions
-    ) -> None:
+    def __init__(self, events: CassandraEvents, rollups: CassandraRollups) -> None:
         self.mark, self.mark_atomic = rollups.mark, rollups.mark_atomic
         self.dirty_atomic, self.unlist = rollups.dirty_atomic, rollups.unlist
         self.rewrite, self.void = events.rewrite, events.void
-        self.decided = decisions.decided
 
 
 class CassandraStore:
@@ -140,7 +137,7 @@ class CassandraStore:
         self.rollups = CassandraRollups(session)
         self.recounts = CassandraRecounts(session)
         self.decisions = CassandraDecisions(session)
-        self.separate_writes = CassandraSeparateWrites(self.events, self.rollups, self.decisions)
+        self.separate_writes = CassandraSeparateWrites(self.events, self.rollups)
         self.control = CassandraControl(session)
         self.leases = CassandraLeases(session)
         self.keys = CassandraKeys(session)

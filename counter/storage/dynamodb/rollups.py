@@ -412,12 +412,12 @@ def _keys(items: Sequence[Item]) -> list[Key]:
 
 
 def _atomic_from(item: Item) -> AtomicMark:
-    time_us, nonce, (atom, is_decided) = item["t"], item["e"], atom_of(item["a"])
+    time_us, nonce, (atom, sight) = item["t"], item["e"], atom_of(item["a"])
     events = (
         Event(counter, time_us, nonce, key, delta, clear=clear, atom=atom)
         for counter, key, delta, clear in json.loads(item["i"])
     )
-    return AtomicMark(item["w"], tuple(events), is_decided)
+    return AtomicMark(item["w"], tuple(events), sight)
 
 
 def _row(table: str, pk: bytes, row: WindowRow, through_us: int) -> Write:

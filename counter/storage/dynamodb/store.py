@@ -18,13 +18,10 @@ from counter.storage.dynamodb.session import DynamodbSession
 class DynamodbSeparateWrites:
     """:class:`counter.ports.SeparateWrites`, of which each part has its own."""
 
-    def __init__(
-        self, events: DynamodbEvents, rollups: DynamodbRollups, decisions: DynamodbDecisions
-    ) -> None:
+    def __init__(self, events: DynamodbEvents, rollups: DynamodbRollups) -> None:
         self.mark, self.mark_atomic = rollups.mark, rollups.mark_atomic
         self.dirty_atomic, self.unlist = rollups.dirty_atomic, rollups.unlist
         self.rewrite, self.void = events.rewrite, events.void
-        self.decided = decisions.decided
 
 
 class DynamodbStore:
@@ -39,7 +36,7 @@ class DynamodbStore:
         self.rollups = DynamodbRollups(session)
         self.recounts = DynamodbRecounts(session)
         self.decisions = DynamodbDecisions(session)
-        self.separate_writes = DynamodbSeparateWrites(self.events, self.rollups, self.decisions)
+        self.separate_writes = DynamodbSeparateWrites(self.events, self.rollups)
         self.control = DynamodbControl(session)
         self.leases = DynamodbLeases(session)
         self.keys = DynamodbKeys(session)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from counter.errors import UnavailableError
 from counter.partitions import shard_of, slice_of
-from counter.storage.memory.tables import Tables, insert_once, token_of
-from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Span
+from counter.storage.memory.tables import Tables, insert_once
+from counter.types import AtomicMark, Event, Mark, Namespace, Span
 
 
 class MemorySeparateWrites:
@@ -45,9 +45,6 @@ class MemorySeparateWrites:
         marks = self._tables.space(namespace).shards[shard].atomic_marks
         found = (mark for mark in marks if span.from_us <= mark.window_us < span.to_us)
         return sorted(found, key=lambda mark: mark.window_us)
-
-    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
-        return self._tables.space(namespace).decisions.get(token_of(events))
 
     async def rewrite(self, namespace: Namespace, events: Sequence[Event]) -> None:
         partitions = self._tables.partitions(namespace, events)

@@ -40,6 +40,16 @@ class MemoryDecisions:
     ) -> Decision:
         return self._tables.space(namespace).decisions.setdefault(token_of(events), decision)
 
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        return self._tables.space(namespace).decisions.get(token_of(events))
+
+    async def cancel(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        decisions, token = self._tables.space(namespace).decisions, token_of(events)
+        decisions[token] = decision.over(decisions.get(token))
+        return decisions[token]
+
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         keys = self._tables.space(namespace).keys
         if nonce not in keys or wanted.replaces(*keys[nonce]):

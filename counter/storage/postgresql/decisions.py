@@ -47,7 +47,7 @@ class PostgresqlDecisions:
             if outcome is None:
                 await wait_for_appends(self._database, namespace.dataset.id)
                 await self._settle(namespace, events, decision.fingerprint)
-                settled = await self._decided(namespace, events)
+                settled = await self.decided(namespace, events)
                 if settled is None:
                     raise InvariantError("a decision that was settled is gone")
                 return settled
@@ -79,7 +79,7 @@ class PostgresqlDecisions:
             event.atom,
         )
 
-    async def _decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
         row = await self._database.row(
             "SELECT outcome, fingerprint, {s}.wait_as_a_write() FROM {s}.resolutions"
             f" WHERE {_WHERE} AND outcome IS NOT NULL",

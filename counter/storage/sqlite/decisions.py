@@ -5,8 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from counter.errors import NamespaceUnknownError
+from counter.partitions import slice_of
 from counter.storage.sqlite.database import SqliteDatabase
-from counter.storage.sqlite.events import find_events, has_atomic
+from counter.storage.sqlite.events import counter_ids, find_events, has_atomic
+from counter.storage.sqlite.rollups import request_recounts
+from counter.storage.sqlite.schema import events_table
 from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome, Reservation
 
 
@@ -26,29 +30,69 @@ class SqliteDecisions:
             stored = _select(connection, namespace, events)
             if stored is not None:
                 return stored
-            outcome, fingerprint = decision
-            event = events[0]
-            found = find_events(self._db, connection, namespace, events)
-            is_atomic = event.item_key > 0
-            if any(found) or (is_atomic and has_atomic(self._db, connection, namespace, event)):
-                outcome = Outcome.APPLIED
-                if not all(a and a.same_payload(b) for a, b in zip(found, events, strict=True)):
-                    fingerprint = OTHER_PAYLOAD
-            connection.execute(
-                "INSERT INTO resolutions VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    namespace.id,
-                    event.event_time_us,
-                    event.event_id,
-                    event.scope,
-                    outcome,
-                    fingerprint,
-                ),
-            )
-            self._db.resolved_through_us = max(self._db.resolved_through_us, event.event_time_us)
-            return Decision(outcome, fingerprint)
+            is_used, is_same = self._use(connection, namespace, events)
+            decided = decision
+            if is_used:
+                fingerprint = decision.fingerprint if is_same else OTHER_PAYLOAD
+                decided = Decision(Outcome.APPLIED, fingerprint)
+            self._insert(connection, namespace, events, decided)
+            return decided
 
         return await self._db.write(change)
+
+    async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
+        return await self._db.read(lambda connection: _select(connection, namespace, events))
+
+    async def cancel(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        """Do as the port says. The marks are left in a window that no worker has passed: the clock
+        is read in the transaction, and a worker reads it between two of them."""
+
+        def change(connection: sqlite3.Connection) -> Decision:
+            if namespace.id not in self._db.watermarks:
+                raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
+            is_used, is_same = self._use(connection, namespace, events)
+            if is_used and not is_same:
+                return Decision(Outcome.APPLIED, OTHER_PAYLOAD)
+            stored = _select(connection, namespace, events)
+            found = Outcome.cancelled(was_counted=is_used)
+            decided = Decision(found, decision.fingerprint).over(stored)
+            if decided == stored:
+                return stored
+            self._insert(connection, namespace, events, decided)
+            if is_used:
+                request_recounts(self._db, connection, namespace, events)
+                # Last: if anything fails, the live tail must not lose them.
+                _remove_events(self._db, connection, namespace, events)
+            return decided
+
+        return await self._db.write(change)
+
+    def _use(
+        self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
+    ) -> tuple[bool, bool]:
+        """Return whether the token of *events* is used, and whether for the same payload."""
+        found = find_events(self._db, connection, namespace, events)
+        is_same = all(a and a.same_payload(b) for a, b in zip(found, events, strict=True))
+        is_used = any(found) or (
+            events[0].item_key > 0 and has_atomic(self._db, connection, namespace, events[0])
+        )
+        return is_used, is_same
+
+    def _insert(
+        self,
+        connection: sqlite3.Connection,
+        namespace: Namespace,
+        events: Sequence[Event],
+        decision: Decision,
+    ) -> None:
+        connection.execute(
+            "INSERT OR REPLACE INTO resolutions VALUES (?, ?, ?, ?, ?, ?)",
+            (*_token_of(namespace, events[0]), *decision),
+        )
+        time_us = events[0].event_time_us
+        self._db.resolved_through_us = max(self._db.resolved_through_us, time_us)
 
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         def query(connection: sqlite3.Connection) -> int | None:
@@ -83,6 +127,29 @@ def _select(
     row = connection.execute(
         "SELECT outcome, fingerprint FROM resolutions WHERE namespace = ? AND event_time = ?"
         " AND event_id = ? AND scope = ?",
-        (namespace.id, events[0].event_time_us, events[0].event_id, events[0].scope),
+        _token_of(namespace, events[0]),
     ).fetchone()
     return None if row is None else Decision(Outcome(row[0]), row[1])
+
+
+def _token_of(namespace: Namespace, event: Event) -> tuple[int, int, bytes, str]:
+    return namespace.id, event.event_time_us, event.event_id, event.scope
+
+
+def _remove_events(
+    database: SqliteDatabase,
+    connection: sqlite3.Connection,
+    namespace: Namespace,
+    events: Sequence[Event],
+) -> None:
+    """Delete *events*, which exist, from the log and from the live tail."""
+    ids = counter_ids(connection, namespace.id, list({event.counter: 0 for event in events}))
+    database.live.expect(namespace, events)
+    for event in events:
+        each = slice_of(database.slices[namespace.dataset.id], event.event_time_us)
+        connection.execute(
+            f"DELETE FROM {events_table(namespace.dataset.id, each.start_us)}"
+            " WHERE event_time = ? AND counter = ? AND event_id = ? AND item = ?",
+            (event.event_time_us, ids[event.counter], event.event_id, event.item_key),
+        )
+    database.live.note_removed(namespace, events)

@@ -307,7 +307,7 @@ class SqliteEvents:
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
     ) -> list[bool]:
         """Return for each event whether it is too late: by its age, by the watermark, or because a
-        decision voided its token. The clock is read inside the transaction.
+        decision voided or cancelled its token. The clock is read inside the transaction.
 
         Raises NamespaceUnknownError.
         """
@@ -327,7 +327,7 @@ class SqliteEvents:
             ]
         if min(event[1] for event in events) <= resolved_us:
             return [
-                out or (event[1] <= resolved_us and _is_void(connection, namespace, event))
+                out or (event[1] <= resolved_us and _is_refused(connection, namespace, event))
                 for out, event in zip(late, events, strict=True)
             ]
         return late
@@ -405,13 +405,13 @@ def find_events(
     return found
 
 
-def _is_void(connection: sqlite3.Connection, namespace: Namespace, event: Event) -> bool:
+def _is_refused(connection: sqlite3.Connection, namespace: Namespace, event: Event) -> bool:
     outcome = connection.execute(
         "SELECT outcome FROM resolutions WHERE namespace = ? AND event_time = ?"
         " AND event_id = ? AND scope = ?",
         (namespace.id, event.event_time_us, event.event_id, event.scope),
     ).fetchone()
-    return outcome is not None and outcome[0] == Outcome.VOID
+    return outcome is not None and outcome[0] != Outcome.APPLIED
 
 
 def counter_ids(

@@ -47,6 +47,7 @@ from counter.types import (
     CounterUpdate,
     DirtyMark,
     DirtyPage,
+    Event,
     Fold,
     Head,
     Mark,
@@ -380,28 +381,65 @@ class SqliteRecounts:
     async def write_pending(
         self, namespace: Namespace, pending: Sequence[tuple[str, Pending]]
     ) -> None:
-        def change(connection: sqlite3.Connection) -> None:
-            ids = _made_counters(connection, namespace, (name for name, _ in pending))
-            rows = [(ids[name], *each) for name, each in pending]
-            bulk(connection, "INSERT OR IGNORE INTO pending", rows)
-            for name, each in pending:
-                if each.is_delete:
-                    self._db.ids.forget(namespace.id, name)
-
-        await self._db.write(change)
+        await self._db.write(
+            lambda connection: _write_pending(self._db, connection, namespace, pending)
+        )
 
     async def write_marks(self, namespace: Namespace, marks: Sequence[Mark]) -> None:
-        def change(connection: sqlite3.Connection) -> None:
-            ids = _made_counters(connection, namespace, (each.counter for each in marks))
-            shards = namespace.settings.shards
-            rows = [
-                (namespace.id, shard_of(name, shards), window_us, ids[name], recount_us)
-                for window_us, name, recount_us in marks
-            ]
-            self._db.tally.mark(each.recount_us for each in marks)
-            bulk(connection, "INSERT OR IGNORE INTO marks", rows)
+        await self._db.write(
+            lambda connection: _write_marks(self._db, connection, namespace, marks)
+        )
 
-        await self._db.write(change)
+
+def _write_pending(
+    database: SqliteDatabase,
+    connection: sqlite3.Connection,
+    namespace: Namespace,
+    pending: Sequence[tuple[str, Pending]],
+) -> None:
+    ids = _made_counters(connection, namespace, (name for name, _ in pending))
+    rows = [(ids[name], *each) for name, each in pending]
+    bulk(connection, "INSERT OR IGNORE INTO pending", rows)
+    for name, each in pending:
+        if each.is_delete:
+            database.ids.forget(namespace.id, name)
+
+
+def _write_marks(
+    database: SqliteDatabase,
+    connection: sqlite3.Connection,
+    namespace: Namespace,
+    marks: Sequence[Mark],
+) -> None:
+    ids = _made_counters(connection, namespace, (each.counter for each in marks))
+    shards = namespace.settings.shards
+    rows = [
+        (namespace.id, shard_of(name, shards), window_us, ids[name], recount_us)
+        for window_us, name, recount_us in marks
+    ]
+    database.tally.mark(each.recount_us for each in marks)
+    bulk(connection, "INSERT OR IGNORE INTO marks", rows)
+
+
+def request_recounts(
+    database: SqliteDatabase,
+    connection: sqlite3.Connection,
+    namespace: Namespace,
+    events: Sequence[Event],
+) -> None:
+    """Request a recount of the window of *events*, which have one token, for readers too. It is
+    marked in a window that no worker has passed, and that is not earlier."""
+    size_us = namespace.settings.rollup_window_us
+    (passed_us,) = connection.execute(
+        "SELECT max(through) FROM watermarks WHERE namespace = ?", (namespace.id,)
+    ).fetchone()
+    open_us = max(passed_us + 1, database.clock.now_us(), events[0].event_time_us)
+    marked_us, recount_us = window_of(open_us, size_us), window_of(events[0].event_time_us, size_us)
+    counters = list(dict.fromkeys(event.counter for event in events))
+    pending = [(name, Pending(recount_us, marked_us)) for name in counters]
+    _write_pending(database, connection, namespace, pending)
+    marks = [Mark(marked_us, name, recount_us) for name in counters]
+    _write_marks(database, connection, namespace, marks)
 
 
 def _made_counters(
