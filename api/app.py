@@ -19,6 +19,7 @@ from api.http.load_shedding import LoadShedder
 from api.http.pipeline import Observer, Pipeline
 from api.http.routing import routes_of
 from api.routes.add_stream import AddStreams
+from api.routes.cancels import CancelRoutes
 from api.routes.counters import CounterRoutes
 from api.routes.events import EventRoutes
 from api.routes.insight import InsightRoutes
@@ -320,6 +321,7 @@ def _handlers(
     return (
         CounterRoutes(service, store, clock, settings.batch_items_max, streams, streams.queue),
         EventRoutes(service, settings.batch_items_max, streams.queue),
+        CancelRoutes(service, settings.batch_items_max, streams.queue),
         ReportRoutes(service, store, clock, admin_log, authorizer, long_reads),
         NamespaceRoutes(service, settings, admin_log),
         KeyRoutes(KeyAdmin(store.keys, clock, guard), authorizer, clock, admin_log),

@@ -96,7 +96,10 @@ class TokenAmbiguousError(
 
 
 class NotSupportedError(
-    BadRequestError, code="not_supported", title="This counter type does not support the operation"
+    BadRequestError,
+    code="not_supported",
+    title="This counter type does not support the operation",
+    status=501,
 ):
     """BEST_EFFORT namespaces keep no events."""
 

@@ -160,6 +160,16 @@ class ClearBody(Body):
     idempotency_token: TokenBody | None = None
 
 
+class CancelBody(Body):
+    model_config = example(_ADD_EXAMPLE)
+
+    operation: Literal["add", "clear", "delete"] = Field(
+        default="add", description="What the token was sent with."
+    )
+    delta: Delta | None = Field(default=None, description="That of the add.")
+    idempotency_token: TokenBody | None = None
+
+
 @with_config(_STRICT)
 class BatchAddItem(TypedDict):
     counter: CounterName

@@ -210,6 +210,26 @@ class CountersAnswer(Answer):
     next_page: _Page
 
 
+class CancelAnswer(Answer):
+    """The same for every retry."""
+
+    model_config = example({"cancelled": True, "was_counted": True, "event_time": _TIME})
+
+    cancelled: Literal[True] = Field(description="The token counts nothing and never will.")
+    was_counted: bool = Field(description="Whether it counted before.")
+    event_time: TimeOut = Field(description="The token's time.")
+
+
+class BatchCancelAnswer(Answer):
+    """An outcome for each item, in order: what it would be alone, or a problem."""
+
+    model_config = example(
+        {"results": [{"cancelled": True, "was_counted": True, "event_time": _TIME}]}
+    )
+
+    results: list[CancelAnswer | Problem]
+
+
 class BatchAddAnswer(Answer):
     """An outcome for each item, in order: what it would be alone, or a problem."""
 

@@ -16,7 +16,7 @@ from api.http.problems import PROBLEM_TYPE, problem_bytes, retry_after_s
 from api.http.response_models import ClearAnswer
 from counter.clock import to_rfc3339
 from counter.core.read import Count
-from counter.core.results import Added
+from counter.core.results import Added, Cancelled
 from counter.errors import CounterError, RateLimitedError
 from counter.limits import SECOND
 from counter.types import Accuracy, CounterType, Namespace
@@ -183,6 +183,27 @@ def cleared_response(namespace: Namespace, cleared: Added) -> Response:
     if namespace.settings.counter_type is CounterType.BEST_EFFORT:
         body.retry_safe = False
     return Response.json(body, headers=(_REPLAYED_HEADER,) if cleared.replayed else ())
+
+
+def cancelled_text(cancelled: Cancelled) -> str:
+    """Return the response to a cancel, in JSON."""
+    return (
+        f'{{"cancelled":true,"was_counted":{_REPLAYED_TEXT[cancelled.was_counted]},'
+        f'"event_time":"{to_rfc3339(cancelled.event_time_us)}"}}'
+    )
+
+
+def cancelled_texts(outcomes: Iterable[Cancelled | CounterError]) -> list[str]:
+    """Return the outcomes of many cancels, each in JSON: :func:`cancelled_text`, or a problem."""
+    return [
+        cancelled_text(each) if isinstance(each, Cancelled) else problem_bytes(each).decode()
+        for each in outcomes
+    ]
+
+
+def results_response(texts: Iterable[str]) -> Response:
+    """Return the response to a batch, of the outcomes in JSON."""
+    return Response.text(f'{{"results":[{",".join(texts)}]}}')
 
 
 def count_text(name: str, count: Count, extra: str = "") -> str:

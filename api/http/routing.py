@@ -169,6 +169,9 @@ class Route(PlainRoute):
         elif "{key}" in self.path:
             declares.insert(0, of_key)
         statuses = _ALWAYS.union(problems, {404} if "{" in self.path else ())
+        if "{namespace}" in self.path:
+            # A BEST_EFFORT namespace has no events.
+            statuses |= {501}
         if self.body is not None or any("body" in signature(each).parameters for each in declares):
             statuses |= _WITH_BODY
         own = {"headers": headers_of(*headers)}

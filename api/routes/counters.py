@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final
@@ -37,6 +37,7 @@ from api.http.responses import (
     cleared_response,
     count_response,
     count_text,
+    results_response,
 )
 from api.http.routing import COUNTER, NAMESPACE, REPLAYED, TTL, CallOf, InNamespace, keyed, route
 from api.routes.add_stream import AddStreams
@@ -156,7 +157,7 @@ class CounterRoutes:
         texts = await self.queue.answer(texts_of(namespace, outcomes))
         if ndjson:
             return Response(200, "".join(f"{text}\n" for text in texts).encode(), NDJSON)
-        return _results(texts)
+        return results_response(texts)
 
     @route("POST", f"{NAMESPACE}/batch/get", Scope.READ, tag="batches")
     async def batch_get(
@@ -167,7 +168,7 @@ class CounterRoutes:
         problems = await self.queue.run(_name_problems(body.counters))
         names = [name for name in body.counters if name not in problems]
         counts = iter(await self.service.reader.read(namespace, names, body.max_staleness))
-        return _results(
+        return results_response(
             problems.get(name) or count_text(namespace.name, next(counts)) for name in body.counters
         )
 
@@ -202,7 +203,7 @@ class CounterRoutes:
         added = call.logged["results"] = await self.service.add_atomic(
             namespace, items, credential, call.allowance
         )
-        response = _results(added_text(namespace, each) for each in added)
+        response = results_response(added_text(namespace, each) for each in added)
         return response._replace(headers=added_response(namespace, added[0]).headers)
 
     @route("POST", f"{COUNTER}/clear", Scope.WRITE, tag="counters", adds=1, **_KEYED)
@@ -226,10 +227,6 @@ class CounterRoutes:
         deleted = await self.service.delete(namespace, call.counter, credential, call.allowance)
         call.logged["results"] = (deleted,)
         return cleared_response(namespace, deleted)
-
-
-def _results(texts: Iterable[str]) -> Response:
-    return Response.text(f'{{"results":[{",".join(texts)}]}}')
 
 
 def _name_problems(names: Sequence[str]) -> Steps[Mapping[str, str]]:

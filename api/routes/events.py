@@ -22,8 +22,8 @@ from api.http.call import JSON, NO_CONTENT, Call
 from api.http.connections import ReadQueue, Steps
 from api.http.models import CloudEventBody
 from api.http.problems import shown
-from api.http.response_models import CloudEventsAnswer
-from api.http.responses import Response
+from api.http.response_models import BatchCancelAnswer, CloudEventsAnswer
+from api.http.responses import Response, cancelled_texts, results_response
 from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
 from api.telemetry.request_log import OUTCOMES, LoggedWrite
 from counter.config.event_rules import EVENT_TEXT, CloudEvent, adds_of, need_extensions, rules_of
@@ -109,6 +109,15 @@ _INGESTS: Final[Mapping[str, Any]] = {
 }
 
 
+_CANCELS: Final[Mapping[str, Any]] = {
+    "tag": "cancels",
+    "writes": True,
+    "shows": "a CloudEvent",
+    "declares": (cloud_event,),
+    "openapi_extra": _BODIES,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class EventRoutes:
     """``/v1/namespaces/{namespace}/events``, and the path that OpenMeter's clients append."""
@@ -120,19 +129,9 @@ class EventRoutes:
     @route("POST", f"{NAMESPACE}/events", Scope.WRITE, **_INGESTS)
     async def ingest_events(self, call: CallOf, namespace: InNamespace) -> Response:
         """Count CloudEvents, each once for its source and id."""
-        rules = namespace.settings.event_rules
-        if not rules:
-            raise InvalidBodyError(
-                f"namespace {namespace.name!r} has no event_rules, which map events to counters:"
-                f" PUT /v1/namespaces/{namespace.name} with some first",
-                field="event_rules",
-            )
-        events, is_batch = await self._events(call, need_extensions(rules))
-        by_type = {kind: rules_of(rules, kind) for kind in {each.type for each in events}}
-        adds = sum(max(1, len(by_type[each.type])) for each in events)
-        call.charge(adds)
+        adds, reading = await self._read(call, namespace)
         with self.service.one_by_one.holding(adds):
-            keyed = await self.queue.run(_keyed(events, by_type, is_batch))
+            keyed = await self.queue.run(reading)
             added = await self._count(call, namespace, keyed)
             if not _wants_outcomes(call):
                 # A body that is no CloudEvent is an error for Knative, for one.
@@ -146,6 +145,48 @@ class EventRoutes:
     async def ingest_openmeter_events(self, call: CallOf, namespace: InNamespace) -> Response:
         """The same, for clients of OpenMeter."""
         return await self.ingest_events(call, namespace)
+
+    @route("POST", f"{NAMESPACE}/events/cancel", Scope.WRITE, **_CANCELS)
+    async def cancel_events(
+        self, call: CallOf, namespace: InNamespace
+    ) -> Annotated[Response, BatchCancelAnswer]:
+        """Cancel what CloudEvents counted, each as a whole; an outcome for each event, in order."""
+        adds, reading = await self._read(call, namespace)
+        with self.service.one_by_one.holding(adds):
+            keyed = await self.queue.run(reading)
+            for each in keyed:
+                if not each.items:
+                    raise InvalidBodyError(
+                        f"event {shown(each.key)!r} of {shown(each.scope)!r} is of a type that no"
+                        " rule of the namespace matches: it counted nothing, and what it would"
+                        " count is not known",
+                        field="type",
+                    )
+            outcomes = await self.service.cancel_keyed(namespace, keyed, call.allowance)
+        for outcome in outcomes:
+            if isinstance(outcome, TokenConflictError):
+                outcome.detail += (
+                    "; if event_rules have changed since the event was counted, cancel it under the"
+                    " rules of then, or add the opposite amounts"
+                )
+        call.logged["results"] = outcomes
+        return results_response(cancelled_texts(outcomes))
+
+    async def _read(self, call: Call, namespace: Namespace) -> tuple[int, Steps[list[Keyed]]]:
+        """Return the number of adds of the request's events, which are charged, and what the events
+        add, to be read in steps. Raises InvalidBodyError and UnsupportedMediaTypeError."""
+        rules = namespace.settings.event_rules
+        if not rules:
+            raise InvalidBodyError(
+                f"namespace {namespace.name!r} has no event_rules, which map events to counters:"
+                f" PUT /v1/namespaces/{namespace.name} with some first",
+                field="event_rules",
+            )
+        events, is_batch = await self._events(call, need_extensions(rules))
+        by_type = {kind: rules_of(rules, kind) for kind in {each.type for each in events}}
+        adds = sum(max(1, len(by_type[each.type])) for each in events)
+        call.charge(adds)
+        return adds, _keyed(events, by_type, is_batch)
 
     async def _count(
         self, call: Call, namespace: Namespace, keyed: Sequence[Keyed]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import pydantic_core
@@ -19,7 +19,7 @@ from api.http.problems import ItemProblems, body_error
 from api.http.responses import added_texts
 from counter.background import TURN_ITEMS
 from counter.core.rate_limits import Allowance
-from counter.core.results import Add, Added
+from counter.core.results import Add, Added, Cancelled
 from counter.core.service import CounterService, adds_of
 from counter.errors import CounterError, InvalidBodyError
 from counter.limits import ADD_STREAM_LINE_BYTES_MAX
@@ -28,6 +28,9 @@ from counter.types import Event, Namespace, Token
 
 _BATCH_ADD_ITEM: Final[TypeAdapter[BatchAddItem]] = TypeAdapter(BatchAddItem)
 _LINE: Final = re.compile(rb"\S[^\n]*")
+
+
+_Outcome = TypeVar("_Outcome", Added, Cancelled)
 
 
 class _Body(Struct, forbid_unknown_fields=True):
@@ -85,8 +88,20 @@ class Items(NamedTuple):
             return await service.add_events(namespace, self.events, allowance)
         adds = [each for each in self.adds if isinstance(each, Add)]
         outcomes = await service.add_many(namespace, adds, allowance)
-        if len(adds) == len(self.adds):
-            return outcomes
+        return outcomes if len(adds) == len(self.adds) else self._with_problems(outcomes)
+
+    async def cancel(
+        self, service: CounterService, namespace: Namespace, allowance: Allowance
+    ) -> Sequence[Cancelled | CounterError]:
+        """Cancel them; return the outcome of each."""
+        adds = [each for each in self.adds if isinstance(each, Add)] or adds_of(self.events)
+        outcomes = await service.cancel_many(namespace, adds, allowance)
+        return outcomes if self.events else self._with_problems(outcomes)
+
+    def _with_problems(
+        self, outcomes: Sequence[_Outcome | CounterError]
+    ) -> Sequence[_Outcome | CounterError]:
+        """Return *outcomes* of the valid items, and the problems of the others, in order."""
         left = iter(outcomes)
         return [next(left) if isinstance(each, Add) else each for each in self.adds]
 

@@ -43,6 +43,9 @@ class Metrics(Collector):
         text = "Adds and clears that changed a count, by namespace."
         by_namespace = self.service.tally.namespaces.totals()
         yield counters("namespace_adds", text, "namespace", by_namespace)
+        text = "Cancels of tokens, retries included, by whether the token was counted."
+        cancels = {str(was).lower(): n for was, n in self.service.cancels.items()}
+        yield counters("cancels", text, "was_counted", cancels)
         text = "CloudEvents that no rule of their namespace is for."
         yield counter("cloud_events_ignored", text, self.service.events_ignored)
         text = "Counts looked up in the cache."

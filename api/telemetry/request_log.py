@@ -21,7 +21,7 @@ from api.http.call import Call
 from api.http.pipeline import Ended
 from api.http.responses import Response
 from counter.clock import to_rfc3339
-from counter.core.results import Added, Credential
+from counter.core.results import Added, Cancelled, Credential
 from counter.errors import CounterError
 from counter.limits import NAMESPACE_NAME_CHARS_MAX
 from counter.telemetry.logs import REQUEST_ID, REQUESTS
@@ -39,6 +39,13 @@ OUTCOMES: Final[Mapping[bool | None, str]] = {
 }
 #: Rejections before any work is done, even if a retry may succeed.
 _BEFORE_WORK: Final = frozenset({"overloaded", "rate_limited"})
+
+#: Outcomes that a code determines, whatever it says of ``applied``.
+_OWN_OUTCOMES: Final[Mapping[str, str]] = {
+    "token_conflict": "conflict",
+    "token_cancelled": "cancelled",
+    "token_pending": "pending",
+}
 
 Which = Literal["none", "failures", "all"]
 
@@ -170,21 +177,21 @@ def problem_in(response: Response) -> dict[str, Any]:
 
 def outcome_of(code: str, applied: bool | None, status: int) -> str:
     """Return the outcome of an add that was answered with a problem."""
-    if code == "token_conflict":
-        return "conflict"
+    if code in _OWN_OUTCOMES:
+        return _OWN_OUTCOMES[code]
     if applied is False:
         return "voided"
-    if code == "token_pending":
-        return "pending"
     refused = code in _BEFORE_WORK or status < HTTPStatus.INTERNAL_SERVER_ERROR
     return "refused" if refused else "unknown"
 
 
-def _results(results: Sequence[Added | CounterError]) -> dict[str, Any]:
+def _results(results: Sequence[Added | Cancelled | CounterError]) -> dict[str, Any]:
     """Return the outcome of a request's add, or the number of adds by outcome."""
     found = Counter(
         outcome_of(each.code, each.applied, each.status)
         if isinstance(each, CounterError)
+        else "cancelled"
+        if isinstance(each, Cancelled)
         else OUTCOMES[each.replayed]
         for each in results
     )

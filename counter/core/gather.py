@@ -1,10 +1,12 @@
-"""Gather the adds that arrive together, so that one call of the store writes them."""
+"""Gather the adds that arrive together, so that one call of the store writes them; do others at
+once, each in its own task."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from counter.core.admission import Load
 from counter.errors import CounterError
@@ -15,6 +17,7 @@ Done = Callable[[Written | CounterError], None]
 #: Writes the events of one namespace; returns an outcome, or an error, for each.
 Write = Callable[[Namespace, Sequence[Event]], Awaitable[Sequence[Written | CounterError]]]
 
+_Result = TypeVar("_Result")
 _log = logging.getLogger("counter.adds")
 
 
@@ -70,6 +73,21 @@ class AddGatherer:
             except Exception:
                 # An add whose caller fails must not block the others.
                 _log.exception("the outcome of an add could not be reported")
+
+
+async def at_once(
+    calls: Iterable[Callable[[], Awaitable[_Result]]],
+) -> list[_Result | CounterError]:
+    """Make all *calls* at once, each in its own task, and return an outcome for each: one failure
+    does not affect others."""
+
+    async def outcome(call: Callable[[], Awaitable[_Result]]) -> _Result | CounterError:
+        try:
+            return await call()
+        except CounterError as error:
+            return error
+
+    return await asyncio.gather(*map(outcome, calls))
 
 
 def _unexpected(error: Exception) -> CounterError:

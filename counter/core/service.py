@@ -8,15 +8,15 @@ token too old for that is resolved instead. docs/architecture.md explains why.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from types import NoneType
-from typing import Final, TypeVar
+from typing import Final
 
 from counter import limits
 from counter.core.admission import Bounded, Load, WeightedSemaphore
 from counter.core.clock_guard import ClockGuard, checked_now_us
-from counter.core.gather import AddGatherer, Done
+from counter.core.gather import AddGatherer, Done, at_once
 from counter.core.key_times import KeyTimes
 from counter.core.namespaces import Namespaces
 from counter.core.rate_limits import UNLIMITED, Allowance, BatchAllowance
@@ -56,7 +56,6 @@ from counter.types import (
 )
 from counter.windows import window_of
 
-_Result = TypeVar("_Result")
 #: Writes or resolves the events of one token; the last argument says that its key is cancelled.
 _Submit = Callable[[Namespace, Sequence[Event], Allowance, bool], Awaitable[list[Added]]]
 _RESERVE_ATTEMPTS_MAX: Final = 3
@@ -219,6 +218,36 @@ class CounterService:
             lambda token: [_event_of(counter, token, delta)],
         )
 
+    async def cancel_many(
+        self, namespace: Namespace, adds: Sequence[Add], allowance: Allowance = UNLIMITED
+    ) -> list[Cancelled | CounterError]:
+        """Cancel each of *adds* separately; return an outcome for each. Raises RateLimitedError and
+        OverloadedError before any work."""
+        self.require_events(namespace, "a cancel")
+        allowance.resolve(len(adds))
+        charged = BatchAllowance(allowance, len(adds))
+        with self.one_by_one.holding(len(adds)):
+            return await at_once(
+                partial(self.cancel, namespace, "add", *each, charged) for each in adds
+            )
+
+    async def cancel_keyed(
+        self, namespace: Namespace, lists: Sequence[Keyed], allowance: Allowance = UNLIMITED
+    ) -> list[Cancelled | CounterError]:
+        """Cancel what :meth:`add_keyed` did for each list; return an outcome for each. The caller
+        holds the adds in :attr:`one_by_one` meanwhile."""
+        allowance.reserve(len(lists))
+        charged = BatchAllowance(allowance)
+        return await at_once(
+            partial(
+                self.cancel_atomic,
+                *(namespace, items, key, charged),
+                operation="event",
+                scope=scope,
+            )
+            for scope, key, items in lists
+        )
+
     async def cancel_atomic(
         self,
         namespace: Namespace,
@@ -345,7 +374,7 @@ class CounterService:
         for start in range(0, len(lists), size):
             part = lists[start : start + size]
             async with self._keyed.holding(sum(len(each.items) for each in part)):
-                outcomes += await _at_once(
+                outcomes += await at_once(
                     partial(
                         self.add_atomic,
                         *(namespace, items, key, charged),
@@ -626,7 +655,7 @@ class CounterService:
     ) -> list[Added | CounterError]:
         try:
             with self.one_by_one.holding(len(adds)):
-                return await _at_once(
+                return await at_once(
                     partial(self.add, namespace, *each, allowance) for each in adds
                 )
         except OverloadedError as error:
@@ -676,21 +705,6 @@ class CounterService:
         finally:
             self.late.give_back(len(events))
         return outcome
-
-
-async def _at_once(
-    calls: Iterable[Callable[[], Awaitable[_Result]]],
-) -> list[_Result | CounterError]:
-    """Make all *calls* at once, each in its own task, and return an outcome for each: one failure
-    does not affect others."""
-
-    async def outcome(call: Callable[[], Awaitable[_Result]]) -> _Result | CounterError:
-        try:
-            return await call()
-        except CounterError as error:
-            return error
-
-    return await asyncio.gather(*map(outcome, calls))
 
 
 def adds_of(events: Sequence[Event]) -> list[Add]:

@@ -25,7 +25,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "namespace_immutable": (409, "never"),
     "namespace_unknown": (404, "never"),
     "not_found": (404, "never"),
-    "not_supported": (400, "never"),
+    "not_supported": (501, "never"),
     "overloaded": (503, "same_token"),
     "precondition_failed": (412, "never"),
     "quota_exceeded": (403, "never"),
@@ -38,6 +38,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "token_missing": (400, "never"),
     "token_pending": (503, "same_token"),
     "token_too_old": (410, "never"),
+    "token_cancelled": (410, "never"),
     "unavailable": (503, "same_token"),
     "unsupported_media_type": (415, "never"),
     "write_timeout": (503, "same_token"),
@@ -80,7 +81,7 @@ def assert_problem(
     """
     problem = problem_of(answer)
     status, retry = REFUSALS[code]
-    if applied is False:
+    if applied is False and code != "token_cancelled":
         retry = "new_token"
     got = (problem["status"], problem["code"], problem["applied"], problem["retry"])
     assert (status, code, applied, retry) == got, problem["detail"]

@@ -16,14 +16,13 @@ from counter.storage.cassandra.session import CassandraSession
 from counter.types import Decision, Event, Namespace, Outcome, Reservation
 
 _TOKEN_IS: Final = "namespace = ? AND counter = ? AND event_time = ? AND event_id = ?"  # noqa: S105
+# Each sets all cells, so that they expire together, and no row marker, because the one of an INSERT
+# may live longer than what replaces its cells: such a row exists and is null.
 _DECIDE: Final = (
-    "INSERT INTO {keyspace}.resolutions"
-    " (namespace, counter, event_time, event_id, outcome, fingerprint, op)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?"
+    "UPDATE {keyspace}.resolutions USING TTL ? SET outcome = ?, fingerprint = ?, op = ?"
+    f" WHERE {_TOKEN_IS} IF op = ?"
 )
 _DECIDED: Final = f"SELECT outcome, fingerprint, op FROM {{keyspace}}.resolutions WHERE {_TOKEN_IS}"
-#: All cells, so that they expire together, and no row marker, because the one of an INSERT may live
-#: longer than what replaces its cells: such a row exists and is null.
 _RESERVE: Final = (
     "UPDATE {keyspace}.keys USING TTL ? SET time = ?, expires = ?, op = ?"
     " WHERE namespace = ? AND nonce = ? IF op = ?"
@@ -49,17 +48,8 @@ class CassandraDecisions:
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
-        dataset, token, op = namespace.dataset, _token_of(namespace, events), uuid.uuid4().bytes
-        # It outlives the event, which is dropped with its slice at latest when retention is over.
-        ttl_us = 2 * dataset.retention_us + dataset.slice_us
-        values = (*token, decision.outcome.value, decision.fingerprint, op, ttl_us // SECOND)
-        async with within(dataset.write_timeout_us):
-            insert = await self._session.to_compare(dataset, _DECIDE)
-            applied, stored = await self._session.connection.compare_and_set(
-                insert.bind(values),
-                lambda: self._as_compared(namespace, _DECIDED, token),
-                op,
-            )
+        async with within(namespace.dataset.write_timeout_us):
+            applied, stored = await self._set_decision(namespace, events, None, decision)
         if applied:
             return decision
         if stored is None:
@@ -81,6 +71,22 @@ class CassandraDecisions:
             (rows,) = await self._session.connection.settled((select.bind(token),))
         return _decision_of(rows[0]) if rows else None
 
+    async def cancel(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        stored: Decision | None = None
+        seen: bytes | None = None
+        async with within(namespace.dataset.write_timeout_us):
+            for _ in range(_ATTEMPTS_MAX):
+                left = decision.over(stored)
+                if left == stored:
+                    return left
+                applied, row = await self._set_decision(namespace, events, seen, left)
+                if applied:
+                    return left
+                stored, seen = (_decision_of(row), row[-1]) if row else (None, None)
+        raise _vanished("a decision")
+
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         seen: bytes | None = None
         async with within(namespace.dataset.write_timeout_us):
@@ -95,6 +101,19 @@ class CassandraDecisions:
                         return int(time_us)
         raise _vanished("a reservation")
 
+    async def _set_decision(
+        self, namespace: Namespace, events: Sequence[Event], seen: bytes | None, decision: Decision
+    ) -> tuple[bool, Sequence[Any] | None]:
+        """As :meth:`_set_key`, for a decision."""
+        dataset, token = namespace.dataset, _token_of(namespace, events)
+        update, op = await self._session.to_compare(dataset, _DECIDE), uuid.uuid4().bytes
+        # It outlives the event, which is dropped with its slice at latest when retention is over.
+        ttl_us = 2 * dataset.retention_us + dataset.slice_us
+        values = (ttl_us // SECOND, decision.outcome.value, decision.fingerprint, op, *token, seen)
+        return await self._session.connection.compare_and_set(
+            update.bind(values), lambda: self._as_compared(namespace, _DECIDED, token), op
+        )
+
     async def _set_key(
         self, namespace: Namespace, nonce: bytes, seen: bytes | None, wanted: Reservation
     ) -> tuple[bool, Sequence[Any] | None]:
@@ -102,8 +121,7 @@ class CassandraDecisions:
         it was done, and the row if not."""
         update, op = await self._session.to_compare(namespace.dataset, _RESERVE), uuid.uuid4().bytes
         key = (namespace.id, nonce)
-        ttl_s = _ttl_s(wanted.time_us, wanted.expires_us)
-        values = (ttl_s, wanted.time_us, wanted.expires_us, op, *key, seen)
+        values = (_ttl_s(wanted), wanted.time_us, wanted.expires_us, op, *key, seen)
         return await self._session.connection.compare_and_set(
             update.bind(values), lambda: self._as_compared(namespace, _RESERVED, key), op
         )
@@ -126,9 +144,8 @@ def _decision_of(row: Sequence[Any]) -> Decision:
     return Decision(Outcome(row[0]), row[1])
 
 
-def _ttl_s(now_us: int, expires_us: int) -> int:
-    left_us = max(0, expires_us - now_us) + _TTL_MARGIN_US
-    return min(left_us, _TTL_MAX_US) // SECOND
+def _ttl_s(wanted: Reservation) -> int:
+    return min(wanted.lasts_us + _TTL_MARGIN_US, _TTL_MAX_US) // SECOND
 
 
 def _vanished(what: str) -> UnavailableError:

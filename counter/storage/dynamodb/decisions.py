@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from counter.errors import UnavailableError
 from counter.limits import DAY, HOUR, SECOND
 from counter.storage.dynamodb.driver import NEW, Item, Key, Refused, delete, put, update
 from counter.storage.dynamodb.layout import ALONE, DECISION, EXPIRES, RESERVED, number, partition
 from counter.storage.dynamodb.session import DynamodbSession
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
+from counter.storage.shared.write_deadline import write_within
 from counter.types import ApiKey, Decision, Event, Namespace, Outcome, Reservation
 
 #: An item says itself when it expires. DynamoDB deletes it this much later, or some days after.
 _EXPIRES_AFTER_US: Final = HOUR
+_ATTEMPTS_MAX: Final = 5
 
 
 class DynamodbDecisions:
@@ -26,19 +29,49 @@ class DynamodbDecisions:
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
-        dataset, (pk, sk) = namespace.dataset, decision_key(namespace, events)
-        # It outlives the event, which is dropped with its slice at latest when retention is over.
-        until_us = self._session.clock.now_us() + 2 * dataset.retention_us + dataset.slice_us
-        cells = {"o": decision.outcome.value, "f": decision.fingerprint.hex()}
-        item = {"pk": pk, "sk": sk, EXPIRES: until_us // SECOND, **cells}
-        write = put(self._session.data(dataset), item, NEW)
-        answer = await self._driver.write(write, dataset.write_timeout_us)
-        return _decision_from(answer.item) if isinstance(answer, Refused) else decision
+        stored = await self._set_decision(namespace, events, None, decision)
+        return decision if stored is None else _decision_from(stored)
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
         table = self._session.data(namespace.dataset)
         item = await self._driver.get(table, decision_key(namespace, events))
         return _decision_from(item) if item else None
+
+    async def cancel(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        stored: Decision | None = None
+        async with write_within("DynamoDB", namespace.dataset.write_timeout_us):
+            for _ in range(_ATTEMPTS_MAX):
+                left = decision.over(stored)
+                if left == stored:
+                    return left
+                item = await self._set_decision(namespace, events, stored, left)
+                if item is None:
+                    return left
+                stored = _decision_from(item) if item else None
+        raise UnavailableError("a decision changes while it is read", retry_after_us=100_000)
+
+    async def _set_decision(
+        self,
+        namespace: Namespace,
+        events: Sequence[Event],
+        seen: Decision | None,
+        decision: Decision,
+    ) -> Item | None:
+        """Replace the decision *seen*, or insert if that is None. Return None if it was done, else
+        the item in the way, which is empty if there is none any more."""
+        dataset, (pk, sk) = namespace.dataset, decision_key(namespace, events)
+        # It outlives the event, which is dropped with its slice at latest when retention is over.
+        until_us = self._session.clock.now_us() + 2 * dataset.retention_us + dataset.slice_us
+        item = {"pk": pk, "sk": sk, EXPIRES: until_us // SECOND, **_cells_of(decision)}
+        table = self._session.data(dataset)
+        if seen is None:
+            write = put(table, item, NEW)
+        else:
+            write = put(table, item, "o = :o AND f = :f", **_cells_of(seen))
+        answer = await self._driver.write(write, dataset.write_timeout_us)
+        return answer.item if isinstance(answer, Refused) else None
 
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         pk, sk = reservation_key(namespace, nonce)
@@ -62,6 +95,10 @@ def decision_key(namespace: Namespace, events: Sequence[Event]) -> Key:
 def reservation_key(namespace: Namespace, nonce: bytes) -> Key:
     """Return the key of the time that is reserved for an arbitrary key."""
     return partition(namespace, RESERVED, nonce), ALONE
+
+
+def _cells_of(decision: Decision) -> Item:
+    return {"o": decision.outcome.value, "f": decision.fingerprint.hex()}
 
 
 def _decision_from(item: Item) -> Decision:

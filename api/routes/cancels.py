@@ -1,0 +1,85 @@
+"""The routes that cancel: the body and headers of a request that added, sent to another address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from api.http.connections import ReadQueue
+from api.http.models import AtomicAddBody, BatchAddBody, CancelBody
+from api.http.response_models import BatchCancelAnswer, CancelAnswer
+from api.http.responses import Response, cancelled_text, cancelled_texts, results_response
+from api.http.routing import COUNTER, NAMESPACE, TTL, CallOf, InNamespace, keyed, route
+from api.routes.items import Items, token_of
+from api.telemetry.request_log import LoggedWrite
+from counter.core.service import CounterService
+from counter.errors import InvalidBodyError
+from counter.types import Scope
+
+_CANCELS: Final[Mapping[str, Any]] = {
+    "tag": "cancels",
+    "writes": True,
+    "shows": "a cancel",
+    "problems": (409, 410),
+    "headers": (TTL,),
+}
+
+
+def batch(body: BatchAddBody) -> None:
+    """A body whose items are read one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRoutes:
+    """``cancel`` of a counter's tokens, of an atomic add, and of a batch."""
+
+    service: CounterService
+    batch_items_max: int
+    queue: ReadQueue
+
+    @route("POST", f"{COUNTER}/cancel", Scope.WRITE, adds=1, declares=(keyed,), **_CANCELS)
+    async def cancel(
+        self, call: CallOf, namespace: InNamespace, body: CancelBody
+    ) -> Annotated[Response, CancelAnswer]:
+        """Cancel an add, a clear or a delete: its token counts nothing from now on."""
+        is_add = body.operation == "add"
+        if is_add != (body.delta is not None):
+            needed = (
+                "give that of the add" if is_add else f"a {body.operation} has none: leave it out"
+            )
+            raise InvalidBodyError(
+                f"delta is {'missing' if is_add else body.delta}: {needed}", field="delta"
+            )
+        credential = call.credential(token_of(body.idempotency_token))
+        call.logged["of"] = LoggedWrite(namespace, body.operation, call.counter, credential)
+        cancelled = await self.service.cancel(
+            *(namespace, body.operation, call.counter, body.delta, credential, call.allowance)
+        )
+        call.logged["results"] = (cancelled,)
+        return Response.text(cancelled_text(cancelled))
+
+    @route("POST", f"{NAMESPACE}/atomic/cancel", Scope.WRITE, declares=(keyed,), **_CANCELS)
+    async def cancel_atomic_add(
+        self, call: CallOf, namespace: InNamespace, body: AtomicAddBody
+    ) -> Annotated[Response, CancelAnswer]:
+        """Cancel an atomic add as a whole."""
+        credential = call.credential(token_of(body.idempotency_token))
+        items = [(item.counter, item.delta) for item in body.items]
+        call.charge(len(items))
+        call.logged["of"] = LoggedWrite(namespace, "atomic", "", credential)
+        cancelled = await self.service.cancel_atomic(namespace, items, credential, call.allowance)
+        call.logged["results"] = (cancelled,)
+        return Response.text(cancelled_text(cancelled))
+
+    @route("POST", f"{NAMESPACE}/batch/cancel", Scope.WRITE, declares=(batch,), **_CANCELS)
+    async def batch_cancel(
+        self, call: CallOf, namespace: InNamespace
+    ) -> Annotated[Response, BatchCancelAnswer]:
+        """Cancel adds to many counters, a token each; an outcome for each item, in order."""
+        reading = Items.of_json(await call.body(), self.batch_items_max)
+        items = await call.read_in_turn(self.queue, reading)
+        call.charge(len(items.events or items.adds))
+        outcomes = await items.cancel(self.service, namespace, call.allowance)
+        call.logged["results"] = outcomes
+        return results_response(cancelled_texts(outcomes))
