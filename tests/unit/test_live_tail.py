@@ -74,7 +74,14 @@ def drop_largest(tail: LiveTail) -> None:
         tail.commit()
 
 
+def commit_removal(tail: LiveTail, *removed: Event) -> None:
+    tail.note_removed(SPACE, removed)
+    tail.commit()
+
+
 CHANGES: dict[str, Step] = {
+    "removal": lambda tail: commit_removal(tail, event("a", 100, 2), event("b", 7, 2)),
+    "removal-of-a-clear": lambda tail: commit_removal(tail, event("a", 0, 1, clear=True)),
     "commit": LiveTail.commit,
     "rollback": LiveTail.rollback,
     "forget": lambda tail: tail.forget(SPACE.id, WINDOW - 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Final
 
 from counter.errors import NamespaceUnknownError
 from counter.partitions import slice_of
@@ -12,6 +13,9 @@ from counter.storage.sqlite.events import counter_ids, find_events, has_atomic
 from counter.storage.sqlite.rollups import request_recounts
 from counter.storage.sqlite.schema import events_table
 from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome, Reservation
+
+#: Cancelled tokens that are remembered by their times.
+_CANCELLED_MAX: Final = 10_000
 
 
 class SqliteDecisions:
@@ -91,8 +95,15 @@ class SqliteDecisions:
             "INSERT OR REPLACE INTO resolutions VALUES (?, ?, ?, ?, ?, ?)",
             (*_token_of(namespace, events[0]), *decision),
         )
-        time_us = events[0].event_time_us
-        self._db.resolved_through_us = max(self._db.resolved_through_us, time_us)
+        # Now, because what follows in this transaction must see it.
+        times_us = {events[0].event_time_us}
+        if decision.outcome.is_cancelled:
+            times_us = self._db.cancelled_us
+            times_us.add(events[0].event_time_us)
+            if len(times_us) <= _CANCELLED_MAX:
+                return
+        self._db.resolved_through_us = max(self._db.resolved_through_us, *times_us)
+        times_us.clear()
 
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         def query(connection: sqlite3.Connection) -> int | None:

@@ -325,10 +325,16 @@ class SqliteEvents:
                 event[1] < max(open_us, now_us - accept_limit_at(namespace, event[1]))
                 for event in events
             ]
-        if min(event[1] for event in events) <= resolved_us:
+        cancelled_us = self._db.cancelled_us
+        times = [event[1] for event in events]
+        if min(times) <= resolved_us or not cancelled_us.isdisjoint(times):
             return [
-                out or (event[1] <= resolved_us and _is_refused(connection, namespace, event))
-                for out, event in zip(late, events, strict=True)
+                out
+                or (
+                    (time_us <= resolved_us or time_us in cancelled_us)
+                    and _is_refused(connection, namespace, event)
+                )
+                for out, event, time_us in zip(late, events, times, strict=True)
             ]
         return late
 

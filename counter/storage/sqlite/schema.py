@@ -20,7 +20,7 @@ from counter.limits import INT64_MAX, INT64_MIN, WAL_BYTES_KEPT
 from counter.regular_file import sync_directory
 from counter.types import Fold
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
 #: For a reader, and for the writer. Further pages are in the kernel's cache.
 _PAGE_CACHE_KIB: Final = (4_096, 8_192)
@@ -104,6 +104,8 @@ UPGRADES: Mapping[int, str] = {
     3: "",
     # A program that does not read this table must not open the database.
     4: _RECENT_WINDOWS.strip(),
+    # A program that does not know cancelled tokens must not open it.
+    5: "",
 }
 
 EVENTS_DDL: Final = """
