@@ -125,6 +125,15 @@ async def test_the_mark_is_left_in_a_window_that_no_worker_has_passed(desk: Desk
     await desk.check(1)
 
 
+async def test_the_mark_is_not_earlier_than_the_window_to_recount(desk: Desk) -> None:
+    """A worker would ignore it: the window is not closed, and nothing is left to ask again."""
+    desk.clock.advance(WINDOW - SECOND)
+    desk.token = Token(nonce(3), NOW + WINDOW + SECOND)
+    await desk.process.add(desk.namespace, "c", desk.token)
+    await desk.cancel()
+    await desk.check(2)
+
+
 @pytest.mark.parametrize("lands", [False, True])
 async def test_a_commit_that_fails_may_be_on_disk(desk: Desk, lands: bool) -> None:
     """So the live tail is read from the log again."""
