@@ -20,6 +20,7 @@ DESCRIPTION: Final = (
 TAGS: Final = (
     {"name": "counters", "description": "Add to a counter, read it, clear it."},
     {"name": "batches", "description": "The same for many counters in one request."},
+    {"name": "cancels", "description": "Cancel what a token counted, or would count."},
     {"name": "events", "description": "CloudEvents, which rules map to counters."},
     {"name": "history", "description": "Events, charts, names and recounts."},
     {"name": "namespaces", "description": "Settings that counters share."},

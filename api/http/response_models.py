@@ -462,6 +462,7 @@ class Outcomes(Answer):
     conflict: _Tally
     late_applied: _Tally
     voided: _Tally
+    cancelled: _Tally
     best_effort: _Tally
     refused: _Tally
     unknown: _Tally

@@ -20,6 +20,7 @@ const ABOUT = {
   conflict: "a token used with another payload: rejected",
   late_applied: "late tokens whose adds are counted",
   voided: "late tokens that will never count",
+  cancelled: "adds whose token was cancelled: they count nothing",
   best_effort: "adds to best-effort counters, including retries",
   refused: "rejected before anything was written",
   unknown: "unknown outcome: a retry with the same token finds out",

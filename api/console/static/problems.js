@@ -12,6 +12,7 @@ const WHAT_TO_DO = {
   not_supported: "A BEST_EFFORT namespace keeps no events.",
   token_conflict: "The first payload remains in effect. Find out why a client used the token twice.",
   token_too_old: "If the add is still wanted, send it with a new token.",
+  token_cancelled: "Nothing: it counts no more. Send it with a new token only if it is wanted after all.",
   overloaded: "Wait a moment, then try again.",
   rate_limited: "Wait a moment, then try again.",
   store_unavailable: "Check /readyz and the service’s log; acknowledged adds are safe.",
