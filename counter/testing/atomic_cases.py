@@ -1,6 +1,7 @@
 """The event log's contract: atomic adds, and what differs with and without transactions."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,7 @@ from counter.types import (
     Mark,
     Namespace,
     Outcome,
+    PayloadCheck,
     Sight,
     Span,
     Written,
@@ -271,6 +273,23 @@ class NonTransactionalCases(StoreCases):
         assert await total(store, namespace, "never-written") == 0
         assert await written_atomic(store, namespace, [event]) is not Written.CONFLICT
         assert await tail(store, namespace) == Fold(False, 1)
+
+    @pytest.mark.parametrize("check", [PayloadCheck.STRICT, PayloadCheck.OFF])
+    @pytest.mark.parametrize(
+        "events", [[add()], [clear()], atomic(("c", 1), ("d", 2))], ids=["add", "clear", "atomic"]
+    )
+    async def test_a_rewrite_restores_no_event_that_is_hidden(
+        self, store: Store, namespace: Namespace, events: list[Event], check: PayloadCheck
+    ) -> None:
+        """A resolver that found the decision before it was replaced by a cancel may be slow."""
+        settings = replace(namespace.settings, payload_check=check)
+        namespace = replace(namespace, settings=settings)
+        await written(store, namespace, events)
+        await separate(store).void(namespace, events)
+        for _ in range(2):
+            await separate(store).rewrite(namespace, events)
+            assert list(await store.events.find(namespace, events)) == [None] * len(events)
+            assert await tail(store, namespace) == Fold(False, 0)
 
     async def test_what_cannot_be_found_cannot_be_changed(
         self, store: Store, namespace: Namespace

@@ -33,7 +33,16 @@ from counter.testing.clock import FakeClock
 from counter.testing.control_cases import PurgeCases, purge
 from counter.testing.fold_cases import FoldCases
 from counter.testing.suites import add_suites
-from counter.types import Decision, Fold, Namespace, Outcome, Reservation, Span, Written
+from counter.types import (
+    CANCELLED_KEY,
+    Decision,
+    Fold,
+    Namespace,
+    Outcome,
+    Reservation,
+    Span,
+    Written,
+)
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import forget, have_schema, options_for
 
@@ -109,16 +118,34 @@ class TestPurge(OnCassandra, PurgeCases):
     async def test_a_decision_lives_as_long_as_its_event(
         self, store: Store, namespace: Namespace
     ) -> None:
-        """It is made while the event is kept, and outlives the slice that the event is in."""
+        """It is made while the event is kept, and outlives the slice that the event is in. When it
+        is cancelled, each cell of it begins another such life."""
         event = add(at=FIRST_SLICE + 5 * MINUTE)
         decision = Decision(Outcome.APPLIED, b"")
+        cancelled = Decision(Outcome.CANCELLED, b"")
         await write(store, namespace, event)
         await store.decisions.decide(namespace, [event], decision)
         await purge(store, NOW)
         assert await store.decisions.decided(namespace, [event]) == decision
-        left_s = await self.left_s(store, "outcome) FROM {}.resolutions", namespace)
-        assert left_s * SECOND > DATASET.retention_us + DATASET.slice_us
-        assert left_s * SECOND <= 2 * DATASET.retention_us + DATASET.slice_us
+        for _ in range(2):
+            for cell in ("outcome", "fingerprint", "op"):
+                left_s = await self.left_s(store, f"{cell}) FROM {{}}.resolutions", namespace)
+                assert left_s * SECOND > DATASET.retention_us + DATASET.slice_us
+                assert left_s * SECOND <= 2 * DATASET.retention_us + DATASET.slice_us
+            assert await store.decisions.cancel(namespace, [event], cancelled) == cancelled
+
+    async def test_a_cancelled_key_goes_when_it_is_forgotten(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Its time is stored as another one, which is far ahead."""
+        time_us, later_us = NOW + CANCELLED_KEY, NOW + 3 * HOUR
+        await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, NOW + HOUR))
+        await store.decisions.reserve(
+            namespace, nonce(1), Reservation(time_us, later_us, time_us, replaces_us=NOW)
+        )
+        for cell in ("time", "expires", "op"):
+            left_s = await self.left_s(store, f"{cell}) FROM {{}}.keys", namespace, nonce(1))
+            assert 3 * HOUR <= left_s * SECOND <= 5 * HOUR
 
     async def left_s(
         self, store: Store, what: str, namespace: Namespace, key: bytes | None = None

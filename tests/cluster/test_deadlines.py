@@ -43,6 +43,11 @@ async def decide(store: CassandraStore, namespace: Namespace) -> object:
     return await store.decisions.decide(namespace, [event], Decision(Outcome.VOID, b""))
 
 
+async def cancel(store: CassandraStore, namespace: Namespace) -> object:
+    event = Event("c", now_us(), NONCE, 0, 1)
+    return await store.decisions.cancel(namespace, [event], Decision(Outcome.CANCELLED, b""))
+
+
 async def void(store: CassandraStore, namespace: Namespace) -> None:
     strict = replace(
         namespace, settings=replace(namespace.settings, payload_check=PayloadCheck.STRICT)
@@ -68,7 +73,7 @@ async def have_statements(store: CassandraStore, namespace: Namespace) -> bool:
     return True
 
 
-@pytest.mark.parametrize("ask", [reserve, reserve_again, decide, void, add_under_a_key])
+@pytest.mark.parametrize("ask", [reserve, reserve_again, decide, cancel, void, add_under_a_key])
 async def test_a_decision_takes_no_longer_than_a_write(cassandra: Cluster, ask: Ask) -> None:
     """A compare-and-set, and the reading that settles it, may each take much longer."""
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)

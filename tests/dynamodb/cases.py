@@ -7,8 +7,9 @@ from counter.storage.dynamodb.driver import Key
 from counter.storage.dynamodb.layout import COUNTS, EXPIRES, partition, row_place
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.testing.cases import DATASET, FIRST_SLICE, NOW, StoreCases, add, nonce, write
+from counter.testing.clock import FakeClock
 from counter.testing.control_cases import PurgeCases, purge
-from counter.types import Decision, Namespace, Outcome, Reservation
+from counter.types import CANCELLED_KEY, Decision, Namespace, Outcome, Reservation
 
 
 class DynamodbCases(StoreCases):
@@ -53,6 +54,29 @@ class DynamodbPurgeCases(PurgeCases):
         assert await store.decisions.decided(namespace, [event]) == decision
         expires_s = await self.expires_s(store, namespace, decision_key(namespace, [event]))
         assert expires_s * SECOND == NOW + 2 * DATASET.retention_us + DATASET.slice_us
+
+    async def test_a_decision_that_is_cancelled_lives_as_long_again(
+        self, store: Store, namespace: Namespace, clock: FakeClock
+    ) -> None:
+        decision, cancelled = Decision(Outcome.APPLIED, b""), Decision(Outcome.CANCELLED, b"")
+        await store.decisions.decide(namespace, [add()], decision)
+        clock.advance(HOUR)
+        assert await store.decisions.cancel(namespace, [add()], cancelled) == cancelled
+        expires_s = await self.expires_s(store, namespace, decision_key(namespace, [add()]))
+        life_us = 2 * DATASET.retention_us + DATASET.slice_us
+        assert expires_s * SECOND == NOW + HOUR + life_us
+
+    async def test_a_cancelled_key_goes_when_it_is_forgotten(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Its time is stored as another one, which is far ahead."""
+        time_us, later_us = NOW + CANCELLED_KEY, NOW + 3 * HOUR
+        await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, NOW + HOUR))
+        await store.decisions.reserve(
+            namespace, nonce(1), Reservation(time_us, later_us, time_us, replaces_us=NOW)
+        )
+        expires_s = await self.expires_s(store, namespace, reservation_key(namespace, nonce(1)))
+        assert expires_s * SECOND == later_us + HOUR
 
     async def expires_s(self, store: Store, namespace: Namespace, key: Key) -> int:
         """When DynamoDB may delete the item of *key*, by the attribute that it looks at."""

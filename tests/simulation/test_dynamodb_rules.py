@@ -259,6 +259,15 @@ async def test_a_change_that_a_proxy_sends_twice_is_made(seed: int) -> None:
     assert await store.keys.change_api_key(key, changed)
     assert await store.keys.forget_api_key(changed)
     assert await appended(store, namespace) is Written.NEW
+    for outcome, cancelled in (
+        (None, Outcome.CANCELLED_VOID),
+        (Outcome.APPLIED, Outcome.CANCELLED),
+        (Outcome.VOID, Outcome.CANCELLED_VOID),
+    ):
+        token, never = [add(outcome or "new")], Decision(Outcome.CANCELLED_VOID, b"")
+        if outcome is not None:
+            await store.decisions.decide(namespace, token, Decision(outcome, b""))
+        assert await store.decisions.cancel(namespace, token, never) == (cancelled, b"")
 
 
 async def test_an_add_whose_item_a_transaction_holds_is_refused_and_not_written(lab: Lab) -> None:
@@ -288,11 +297,12 @@ async def test_a_write_gives_up_after_the_write_timeout(lab: Lab) -> None:
         await store.separate_writes.mark(namespace, [Mark(NOW, "c")])
         await store.separate_writes.unlist(namespace, "c", NOW)
         await store.decisions.decide(namespace, [add()], Decision(Outcome.VOID, b""))
+        await store.decisions.cancel(namespace, [add()], Decision(Outcome.CANCELLED, b""))
         await store.decisions.reserve(namespace, b"n", Reservation(NOW, NOW + MINUTE))
         await store.decisions.reserve(
             namespace, b"n", Reservation(NOW + 1, NOW + MINUTE, replaces_us=NOW)
         )
-    assert given_up_us == [namespace.dataset.write_timeout_us] * 8
+    assert given_up_us == [namespace.dataset.write_timeout_us] * 10
 
 
 async def test_a_store_is_closed_when_its_marks_are_written(lab: Lab) -> None:

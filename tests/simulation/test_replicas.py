@@ -1,5 +1,6 @@
 """The adapter's consistency levels suffice: acknowledged and voided events stay so."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from counter.core.read import EMPTY_HEAD
 from counter.core.resolve import Resolver
 from counter.errors import InvalidBodyError, UnavailableError, WriteTimeoutError
-from counter.limits import HOUR, MINUTE, SIZES_KEPT_SLICES
+from counter.limits import HOUR, MINUTE, SECOND, SIZES_KEPT_SLICES
 from counter.storage.cassandra import connection
 from counter.storage.cassandra.options import Placement
 from counter.testing.cases import (
@@ -54,6 +55,12 @@ READS = 20
 Do = Callable[[SimulatedStore, Namespace], Awaitable[object]]
 
 EVENT = add(delta=7)
+#: How earlier versions decided.
+INSERTED = (
+    "INSERT INTO {keyspace}.resolutions"
+    " (namespace, counter, event_time, event_id, outcome, fingerprint, op)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?"
+)
 #: The start of the window of NOW.
 NOW_WINDOW = window_of(NOW, SETTINGS.rollup_window_us)
 ITEMS = atomic(("c", 1), ("d", 2))
@@ -157,6 +164,9 @@ WRITES: dict[str, Do] = {
     "advance": lambda store, ns: store.rollups.advance(ns, [0], NOW),
     "drop_marks": lambda store, ns: store.rollups.drop_marks(ns, 0, NOW),
     "decide": lambda store, ns: store.decisions.decide(ns, [EVENT], Decision(Outcome.VOID, b"")),
+    "cancel": lambda store, ns: store.decisions.cancel(
+        ns, [EVENT], Decision(Outcome.CANCELLED, b"")
+    ),
     "reserve": lambda store, ns: store.decisions.reserve(
         ns, nonce(1), Reservation(NOW, NOW + HOUR)
     ),
@@ -385,3 +395,53 @@ async def test_a_key_that_is_remembered_for_less_than_before_can_be_reserved_aga
         await store.decisions.reserve(namespace, nonce(1), Reservation(now_us, now_us + HOUR))
         == now_us
     )
+
+
+@pytest.mark.parametrize("first", ["UPDATE", "INSERT"])
+async def test_a_cancelled_decision_is_forgotten_as_a_whole(
+    processes: Processes, first: str
+) -> None:
+    """And not before. The row marker of an INSERT outlives nothing."""
+    store = await processes.another()
+    namespace = await plain_namespace(store)
+    life_us = 2 * DATASET.retention_us + DATASET.slice_us
+    applied, cancelled = Decision(Outcome.APPLIED, b"1"), Decision(Outcome.CANCELLED, b"1")
+    if first == "UPDATE":
+        await store.decisions.decide(namespace, [EVENT], applied)
+    else:
+        insert = await store.session.to_compare(namespace.dataset, INSERTED)
+        key = (namespace.id, EVENT.counter, EVENT.event_time_us, EVENT.event_id)
+        values = (*key, applied.outcome.value, applied.fingerprint, b"op", life_us // SECOND)
+        await store.simulated.one(insert.bind(values))
+    processes.clock.advance(HOUR)
+    assert await store.decisions.cancel(namespace, [EVENT], cancelled) == cancelled
+    processes.clock.advance(life_us - SECOND)
+    assert await store.decisions.decided(namespace, [EVENT]) == cancelled
+    processes.clock.advance(SECOND)
+    assert await store.decisions.decided(namespace, [EVENT]) is None
+    assert await store.decisions.decide(namespace, [EVENT], applied) == applied
+
+
+async def test_all_that_decide_about_a_token_at_once_agree_that_it_is_cancelled(
+    processes: Processes,
+) -> None:
+    """Although many of their writes time out, and are then done, left half done or not done."""
+    one, other = [(await processes.another()).decisions for _ in range(2)]
+    namespace = await plain_namespace(await processes.another())
+    applied = Decision(Outcome.APPLIED, b"")
+    counted, never = Decision(Outcome.CANCELLED, b""), Decision(Outcome.CANCELLED_VOID, b"")
+    processes.cluster.weather.unreported = 0.5
+    ends = set()
+    with patch.object(connection, "_CAS_PAUSE_S", 0):
+        for number in range(5 * READS):
+            token = [add(number=number)]
+            cancels = ((one, counted), (other, never), (one, never))
+            decided, *cancelled = await asyncio.gather(
+                other.decide(namespace, token, applied),
+                *(store.cancel(namespace, token, proposed) for store, proposed in cancels),
+            )
+            ends.add((decided, *cancelled))
+            assert await one.cancel(namespace, token, counted) == cancelled[0]
+    # What was decided before a cancel says whether it counted.
+    possible = [(applied, counted), (counted, counted), (never, never)]
+    assert ends == {(decided, *[last] * len(cancels)) for decided, last in possible}
