@@ -7,6 +7,7 @@ import pytest
 
 from counter_client.calls import Call, Calls, Response, namespaces, tokens
 from counter_client.failures import UnexpectedAnswerError
+from counter_client.tokens import Token
 
 CALLS = Calls("default")
 TIME = "2026-01-31T08:15:30.000250Z"
@@ -26,6 +27,10 @@ READS: dict[str, tuple[Call[Any], Any]] = {
     ),
     "events": (CALLS.events("c", None, None, None), {"events": [EVENT], "next_page": None}),
     "history": (CALLS.history("c", None, None, None, None), {"points": [POINT]}),
+    "cancel": (
+        CALLS.cancel("c", 1, "add", Token.parse(f"{'0' * 32}@{TIME}")),
+        {"cancelled": True, "was_counted": True, "event_time": TIME},
+    ),
     "between": (CALLS.between("c", "today", None, None), {**COUNT, "from": TIME, "delta": 1}),
     "sum": (
         CALLS.sum("c", None),

@@ -314,24 +314,30 @@ def test_an_interrupt_from_the_keyboard_loses_nothing(service: Service) -> None:
         assert client.get("interrupted").count == 3
 
 
+@pytest.mark.parametrize("code", ["token_conflict", "token_cancelled"])
 def test_an_add_that_is_refused_for_good_is_returned_and_kept(
-    service: Service, tmp_path: Path
+    code: str, service: Service, tmp_path: Path
 ) -> None:
-    """Its token was used for something else; the other item is counted."""
+    """Its token was used for something else, or cancelled; the other item is counted."""
+    refused, other = f"refused {code}", f"not refused {code}"
     spool = Spool(tmp_path / "spool", "default")
-    spool.put({"refused": 3, "not refused": 1})
+    spool.put({refused: 3, other: 1})
     token = spool.seal()[0].token
     spool.close()
     with CounterClient(service.url, options=QUICK) as client:
-        client.add("refused", 5, token=token)
+        if code == "token_cancelled":
+            client.cancel(refused, 3, token=token)
+        else:
+            client.add(refused, 5, token=token)
+        before = client.get(refused).count
         with pytest.raises(RejectedError) as caught:
             client.buffer(spool=tmp_path / "spool").close()
         [item] = caught.value.items
-        assert (item.counter, item.delta, item.error.code) == ("refused", 3, "token_conflict")
-        assert [x.count for x in client.get_many(["refused", "not refused"])] == [5, 1]
+        assert (item.counter, item.delta, item.error.code) == (refused, 3, code)
+        assert [x.count for x in client.get_many([refused, other])] == [before, 1]
     with closing(sqlite3.connect(tmp_path / "spool" / "default.0")) as file:
         kept = file.execute("SELECT counter, delta, token, code FROM rejected").fetchall()
-    assert kept == [("refused", 3, str(token), "token_conflict")]
+    assert kept == [(refused, 3, str(token), code)]
 
 
 @KINDS

@@ -17,6 +17,7 @@ from counter_client import (
     ClosedError,
     CounterClient,
     CounterError,
+    Key,
     Options,
     Token,
     Unfinished,
@@ -27,6 +28,7 @@ from counter_client.errors import (
     InvalidParameterError,
     NamespaceUnknownError,
     PreconditionFailedError,
+    TokenCancelledError,
     TokenConflictError,
 )
 from tests.client.callers import Caller
@@ -222,6 +224,56 @@ async def test_a_token_that_was_never_sent_and_is_old_resolves_to_not_applied(
     resolved = await client.resolve(Unfinished("add", "default", ((name, 4),), str(token)))
     assert resolved.applied is False
     assert (await client.get(name)).count == 0
+
+
+async def test_what_is_cancelled_counts_nothing(client: Any, name: str) -> None:
+    """Whether or not it arrived before; a retry is answered the same, and the add is refused."""
+    for token in (Token.new(), Token.from_key(f"order-{uuid4()}")):
+        await client.add(name, 5, token=token)
+        first = await client.cancel(name, 5, token=token)
+        assert first.was_counted is True
+        assert await client.cancel_unfinished(unfinished_add(name, 5, token)) == first
+        never = token.derive("never sent")
+        assert (await client.cancel(name, token=never)).was_counted is False
+        for each, delta in ((token, 5), (never, 1)):
+            with pytest.raises(TokenCancelledError) as caught:
+                await client.add(name, delta, token=each)
+            assert (caught.value.applied, caught.value.retry) == (False, "never")
+        with pytest.raises(TokenCancelledError):
+            await client.resolve(unfinished_add(name, 5, token))
+        with pytest.raises(TokenConflictError):
+            await client.cancel(name, 6, token=token)
+        assert (await client.get(name)).count == 0
+
+
+def unfinished_add(counter: str, delta: int, token: Token | Key) -> str:
+    return str(Unfinished("add", "default", ((counter, delta),), str(token)))
+
+
+async def test_clears_deletes_and_atomic_adds_are_cancelled(client: Any, name: str) -> None:
+    items = {name: 7, f"{name}2": 1}
+    token = Token.new()
+    for operation in ("clear", "delete"):
+        await client.atomic(items, token=token.derive(operation))
+        ended = Token.new()
+        await client.add(name, 1)
+        await getattr(client, operation)(name, token=ended)
+        assert (await client.cancel(name, operation=operation, token=ended)).was_counted is True
+        part = token.derive(operation)
+        with pytest.raises(TokenConflictError):
+            await client.cancel_atomic([(name, 7)], token=part)
+        assert (await client.cancel_atomic(items, token=part)).was_counted is True
+    assert [each.count for each in await client.get_many(items)] == [2, 0]
+
+
+async def test_a_cancel_needs_the_token_and_an_operation(client: Any) -> None:
+    for token in (None, "order-7"):
+        with pytest.raises(InvalidParameterError, match="the token is"):
+            await client.cancel("c", token=token)
+        with pytest.raises(InvalidParameterError, match="the token is"):
+            await client.cancel_atomic({"c": 1}, token=token)
+    with pytest.raises(InvalidParameterError, match="add, clear or delete"):
+        await client.cancel("c", operation="add-and-get", token=Token.new())
 
 
 async def test_errors_are_the_services_own_kinds(client: Any, service: Service) -> None:

@@ -41,6 +41,7 @@ AWAY = UnreachableError("no connection", sent=False)
 LATE = {"code": "write_timeout", "retry": "same_token", "applied": None, "detail": "late"}
 CONFLICT = {"code": "token_conflict", "retry": "never", "applied": None, "detail": "used"}
 VOID = {"code": "token_too_old", "retry": "new_token", "applied": False, "detail": "late"}
+CANCELLED = {"code": "token_cancelled", "retry": "never", "applied": False, "detail": "cancelled"}
 FORGOTTEN = {"code": "token_too_old", "retry": "never", "applied": None, "detail": "too old"}
 GONE = {"code": "namespace_unknown", "retry": "never", "applied": None, "detail": "gone"}
 FORBIDDEN = problem("scope_insufficient", 403, "never", retry_after=3_600)
@@ -147,13 +148,17 @@ def test_a_request_is_never_larger_than_the_service_reads() -> None:
     assert sum(ledger.counts.values()) == 1_000
 
 
-def test_an_add_that_can_never_count_is_returned() -> None:
+@pytest.mark.parametrize("final", [CONFLICT, CANCELLED], ids=lambda final: str(final["code"]))
+def test_an_add_that_can_never_count_is_returned(final: dict[str, Any]) -> None:
+    """For sure, although the attempt before may have counted it."""
     backlog = Backlog()
     backlog.put({"a": 3})
-    script = Script([batch(CONFLICT)])
+    script = Script([lost(), batch(final)])
     script.run(Delivery(CALLS, backlog.seal()).for_ever(script.policy()))
     [rejected] = backlog.finish()
-    assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, "token_conflict")
+    assert (rejected.counter, rejected.delta, rejected.error.code) == ("a", 3, final["code"])
+    assert len(script.sent) == 2
+    assert len(backlog) == 0
 
 
 def test_a_closed_buffer_returns_all_unsent_adds() -> None:

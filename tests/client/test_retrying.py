@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter_client.answers import Added
+from counter_client.answers import Added, Cancelled
 from counter_client.calls import Calls, Response
 from counter_client.delivery import Delivery
 from counter_client.errors import (
     CounterError,
     NamespaceUnknownError,
     OverloadedError,
+    TokenCancelledError,
     TokenConflictError,
     TokenTooOldError,
 )
@@ -25,7 +26,7 @@ from counter_client.failures import (
     UnreachableError,
 )
 from counter_client.retrying import ProcessLock, Send, attempts
-from counter_client.tokens import Key, Token
+from counter_client.tokens import Key, Token, to_rfc3339
 from tests.client.script import Script, added, batch, lost, problem, small_budget
 
 CALLS = Calls("default")
@@ -259,6 +260,54 @@ def test_a_token_too_old_to_look_up_leaves_an_unknown_attempt_unknown() -> None:
     """Regression: it was raised as if the attempt before it had not been."""
     past = problem("token_too_old", 410, "never", applied=None)
     assert isinstance(unknown(Script([lost(), past])).__cause__, TokenTooOldError)
+
+
+CANCELLED = problem("token_cancelled", 410, "never", applied=False)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_add_that_was_cancelled_is_not_counted_whatever_came_before(batched: bool) -> None:
+    """Its token is never replaced: the add would count."""
+    script = Script([lost(), batch(json.loads(CANCELLED.body)) if batched else CANCELLED])
+    if batched:
+        assert isinstance(batch_of_one(script), TokenCancelledError)
+    else:
+        with pytest.raises(TokenCancelledError):
+            add(script)
+    assert len(script.sent) == 2
+    with pytest.raises(TokenCancelledError):
+        add(Script([CANCELLED]))
+
+
+def test_a_cancel_waits_until_the_token_is_settled() -> None:
+    token = Token.new()
+    moment = to_rfc3339(token.generation_time_us)
+    done = {"cancelled": True, "was_counted": True, "event_time": moment}
+    pending = problem("token_pending", 503, "same_token", retry_after=2)
+    script = Script([pending, lost(), Response(200, json.dumps(done).encode())])
+    found = script.run(attempts(CALLS.cancel("c", 3, "add", token), script.policy()))
+    assert isinstance(found, Cancelled)
+    assert found.was_counted is True
+    assert script.pauses[0] >= 2.0
+    assert len({each.request for each in script.sent}) == 1
+    assert script.sent[0].request.path.endswith("/counters/c/cancel")
+
+
+def test_a_cancel_that_is_not_answered_has_the_add_to_cancel_again() -> None:
+    """Not under a key that the service may have forgotten: it would be another add's."""
+    key = Token.from_key("order-1")
+    busy = problem("token_pending", 503, "same_token", retry_after=31)._replace(ttl_s=60)
+    script = Script([busy])
+    with pytest.raises(UnknownOutcomeError, match="cancel it again") as caught:
+        script.run(attempts(CALLS.cancel("c", 5, "clear", key), script.policy()))
+    unfinished = caught.value.unfinished
+    assert (unfinished.operation, unfinished.items, unfinished.token) == ("clear", (("c", 0),), key)
+    again = CALLS.cancel_unfinished(unfinished)
+    assert json.loads(again.request.body or b"") == {"operation": "clear"}
+    script.now_s += 60
+    with pytest.raises(UnknownOutcomeError, match="too late"):
+        script.run(attempts(again, script.policy()))
+    assert len(script.sent) == 1
 
 
 def test_a_client_without_retries_left_does_not_make_any() -> None:

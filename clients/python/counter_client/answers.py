@@ -49,6 +49,15 @@ class Cleared:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """An add, a clear or a delete that counts nothing and never will; the same for every retry."""
+
+    #: Whether it was counted before.
+    was_counted: bool
+    event_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """A count, and the instant it is exact as of."""
 
@@ -166,6 +175,13 @@ def cleared_of(body: Mapping[str, Any], asked: Asked) -> Cleared:
     return Cleared(asked.counter, event_time, replayed)
 
 
+def cancelled_of(body: Mapping[str, Any], asked: Asked) -> Cancelled:
+    """Parse the answer to a cancel."""
+    if body["cancelled"] is not True:
+        raise ValueError("the answer is about something else")
+    return Cancelled(member(body, "was_counted", bool), _event_time(body, asked))
+
+
 def _outcome(body: Mapping[str, Any], asked: Asked) -> tuple[datetime, bool | None, bool]:
     """Return the event time, ``replayed`` and ``retry_safe`` of an answer."""
     if body["namespace"] != asked.namespace or body["counter"] != asked.counter:
@@ -174,11 +190,17 @@ def _outcome(body: Mapping[str, Any], asked: Asked) -> tuple[datetime, bool | No
     if replayed is not None and type(replayed) is not bool:
         raise TypeError("replayed")
     retry_safe = member(body, "retry_safe", bool) if "retry_safe" in body else True
-    event_time = time_of(body, "event_time")
     # BEST_EFFORT ignores tokens.
-    if retry_safe and asked.time_us not in (None, (event_time - EPOCH) // MICROSECOND):
-        raise ValueError("the answer is about another token")
+    event_time = _event_time(body, asked) if retry_safe else time_of(body, "event_time")
     return event_time, replayed, retry_safe
+
+
+def _event_time(body: Mapping[str, Any], asked: Asked) -> datetime:
+    """Return the event time, which is that of the token that was sent."""
+    event_time = time_of(body, "event_time")
+    if asked.time_us not in (None, (event_time - EPOCH) // MICROSECOND):
+        raise ValueError("the answer is about another token")
+    return event_time
 
 
 def member(body: Mapping[str, Any], name: str, kind: type[T]) -> T:

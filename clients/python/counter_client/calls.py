@@ -111,9 +111,12 @@ class Call(Generic[T]):
         have arrived."""
         if self.unfinished is None:
             return error
+        what, then = "counted", "send it again, or resolve error.unfinished"
+        if self.request.operation == "cancel":
+            what, then = "cancelled", "cancel it again"
         return UnknownOutcomeError(
             f"{why}, and it is not known whether the token's {self.unfinished.operation} is"
-            f" counted: {error.detail}; send it again, or resolve error.unfinished",
+            f" {what}: {error.detail}; {then}",
             self.unfinished,
             sent=sent,
         )
@@ -147,14 +150,34 @@ class Calls:
 
     def resolve(self, unfinished: Unfinished) -> Call[answers.Resolved]:
         """Send the same request again, to learn whether it is counted."""
+        return self._again(unfinished, _resolved(_READERS[unfinished.operation]))
+
+    def cancel(
+        self, counter: str, delta: int, operation: str, token: Credential
+    ) -> Call[answers.Cancelled]:
+        if operation not in ("add", "clear", "delete"):
+            raise InvalidParameterError(
+                f"the operation is {operation!r:.80}; it must be add, clear or delete"
+            )
+        items = [(counter, delta if operation == "add" else 0)]
+        return self._tokened(operation, items, checked_token(token), _CANCELLED, cancels=True)
+
+    def cancel_atomic(self, items: Items, token: Credential) -> Call[answers.Cancelled]:
+        found = checked_items(items, ATOMIC_ITEMS_MAX)
+        return self._tokened("atomic/add", found, checked_token(token), _CANCELLED, cancels=True)
+
+    def cancel_unfinished(self, unfinished: Unfinished) -> Call[answers.Cancelled]:
+        return self._again(unfinished, _CANCELLED, cancels=True)
+
+    def _again(self, unfinished: Unfinished, read: Read[T], *, cancels: bool = False) -> Call[T]:
+        """The same request, sent again or to the address that cancels."""
         if unfinished.namespace != self.namespace:
             raise InvalidParameterError(
                 f"it was sent to namespace {unfinished.namespace!r}, and this client is for"
                 f" {self.namespace!r}"
             )
-        operation = unfinished.operation
-        read = _resolved(_READERS[operation])
-        call = self._tokened(operation, unfinished.items, unfinished.token, read)
+        operation, items = unfinished.operation, unfinished.items
+        call = self._tokened(operation, items, unfinished.token, read, cancels=cancels)
         return replace(call, unfinished=unfinished)
 
     def get(self, counter: str, max_staleness: str | None) -> Call[answers.Count]:
@@ -331,25 +354,31 @@ class Calls:
         items: Sequence[tuple[str, int]],
         token: Credential | None,
         read: Read[T],
+        *,
+        cancels: bool = False,
     ) -> Call[T]:
-        """An add, a clear or a delete under *token*, or under a new one made once for the call."""
+        """An add, a clear or a delete under *token*, or under a new one made once for the call; or
+        the cancel of one."""
         if token is None:
             call = self._tokened(operation, items, Token.new(), read)
             return replace(call, renewed=partial(self._renewed, operation, items, read))
         credential = checked_token(token)
         body: dict[str, Any] = {}
+        verb = "cancel" if cancels else operation
         if operation == "atomic/add":
-            path = f"{self._base}/atomic/add"
+            path = f"{self._base}/{'atomic/cancel' if cancels else operation}"
             body["items"] = [
                 {"counter": checked_name(c), "delta": check_delta(d)} for c, d in items
             ]
         else:
             [(counter, delta)] = items
             path = self._counter(counter)
-            if operation != "delete":
-                path = f"{path}/{operation}"
+            if verb != "delete":
+                path = f"{path}/{verb}"
             if operation not in ("clear", "delete"):
                 body["delta"] = check_delta(delta)
+            elif cancels:
+                body["operation"] = operation
         headers: tuple[tuple[str, str], ...] = ()
         time_us: int | None = None
         if isinstance(credential, Key):
@@ -360,8 +389,8 @@ class Calls:
                 "token": str(uuid.UUID(bytes=credential.nonce)),
                 "generation_time": to_rfc3339(time_us),
             }
-        request = _post(path, operation, _json(body), headers)
-        if operation == "delete":
+        request = _post(path, verb, _json(body), headers)
+        if verb == "delete":
             request = request._replace(method="DELETE")
         asked = [answers.Asked(self.namespace, *each, time_us) for each in items]
         return Call(
@@ -447,6 +476,7 @@ def _addeds_of(body: Any, asked: Sequence[answers.Asked]) -> list[answers.Added]
     return _each_of(body, asked, answers.added_of)
 
 
+_CANCELLED: Final = _first(answers.cancelled_of)
 #: What reads the answer to each operation of an Unfinished.
 _READERS: Final[Mapping[str, Read[object]]] = {
     "add": _first(answers.added_of),

@@ -156,6 +156,12 @@ class TokenTooOldError(CounterError, code="token_too_old"):
         self.retry = "new_token" if applied is False else "never"
 
 
+class TokenCancelledError(CounterError, code="token_cancelled", retry="never"):
+    """The token was cancelled: its add does not count and never will."""
+
+    applied = False
+
+
 class UnavailableError(CounterError, code="unavailable"):
     """The service cannot do it now; the token may or may not have been applied."""
 

@@ -141,7 +141,7 @@ class Unfinished:
 
 
 class UnknownOutcomeError(UnavailableError):
-    """The deadline passed and it is not known whether the add is counted.
+    """The deadline passed and it is not known whether the add is counted, or is cancelled.
 
     Store ``str(error.unfinished)`` and pass it to ``client.resolve`` while the service keeps events
     (for a key: within the namespace's ``key_ttl``), or add again with ``token=error.token``. The

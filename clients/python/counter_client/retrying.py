@@ -19,7 +19,12 @@ from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from counter_client.calls import Call, Request, Response, tokens
-from counter_client.errors import CounterError, TokenConflictError, TokenTooOldError
+from counter_client.errors import (
+    CounterError,
+    TokenCancelledError,
+    TokenConflictError,
+    TokenTooOldError,
+)
 from counter_client.failures import UnexpectedAnswerError, UnreachableError
 from counter_client.options import Options
 from counter_client.tokens import Token
@@ -193,7 +198,7 @@ def _why(number: int, policy: Policy, left_s: float) -> str:
 
 def decides(error: CounterError) -> bool:
     """Whether a refused retry says what became of the attempts before it."""
-    return isinstance(error, TokenConflictError) or (
+    return isinstance(error, TokenCancelledError | TokenConflictError) or (
         isinstance(error, TokenTooOldError) and error.applied is False
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from counter_client import answers
 from counter_client.addresses import checked_urls
@@ -267,6 +267,33 @@ class CounterClient:
             if error.applied is False:
                 return answers.Resolved(applied=False, detail=error.detail)
             raise
+
+    def cancel(
+        self,
+        counter: str,
+        delta: int = 1,
+        *,
+        operation: Literal["add", "clear", "delete"] = "add",
+        token: Credential,
+    ) -> answers.Cancelled:
+        """Cancel an add of *delta*, a clear or a delete under *token*: it counts nothing from now
+        on, whether it was counted, is in flight or never arrives.
+
+        A retry returns the same. Waits while the service reports that the token is pending. Raises
+        TokenConflictError if the token was used with another payload, and UnknownOutcomeError if
+        it is not known at the deadline whether the token is cancelled.
+        """
+        return self._call(self._calls.cancel(counter, delta, operation, token))
+
+    def cancel_atomic(self, items: Items, *, token: Credential) -> answers.Cancelled:
+        """Cancel an atomic add as a whole. Raises as :meth:`cancel` does."""
+        return self._call(self._calls.cancel_atomic(items, token))
+
+    def cancel_unfinished(
+        self, unfinished: Unfinished | UnknownOutcomeError | str
+    ) -> answers.Cancelled:
+        """Cancel what :meth:`resolve` would send again. Raises as :meth:`cancel` does."""
+        return self._call(self._calls.cancel_unfinished(unfinished_of(unfinished)))
 
     def tokens(self, count: int = 1) -> list[Token]:
         """Return 1 to 1,000 tokens with the service's time, for a machine whose clock is wrong."""

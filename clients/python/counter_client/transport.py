@@ -177,7 +177,7 @@ _LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=10
 #: Operations that the service may reject before it starts them, and the share of the attempt's
 #: time that such a request may queue there.
 _WRITES: Final = frozenset(
-    {"add", "add-and-get", "clear", "delete", "atomic/add", "batch/add"},
+    {"add", "add-and-get", "clear", "delete", "atomic/add", "batch/add", "cancel"},
 )
 _QUEUE_SHARE: Final = 0.5
 #: Operations whose answers have many items; all other answers are small.
