@@ -71,9 +71,9 @@ class World:
                 return
         raise AssertionError(sql)
 
-    async def breaks(self, old: str, new: str) -> None:
-        """Plant a bug in the function that admits appends."""
-        text = await self.database.value("SELECT pg_get_functiondef('{s}.late'::regproc)")
+    async def breaks(self, old: str, new: str, function: str = "late") -> None:
+        """Plant a bug in a function, by default in that which admits appends."""
+        text = await self.database.value(f"SELECT pg_get_functiondef('{{s}}.{function}'::regproc)")
         assert old in text
         await self.database.rows(text.replace(old, new))
 

@@ -66,6 +66,7 @@ def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
     rollups, recounts = store.rollups, store.recounts
     one, void = add(at=now_us), Decision(Outcome.VOID, b"f")
     late = [add("late", now_us)]
+    cancelled = Decision(Outcome.CANCELLED, b"f")
     pair_of, other = (atomic(("a", n), ("b", 1), at=now_us, number=2) for n in (1, 2))
     clashing = atomic(("c", 5), ("d", 1), at=now_us, number=4)
     [item, _] = atomic(("c", 7), ("d", 1), at=now_us, number=4)
@@ -84,6 +85,8 @@ def _calls(site: Site) -> Mapping[str, Callable[[], Awaitable[object]]]:
         "find": lambda: events.find(namespace, [one]),
         "decide that it is void": lambda: decisions.decide(namespace, late, void),
         "decided": lambda: decisions.decided(namespace, [add("settled", now_us)]),
+        "cancel": lambda: decisions.cancel(namespace, late, cancelled),
+        "cancel again": lambda: decisions.cancel(namespace, late, cancelled),
         "reserve": lambda: decisions.reserve(
             namespace, nonce(1), Reservation(now_us, now_us + HOUR)
         ),

@@ -7,6 +7,7 @@ import asyncpg
 import pytest
 
 from counter.errors import StartupError, StoreUnavailableError
+from counter.folds import fingerprint
 from counter.limits import SECOND
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
@@ -69,6 +70,9 @@ async def use_all(store: PostgresqlStore) -> None:
     await store.recounts.write_marks(namespace, [Mark(T0, "c", T0)])
     await store.recounts.write_pending(namespace, [("c", Pending(T0, T0))])
     await store.decisions.decide(namespace, [add("d")], Decision(Outcome.VOID, b""))
+    for items in ([add()], atomic(("a", 1), ("b", 1))):
+        cancelled = Decision(Outcome.CANCELLED, fingerprint(items))
+        assert await store.decisions.cancel(namespace, items, cancelled) == cancelled
     await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, NOW + SECOND))
     update = CounterUpdate("c", (WindowRow(NOW, False, 1),), Checkpoint(NOW + WINDOW - 1, 1))
     await store.rollups.apply(namespace, [update], through_us=NOW + WINDOW - 1)

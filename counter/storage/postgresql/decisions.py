@@ -6,12 +6,31 @@ from collections.abc import Sequence
 from typing import Final
 
 from counter.errors import InvariantError
+from counter.folds import fingerprint as fingerprint_of
 from counter.storage.postgresql.database import PostgresqlDatabase, within
 from counter.storage.postgresql.events import token_of
 from counter.storage.postgresql.fence import wait_for_appends
-from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome, Reservation
+from counter.types import Decision, Event, Namespace, Outcome, Reservation
 
 _WHERE: Final = "namespace = $1 AND event_time = $2 AND event_id = $3 AND scope = $4"
+_NOTE: Final = (
+    "WITH noted AS (INSERT INTO {s}.resolutions AS r VALUES ($1, $2, $3, $4, $5, $6)"
+    " ON CONFLICT (namespace, event_time, event_id, scope) DO UPDATE SET %s"
+    " RETURNING outcome, fingerprint),"
+    " seen AS (UPDATE {s}.datasets SET resolved_through = $2 WHERE id = $7"
+    " AND resolved_through < $2) SELECT outcome, fingerprint FROM noted"
+)
+#: Any decision stays.
+_DECIDE: Final = _NOTE % "fingerprint = r.fingerprint"
+#: An open decision is of no payload yet. One with OTHER_PAYLOAD may be about this one's event: what
+#: settles the cancel compares them.
+_CANCEL: Final = _NOTE % (
+    "(outcome, fingerprint) = (SELECT CASE WHEN r.outcome IS NULL OR r.outcome = 'void' AND same"
+    " THEN 'cancelling' WHEN r.outcome = 'applied' AND same THEN 'cancelling_applied'"
+    " ELSE r.outcome END, CASE WHEN r.outcome IS NULL OR r.outcome = 'applied' AND same"
+    " THEN excluded.fingerprint ELSE r.fingerprint END"
+    " FROM (SELECT r.fingerprint IN (excluded.fingerprint, '') AS same) s)"
+)
 
 
 class PostgresqlDecisions:
@@ -19,7 +38,7 @@ class PostgresqlDecisions:
 
     A decision that an event may contradict is noted as open first: later appends see it and refuse
     the token. After the appends that were under way then have ended, what is found is final. Any
-    later caller continues an open decision that a crash left.
+    later caller continues an open decision that a crash left, as a cancel if it is one.
     """
 
     def __init__(self, database: PostgresqlDatabase) -> None:
@@ -30,54 +49,15 @@ class PostgresqlDecisions:
     ) -> Decision:
         """Do as the port says; VOID only if no event is found behind the fence. Every later append
         of the token is refused."""
-        async with within(namespace.dataset.write_timeout_us):
-            token = token_of(namespace, events[0])
-            outcome, fingerprint = await self._database.row(
-                "WITH noted AS (INSERT INTO {s}.resolutions VALUES ($1, $2, $3, $4, $5, $6)"
-                " ON CONFLICT (namespace, event_time, event_id, scope)"
-                " DO UPDATE SET fingerprint = resolutions.fingerprint"
-                " RETURNING outcome, fingerprint),"
-                " seen AS (UPDATE {s}.datasets SET resolved_through = $2 WHERE id = $7"
-                " AND resolved_through < $2) SELECT outcome, fingerprint FROM noted",
-                *token,
-                decision.outcome if decision.outcome is Outcome.APPLIED else None,
-                decision.fingerprint,
-                namespace.dataset.id,
-            )
-            if outcome is None:
-                await wait_for_appends(self._database, namespace.dataset.id)
-                await self._settle(namespace, events, decision.fingerprint)
-                settled = await self.decided(namespace, events)
-                if settled is None:
-                    raise InvariantError("a decision that was settled is gone")
-                return settled
-        return Decision(Outcome(outcome), fingerprint)
+        outcome = decision.outcome if decision.outcome is Outcome.APPLIED else None
+        return await self._note(_DECIDE, namespace, events, outcome, decision.fingerprint)
 
-    async def _settle(
-        self, namespace: Namespace, events: Sequence[Event], fingerprint: bytes
-    ) -> None:
-        """Close the open decision about the token of *events*, whose payload has *fingerprint*.
-
-        A token is used if an event has its scope as counter: a single add, or the header of an
-        atomic one, whichever counters that has.
-        """
-        event = events[0]
-        await self._database.rows(
-            "UPDATE {s}.resolutions r SET (outcome, fingerprint) = (SELECT"
-            " CASE WHEN u.same IS NULL THEN 'void' ELSE 'applied' END,"
-            " CASE WHEN u.same IS FALSE THEN $9::bytea ELSE $6::bytea END"
-            " FROM (SELECT 1) one LEFT JOIN (SELECT e.clear = $7 AND (e.clear OR e.delta = $8)"
-            " AND e.atom IS NOT DISTINCT FROM $10 AS same FROM {s}.events e WHERE e.dataset = $5"
-            " AND e.namespace = $1 AND e.event_time = $2 AND e.event_id = $3 AND e.counter = $4"
-            f" AND e.item = 0) u ON true) WHERE {_WHERE} AND outcome IS NULL",
-            *token_of(namespace, event),
-            namespace.dataset.id,
-            fingerprint,
-            event.clear,
-            0 if event.item_key else event.delta,
-            OTHER_PAYLOAD,
-            event.atom,
-        )
+    async def cancel(
+        self, namespace: Namespace, events: Sequence[Event], decision: Decision
+    ) -> Decision:
+        """Do as the port says. Another payload may leave a decision with OTHER_PAYLOAD, which a
+        cancel of the right one replaces."""
+        return await self._note(_CANCEL, namespace, events, "cancelling", decision.fingerprint)
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:
         row = await self._database.row(
@@ -85,7 +65,54 @@ class PostgresqlDecisions:
             f" WHERE {_WHERE} AND outcome IS NOT NULL",
             *token_of(namespace, events[0]),
         )
-        return None if row is None else Decision(Outcome(row[0]), row[1])
+        if row is None:
+            return None
+        if row[0].startswith("cancelling"):
+            async with within(namespace.dataset.write_timeout_us):
+                return await self._settle(namespace, events, fingerprint_of(events))
+        return Decision(Outcome(row[0]), row[1])
+
+    async def _note(
+        self,
+        note: str,
+        namespace: Namespace,
+        events: Sequence[Event],
+        outcome: str | None,
+        fingerprint: bytes,
+    ) -> Decision:
+        """Return the decision about the token of *events* after *note* has changed it."""
+        async with within(namespace.dataset.write_timeout_us):
+            outcome, stored = await self._database.row(
+                note,
+                *token_of(namespace, events[0]),
+                *(outcome, fingerprint, namespace.dataset.id),
+            )
+            if outcome is None or outcome.startswith("cancelling"):
+                return await self._settle(namespace, events, fingerprint)
+        return Decision(Outcome(outcome), stored)
+
+    async def _settle(
+        self, namespace: Namespace, events: Sequence[Event], fingerprint: bytes
+    ) -> Decision:
+        """Close the open decision about the token of *events*, whose payload has *fingerprint*."""
+        await wait_for_appends(self._database, namespace.dataset.id)
+        event = events[0]
+        outcome, stored = await self._database.row(
+            "SELECT outcome, fingerprint"
+            " FROM {s}.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+            namespace.dataset.id,
+            *token_of(namespace, event),
+            fingerprint,
+            0 if event.item_key or event.clear else event.delta,
+            event.clear,
+            event.atom,
+            [event.scope, *(each.counter for each in events)],
+            [0, *(each.item_key for each in events)],
+            namespace.settings.rollup_window_us,
+        )
+        if outcome is None:
+            raise InvariantError("a decision that was settled is gone")
+        return Decision(Outcome(outcome), stored)
 
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         async with within(namespace.dataset.write_timeout_us):

@@ -10,8 +10,9 @@ RETURN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 CREATE FUNCTION wait_as_a_write() RETURNS void LANGUAGE sql VOLATILE
 RETURN pg_logical_emit_message(true, 'counter', '');
 
--- Which events may not be written: too old, in a window that was rolled up, or decided otherwise.
--- NULL if all may be. Takes the lock that a fence waits for, and holds it until the transaction ends.
+-- Which events may not be written: too old, in a window that was rolled up, or of a token that is
+-- decided, as applied too: a cancel may replace that. NULL if all may be. Takes the lock that a fence
+-- waits for, and holds it until the transaction ends.
 --
 -- The lock comes before the clock: who waits for the lock's holders then knows that every append
 -- that comes later reads a later clock. A procedural function keeps the order of its statements,
@@ -53,8 +54,7 @@ BEGIN
             OR EXISTS (
                 SELECT FROM resolutions r
                 WHERE r.namespace = p_namespace AND r.event_time = e.time AND r.event_id = e.id
-                AND r.scope = CASE e.item WHEN 0 THEN e.counter ELSE '' END
-                AND r.outcome IS DISTINCT FROM 'applied')
+                AND r.scope = CASE e.item WHEN 0 THEN e.counter ELSE '' END)
             ORDER BY e.place)
         FROM unnest(p_counter, p_time, p_id, p_item)
             WITH ORDINALITY e (counter, time, id, item, place));
@@ -218,7 +218,8 @@ BEGIN
     RETURN made IS NOT NULL;
 END $$;
 
--- These two run with the owner's rights: the service's role makes and drops no table otherwise.
+-- The functions that are SECURITY DEFINER run with the owner's rights: the service's role makes and
+-- drops no table otherwise, and deletes no event.
 
 CREATE FUNCTION make_slice(
     p_dataset integer, p_start bigint, p_until bigint, p_time_bucket bigint, p_event_buckets integer
@@ -233,6 +234,76 @@ BEGIN
         EXECUTE format('ALTER TABLE events_%s ATTACH PARTITION events_%s_%s FOR VALUES FROM (%s)'
             ' TO (%s)', p_dataset, p_dataset, p_start, p_start, p_until);
     END IF;
+END $$;
+
+-- Settles an open decision about a token, whose appends of before it have ended, and returns it.
+--
+-- p_delta, p_clear and p_atom are the payload with p_fingerprint: those of the token's event with item
+-- 0, a single add or the header of an atomic one. p_counter and p_item are all its events. An open
+-- cancel removes them, and requests a recount in a window that no worker can have summed: its clock is
+-- read under the lock of appends, which a worker waits for. Raises CN001 as late() does.
+CREATE FUNCTION settle(
+    p_dataset integer, p_namespace bigint, p_time bigint, p_id bytea, p_scope text,
+    p_fingerprint bytea, p_delta bigint, p_clear boolean, p_atom bytea,
+    p_counter text[], p_item integer[], p_window bigint
+) RETURNS resolutions LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    r resolutions%ROWTYPE;
+    is_same boolean;
+    open_us bigint;
+BEGIN
+    PERFORM wait_as_a_write();
+    SELECT * INTO r FROM resolutions WHERE namespace = p_namespace AND event_time = p_time
+        AND event_id = p_id AND scope = p_scope FOR UPDATE;
+    IF NOT FOUND OR r.outcome NOT LIKE 'cancelling%' THEN
+        RETURN r;
+    END IF;
+    IF r.outcome IS NOT NULL THEN
+        PERFORM late(p_dataset, p_namespace, '{}', '{}', '{}', '{}');
+    END IF;
+    SELECT e.clear = p_clear AND (e.clear OR e.delta = p_delta)
+        AND e.atom IS NOT DISTINCT FROM p_atom INTO is_same
+        FROM events e WHERE e.dataset = p_dataset AND e.namespace = p_namespace
+        AND e.counter = p_scope AND e.event_time = p_time AND e.event_id = p_id AND e.item = 0;
+    IF is_same IS NULL THEN
+        r.fingerprint := CASE WHEN r.outcome IS NULL THEN p_fingerprint ELSE r.fingerprint END;
+        r.outcome := CASE WHEN r.outcome IS NULL THEN 'void'
+            WHEN r.outcome = 'cancelling_applied' THEN 'cancelled' ELSE 'cancelled_void' END;
+    ELSIF is_same AND r.outcome IS NOT NULL AND r.fingerprint = p_fingerprint THEN
+        open_us := greatest(clock_us(), p_time, (SELECT fence FROM datasets WHERE id = p_dataset),
+            (SELECT passed + 1 FROM namespaces WHERE id = p_namespace));
+        WITH removed AS (
+            DELETE FROM events e USING unnest(p_counter, p_item) k (counter, item)
+            WHERE e.dataset = p_dataset AND e.namespace = p_namespace AND e.counter = k.counter
+            AND e.event_time = p_time AND e.event_id = p_id AND e.item = k.item
+            RETURNING e.counter, e.shard
+        ), recounted AS (
+            -- The header of an atomic add has no shard.
+            SELECT DISTINCT counter, shard, open_us - open_us % p_window AS start,
+                p_time - p_time % p_window AS recount
+            FROM removed WHERE shard >= 0
+        ), marked AS (
+            INSERT INTO marks SELECT p_namespace, shard, start, counter, recount FROM recounted
+            ORDER BY counter ON CONFLICT DO NOTHING
+        )
+        INSERT INTO pending SELECT p_namespace, counter, recount, start FROM recounted
+            ORDER BY counter ON CONFLICT DO NOTHING;
+        r.outcome := 'cancelled';
+    ELSIF NOT is_same AND r.outcome IS NOT NULL AND r.fingerprint <> p_fingerprint THEN
+        -- The event may be the one that is cancelled: only those with its payload can tell. It is not
+        -- the caller's, so what the caller gets is true.
+        r.outcome := 'applied';
+        r.fingerprint := '';
+        RETURN r;
+    ELSE
+        r.outcome := 'applied';
+        r.fingerprint := CASE WHEN is_same THEN p_fingerprint ELSE '' END;
+    END IF;
+    UPDATE resolutions SET outcome = r.outcome, fingerprint = r.fingerprint
+        WHERE namespace = p_namespace AND event_time = p_time AND event_id = p_id
+        AND scope = p_scope;
+    RETURN r;
 END $$;
 
 -- Whether no token of a slice that ended at p_until can be asked for any more.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from counter.storage.postgresql.settings import PostgresqlSettings
 
 #: Raise it when tables or functions change; a change of tables needs a step in apply_schema.
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 #: Ids of namespaces and datasets, and versions for If-Match, that may have been issued since.
 _JUMP: Final = 1_000_000
 

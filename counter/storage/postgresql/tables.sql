@@ -89,7 +89,8 @@ CREATE TABLE resolutions (
     event_time bigint NOT NULL,
     event_id bytea NOT NULL,
     scope text COLLATE "C" NOT NULL,
-    -- NULL while the decision waits for the appends that it may have overlooked.
+    -- NULL while the decision waits for the appends that it may have overlooked. A cancel that waits
+    -- for them is 'cancelling', or 'cancelling_applied' in place of 'applied'.
     outcome text,
     fingerprint bytea NOT NULL,
     PRIMARY KEY (namespace, event_time, event_id, scope)
