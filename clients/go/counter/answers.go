@@ -61,6 +61,16 @@ func (c *Cleared) read(text []byte, asked asked) error {
 	return o.err
 }
 
+func (c *Cancelled) read(text []byte, asked asked) error {
+	o := objectOf(text)
+	isCancelled := false
+	*c = Cancelled{EventTime: o.eventTime(asked, true)}
+	o.read("was_counted", &c.WasCounted)
+	o.read("cancelled", &isCancelled)
+	o.must(isCancelled, "it is about something else")
+	return o.err
+}
+
 func (c *Count) read(text []byte, namespace, counter string) error {
 	o := objectOf(text)
 	o.about(namespace, counter)
@@ -179,7 +189,7 @@ func (o *object) about(namespace, counter string) {
 // told reads what the answers to adds and clears have in common.
 func (o *object) told(asked asked) (eventTime time.Time, replayed *bool, retrySafe bool) {
 	o.about(asked.namespace, asked.items[0].Counter)
-	eventTime, retrySafe = o.time("event_time"), true
+	retrySafe = true
 	o.must(o.has("replayed"), "replayed is missing")
 	if !o.isNull("replayed") {
 		replayed = new(bool)
@@ -188,9 +198,14 @@ func (o *object) told(asked asked) (eventTime time.Time, replayed *bool, retrySa
 	if o.has("retry_safe") {
 		o.read("retry_safe", &retrySafe)
 	}
-	// BEST_EFFORT ignores tokens, and the service chooses the time of a key.
+	return o.eventTime(asked, retrySafe), replayed, retrySafe
+}
+
+// eventTime reads the token's time: BEST_EFFORT ignores tokens, and the service chooses the time of a key.
+func (o *object) eventTime(asked asked, retrySafe bool) time.Time {
+	eventTime := o.time("event_time")
 	if token, isToken := asked.credential.(Token); isToken && retrySafe {
 		o.must(eventTime.Equal(token.Time()), "it is about another token")
 	}
-	return eventTime, replayed, retrySafe
+	return eventTime
 }

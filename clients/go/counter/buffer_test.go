@@ -76,6 +76,7 @@ func result(problem string) func(*http.Request) (*http.Response, error) {
 
 const (
 	conflicting = `{"code":"token_conflict","retry":"never","applied":null,"detail":"used"}`
+	cancelling  = `{"code":"token_cancelled","retry":"never","applied":false,"detail":"cancelled"}`
 	forgetting  = `{"code":"namespace_unknown","retry":"never","applied":null,"detail":"gone"}`
 )
 
@@ -531,6 +532,18 @@ func TestARefusedRetryOfABufferIsUnknown(t *testing.T) {
 	var unknown *UnknownOutcomeError
 	if err := buffer.Close(context.Background()); !errors.As(err, &failed) || !errors.As(failed.Failed[0].Err, &unknown) {
 		t.Error(err)
+	}
+}
+
+func TestACancelledTotalLeavesTheBufferAsNotCounted(t *testing.T) {
+	buffer, sent := newBuffer(t, BufferConfig{}, lost, result(cancelling))
+	add(t, buffer, "a", 1)
+	var failed *BufferError
+	if err := buffer.Close(context.Background()); !errors.As(err, &failed) || !errors.Is(failed.Failed[0].Err, ErrTokenCancelled) {
+		t.Error(err)
+	}
+	if batches := sent.batches(); len(batches) != 2 || *batches[0][0].Token != *batches[1][0].Token {
+		t.Error(sent.bodies)
 	}
 }
 

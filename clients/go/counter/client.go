@@ -41,6 +41,7 @@ const (
 	opClear     = "clear"
 	opDelete    = "delete"
 	opAtomic    = "atomic/add"
+	opCancel    = "cancel"
 )
 
 var namespaceForm = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,62}$`)
@@ -160,6 +161,7 @@ type options struct {
 	isLimited    bool
 	largestFirst bool
 	until        time.Time
+	cancels      bool
 }
 
 func chosenOf(opts []Option) options {
@@ -187,6 +189,9 @@ func (o options) bound(query url.Values) error {
 
 // until ends a call that resolves.
 func until(moment time.Time) Option { return func(o *options) { o.until = moment } }
+
+// cancels makes the call the cancel of itself.
+func cancels(o *options) { o.cancels = true }
 
 // WithCredential makes the call under a token or key of the program, for example to finish an add of
 // another process. Without it, an add makes a new token.
@@ -260,6 +265,13 @@ type Resolved struct {
 	Detail string
 }
 
+// Cancelled is an add or a clear that counts nothing and never will; the same for every retry.
+type Cancelled struct {
+	// WasCounted is whether it was counted before.
+	WasCounted bool
+	EventTime  time.Time
+}
+
 // Add adds delta to the counter, once per credential.
 func (c *Client) Add(ctx context.Context, counter string, delta int64, opts ...Option) (Added, error) {
 	var found Added
@@ -303,20 +315,44 @@ func (c *Client) Atomic(ctx context.Context, items []Item, opts ...Option) ([]Ad
 // token is young, this counts the add if it was not counted yet; otherwise the service looks it up.
 // A key is known only for the namespace's key_ttl: resolved later, it counts again.
 func (c *Client) Resolve(ctx context.Context, unfinished Unfinished) (Resolved, error) {
-	if unfinished.Namespace != c.namespace {
-		return Resolved{}, invalid("it was sent to namespace %.80q, and this client is for %q",
-			unfinished.Namespace, c.namespace)
-	}
-	if unfinished.Credential == nil {
-		return Resolved{}, invalid("the Unfinished has no credential: take it from an error")
-	}
-	opts := []Option{WithCredential(unfinished.Credential), until(unfinished.Until)}
-	err := c.tokened(ctx, unfinished.Operation, unfinished.Items, opts, readerOf(unfinished.Operation))
+	err := c.again(ctx, unfinished, readerOf(unfinished.Operation))
 	var refused *RefusedError
 	if errors.As(err, &refused) && refused.Code == codeTooOld && isFalse(refused.Applied) {
 		return Resolved{Detail: refused.Detail}, nil
 	}
 	return Resolved{Applied: err == nil}, err
+}
+
+// Cancel cancels an add or a clear: it counts nothing from now on, whether it was counted, is in flight
+// or never arrives. A retry returns the same. Of an add that is not in an error, give Items and Credential;
+// Operation is add, and Namespace the client's, if they are empty. A key is known only for the namespace's
+// key_ttl: a later cancel leaves the add counted.
+//
+// A [RefusedError] with the code token_conflict says that the credential was used with other items, and an
+// [UnknownOutcomeError] that it is not known whether the add is cancelled: cancel it again.
+func (c *Client) Cancel(ctx context.Context, unfinished Unfinished) (Cancelled, error) {
+	if unfinished.Operation == "" {
+		unfinished.Operation = opAdd
+	}
+	if unfinished.Namespace == "" {
+		unfinished.Namespace = c.namespace
+	}
+	var found Cancelled
+	err := c.again(ctx, unfinished, found.read, cancels)
+	return found, err
+}
+
+// again sends an unfinished call again, or cancels it.
+func (c *Client) again(ctx context.Context, unfinished Unfinished, read reader, opts ...Option) error {
+	if unfinished.Namespace != c.namespace {
+		return invalid("it was sent to namespace %.80q, and this client is for %q",
+			unfinished.Namespace, c.namespace)
+	}
+	if unfinished.Credential == nil {
+		return invalid("the Unfinished has no credential: take it from an error")
+	}
+	opts = append(opts, WithCredential(unfinished.Credential), until(unfinished.Until))
+	return c.tokened(ctx, unfinished.Operation, unfinished.Items, opts, read)
 }
 
 // tokened makes an add or a clear, and reads its answer.
@@ -338,39 +374,51 @@ func (c *Client) tokened(ctx context.Context, operation string, items []Item, op
 	if made == nil {
 		made = NewToken()
 	}
-	call := c.tokenedCall(operation, items, made, read)
+	call := c.tokenedCall(operation, items, made, read, chosen.cancels)
 	call.unfinished.Until = chosen.until
 	if chosen.credential == nil {
 		call.renew = func(token Token) {
-			again := c.tokenedCall(operation, items, token, read)
+			again := c.tokenedCall(operation, items, token, read, false)
 			call.body, call.unfinished, call.read = again.body, again.unfinished, again.read
 		}
 	}
 	return c.do(ctx, call)
 }
 
-func (c *Client) tokenedCall(operation string, items []Item, credential Credential, read reader) *call {
+func (c *Client) tokenedCall(operation string, items []Item, credential Credential, read reader, cancels bool) *call {
+	verb := operation
+	if cancels {
+		verb = opCancel
+	}
 	made := &call{
 		method:     http.MethodPost,
-		path:       c.path + "/counters/" + escape(items[0].Counter) + "/" + operation,
-		operation:  operation,
+		path:       c.path + "/counters/" + escape(items[0].Counter) + "/" + verb,
+		operation:  verb,
 		isWrite:    true,
 		read:       func(text []byte) error { return read(text, asked{c.namespace, items, credential}) },
 		unfinished: &Unfinished{Operation: operation, Namespace: c.namespace, Items: items, Credential: credential},
 	}
 	var body struct {
-		Items []wireItem `json:"items,omitempty"`
-		Delta *int64     `json:"delta,omitempty"`
-		Token *Token     `json:"idempotency_token,omitempty"`
+		Operation string     `json:"operation,omitempty"`
+		Items     []wireItem `json:"items,omitempty"`
+		Delta     *int64     `json:"delta,omitempty"`
+		Token     *Token     `json:"idempotency_token,omitempty"`
 	}
 	switch operation {
 	case opAtomic:
-		made.path, made.hasMany = c.path+"/atomic/add", true
+		made.path, made.hasMany = c.path+"/"+opAtomic, !cancels
+		if cancels {
+			made.path = c.path + "/atomic/cancel"
+		}
 		for _, each := range items {
 			body.Items = append(body.Items, wireItem{Counter: each.Counter, Delta: each.Delta})
 		}
-	case opDelete:
-		made.method, made.path = http.MethodDelete, c.path+"/counters/"+escape(items[0].Counter)
+	case opClear, opDelete:
+		if cancels {
+			body.Operation = operation
+		} else if operation == opDelete {
+			made.method, made.path = http.MethodDelete, c.path+"/counters/"+escape(items[0].Counter)
+		}
 	case opAdd, opAddAndGet:
 		body.Delta = &items[0].Delta
 	}

@@ -100,9 +100,10 @@ func addedTo(namespace string, request *http.Request) (*http.Response, error) {
 }
 
 var (
-	busy = status(503, `{"code":"overloaded","retry":"same_token","applied":null,"detail":"busy"}`)
-	void = status(410, `{"code":"token_too_old","retry":"new_token","applied":false,"detail":"void"}`)
-	gone = status(404, `{"code":"namespace_unknown","retry":"never","applied":null,"detail":"gone"}`)
+	busy      = status(503, `{"code":"overloaded","retry":"same_token","applied":null,"detail":"busy"}`)
+	void      = status(410, `{"code":"token_too_old","retry":"new_token","applied":false,"detail":"void"}`)
+	cancelled = status(410, `{"code":"token_cancelled","retry":"never","applied":false,"detail":"cancelled"}`)
+	gone      = status(404, `{"code":"namespace_unknown","retry":"never","applied":null,"detail":"gone"}`)
 )
 
 func newClient(t *testing.T, config Config, answers ...func(*http.Request) (*http.Response, error)) (*Client, *transport, *fakeClock) {
@@ -213,6 +214,48 @@ func TestARefusedRetrySaysNothingOfTheAttemptBeforeIt(t *testing.T) {
 	_, err := client.Add(context.Background(), "c", 1)
 	if !errors.As(err, &unknown) || errors.As(err, &refused) || !strings.Contains(err.Error(), "gone") {
 		t.Error(err)
+	}
+}
+
+func TestACancelledAddIsNotCountedWhateverCameBefore(t *testing.T) {
+	client, sent, _ := newClient(t, Config{}, lost, cancelled)
+	_, err := client.Add(context.Background(), "c", 1)
+	if refused := (*RefusedError)(nil); !errors.As(err, &refused) || !isFalse(refused.Applied) || !errors.Is(err, ErrTokenCancelled) {
+		t.Error(err)
+	}
+	if len(sent.bodies) != 2 {
+		t.Error("its token was replaced")
+	}
+	client, _, _ = newClient(t, Config{}, gone)
+	if _, err := client.Add(context.Background(), "c", 1); errors.Is(err, ErrTokenCancelled) {
+		t.Error(err)
+	}
+}
+
+func TestACancelIsTheSameUntilItIsAnswered(t *testing.T) {
+	token := NewToken()
+	pending := status(503, `{"code":"token_pending","retry":"same_token","applied":null,"retry_after":2}`)
+	done := status(200, fmt.Sprintf(`{"cancelled":true,"was_counted":true,"event_time":%q}`, token.timeText()))
+	client, sent, clock := newClient(t, Config{}, pending, lost, done)
+	found, err := client.Cancel(context.Background(), Unfinished{Items: []Item{{"c", 3}}, Credential: token})
+	if err != nil || !found.WasCounted || !found.EventTime.Equal(token.Time()) {
+		t.Error(found, err)
+	}
+	if len(sent.bodies) != 3 || sent.bodies[0] != sent.bodies[2] || clock.pauses[0] < 2*time.Second {
+		t.Error(sent.bodies, clock.pauses)
+	}
+}
+
+func TestACancelWithoutAnAnswerHasTheAdd(t *testing.T) {
+	client, _, _ := newClient(t, Config{Retries: -1, RetriesPerSecond: -1}, lost)
+	asked := Unfinished{Operation: "clear", Namespace: "default", Items: []Item{{"c", 0}}, Credential: NewToken()}
+	var unknown *UnknownOutcomeError
+	_, err := client.Cancel(context.Background(), asked)
+	if !errors.As(err, &unknown) || !strings.Contains(err.Error(), "clear is cancelled; cancel it again") {
+		t.Fatal(err)
+	}
+	if unknown.Unfinished.String() != asked.String() {
+		t.Error(unknown.Unfinished)
 	}
 }
 

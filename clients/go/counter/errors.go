@@ -23,16 +23,28 @@ type RefusedError struct {
 	Field string
 }
 
+// ErrTokenCancelled is what [errors.Is] finds in the [RefusedError] of an add whose token was cancelled. The
+// add does not count and never will.
+var ErrTokenCancelled = errors.New("the token was cancelled")
+
+// Is is whether target is [ErrTokenCancelled], and this the refusal of such an add.
+func (e *RefusedError) Is(target error) bool {
+	return target == ErrTokenCancelled && e.Code == codeCancelled
+}
+
 // Error returns code and detail.
 func (e *RefusedError) Error() string { return "counter: " + e.Code + ": " + e.Detail }
 
 // An UnknownOutcomeError says that it is not known whether the add is counted: at most once. Pass
 // Unfinished to [Client.Resolve], now or later, in any process; or make the same call again with
-// [WithCredential] and its Credential.
+// [WithCredential] and its Credential. Of a [Client.Cancel] it says that it is not known whether the add
+// is cancelled: pass Unfinished to it again.
 type UnknownOutcomeError struct {
 	Unfinished Unfinished
 	// Err is the error of the last attempt. It is never a [RefusedError], which would be definite.
 	Err error
+	// isOfCancel is whether it is the end of a cancel.
+	isOfCancel bool
 }
 
 // Error says why the outcome is not known.
@@ -42,6 +54,10 @@ func (e *UnknownOutcomeError) Error() string {
 			" send it again: the service surely honours %v until %s; then a key counts again, and a token"+
 			" gets no answer; compare the count with your own records",
 			e.Unfinished.Operation, e.Unfinished.Credential, e.Unfinished.Until.Format(timeLayout))
+	}
+	if e.isOfCancel {
+		return fmt.Sprintf("counter: it is not known whether the %s is cancelled; cancel it again: %v",
+			e.Unfinished.Operation, e.Err)
 	}
 	return fmt.Sprintf("counter: it is not known whether the %s is counted; send it again with the"+
 		" same token, or resolve it: %v", e.Unfinished.Operation, e.Err)
@@ -86,8 +102,8 @@ func invalid(format string, values ...any) *RefusedError {
 	return &RefusedError{Code: "invalid_parameter", Detail: fmt.Sprintf(format, values...)}
 }
 
-// An Unfinished is an add or a clear whose outcome is not known: all that [Client.Resolve] needs,
-// in any process and any language.
+// An Unfinished is an add or a clear whose outcome is not known: all that [Client.Resolve] and
+// [Client.Cancel] need, in any process and any language.
 type Unfinished struct {
 	// Operation is add, add-and-get, clear or atomic/add.
 	Operation string

@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	codeConflict = "token_conflict"
-	codeTooOld   = "token_too_old"
+	codeCancelled = "token_cancelled"
+	codeConflict  = "token_conflict"
+	codeTooOld    = "token_too_old"
 	// endlessPauseMax bounds the pauses of a delivery without a deadline, whatever Retry-After says.
 	endlessPauseMax = time.Hour
 )
@@ -211,7 +212,7 @@ func (c *Client) do(ctx context.Context, call *call) error {
 
 // decides is whether a refused retry says what became of the attempts before it.
 func decides(problem *RefusedError) bool {
-	return problem.Code == codeConflict || problem.Code == codeTooOld && isFalse(problem.Applied)
+	return problem.Code == codeCancelled || problem.Code == codeConflict || problem.Code == codeTooOld && isFalse(problem.Applied)
 }
 
 // givenUp returns the error of a call that ends without a definite answer.
@@ -224,7 +225,7 @@ func (call *call) givenUp(err error, sent bool) error {
 	case call.unfinished == nil:
 		return &UnavailableError{err}
 	case sent:
-		return &UnknownOutcomeError{*call.unfinished, err}
+		return &UnknownOutcomeError{*call.unfinished, err, call.operation == opCancel}
 	default:
 		return &UnsentError{*call.unfinished, err}
 	}

@@ -140,10 +140,14 @@ func (c command) run(client *counter.Client) (outcome, error) {
 		return c.several(ctx, client, opts)
 	case "buffer":
 		return c.buffer(ctx, client)
-	case "resolve":
+	case "resolve", "cancel":
 		unfinished, err := counter.ParseUnfinished(c.Unfinished)
 		if err != nil {
 			return nil, err
+		}
+		if c.Do == "cancel" {
+			cancelled, err := client.Cancel(ctx, unfinished)
+			return outcome{"was_counted": cancelled.WasCounted}, err
 		}
 		resolved, err := client.Resolve(ctx, unfinished)
 		return outcome{"applied": resolved.Applied}, err
