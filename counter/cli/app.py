@@ -47,7 +47,7 @@ _GROUPS: Final[Mapping[str, str]] = {
 }
 #: The panels of ``counter --help`` with their commands, in the order in which they are shown.
 _PANELS: Final[Sequence[tuple[Group, Sequence[str]]]] = (
-    (Group("Count", sort_key=1), ("add", "get", "clear", "delete", "token")),
+    (Group("Count", sort_key=1), ("add", "get", "cancel", "clear", "delete", "token")),
     (Group("Look", sort_key=2), ("list", "watch", "top", "history", "events")),
     (Group("Move", sort_key=3), ("export", "import", "backup", "restore")),
     (
@@ -59,6 +59,7 @@ _PANELS: Final[Sequence[tuple[Group, Sequence[str]]]] = (
 #: The positional arguments of commands that need not have all of them.
 _ARGUMENTS: Final[Mapping[str, str]] = {
     "add": "NAME [DELTA]",
+    "cancel": "NAME [DELTA]",
     "get": "NAME...",
     "list": "[PREFIX]",
     "token new": "[COUNT]",
@@ -84,6 +85,14 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter get views
           counter get views likes --max-staleness 5s
           counter get views --json
+        """,
+        "counters:cancel": """
+        Cancel an add, a clear or a delete by its token or key, permanently.
+
+        It counts nothing from then on, whether it was counted, is in flight or never arrives.
+          counter cancel orders --key order-123
+          counter cancel stock -3 --token 5f3a0f0e-6f0c-4f7e-9d3b-0c5f1d2e3a4b@2026-01-31T08:15:30Z
+          counter cancel views --operation clear --key monday
         """,
         "counters:clear": """
         Set a counter to 0, once: all earlier adds are erased.

@@ -58,6 +58,34 @@ def test_the_same_token_or_key_counts_once(shell: Shell, name: str) -> None:
     assert shell.said("clear", name, "--token", token) == f"{name}: was cleared before"
 
 
+def test_a_token_or_key_is_cancelled(shell: Shell, name: str) -> None:
+    """Counted or not, and as often as it is asked for."""
+    for given in (["--token", str(Token.new())], ["--key", "order 1"]):
+        shell.said("add", name, "5", *given)
+        for _ in range(2):
+            said = shell.said("cancel", name, "5", *given)
+            assert said == f"{name}: 5 was counted, and is cancelled"
+        assert "was cancelled" in shell.fails(1, "add", name, "5", *given)
+        assert "another payload" in shell.fails(1, "cancel", name, "6", *given)
+    never = ["--token", str(Token.new())]
+    assert shell.said("cancel", name, *never) == f"{name}: 1 was not counted, and is cancelled"
+    (told,) = shell.documents("cancel", name, *never)
+    assert (told["counter"], told["was_counted"], told["token"]) == (name, False, never[1])
+    assert "never will" in shell.fails(1, "token", "resolve", never[1], name, "1")
+    assert shell.said("get", name) == "0"
+
+
+def test_a_clear_and_a_delete_are_cancelled(shell: Shell, name: str) -> None:
+    shell.said("add", name, "5")
+    for operation, more in (("clear", []), ("delete", ["--yes"])):
+        given = ["--key", "monday"]
+        shell.said(operation, name, *given, *more)
+        assert shell.said("get", name) == "0"
+        said = shell.said("cancel", name, "--operation", operation, *given)
+        assert said == f"{name}: the {operation} was counted, and is cancelled"
+        assert shell.said("get", name) == "5"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -69,6 +97,10 @@ def test_the_same_token_or_key_counts_once(shell: Shell, name: str) -> None:
         ["add", "c", "--token", "t"],
         ["add", "c", "--key", "k", "--token", TOKEN],
         ["add", ""],
+        ["cancel", "c"],
+        ["cancel", "c", "--token", "t"],
+        ["cancel", "c", "1", "--operation", "clear", "--key", "k"],
+        ["cancel", "c", "--operation", "get", "--key", "k"],
         ["history", "c", "--from", "yesterday"],
         ["history", "c", "--step", "1us"],
         ["events", "c", "--limit", "-1"],
@@ -95,7 +127,14 @@ def test_bad_input_ends_with_2_and_one_message(words: list[str], shell: Shell) -
 
 @pytest.mark.parametrize(
     "words",
-    [["get", "c"], ["add", "c"], ["watch", "c"], ["history", "c"], ["events", "c"]],
+    [
+        ["get", "c"],
+        ["add", "c"],
+        ["cancel", "c", "--key", "k"],
+        ["watch", "c"],
+        ["history", "c"],
+        ["events", "c"],
+    ],
     ids=" ".join,
 )
 def test_an_unknown_namespace_ends_with_1(words: list[str], shell: Shell) -> None:
@@ -158,6 +197,19 @@ def test_an_unknown_outcome_is_finished_by_the_command_that_is_printed(
     assert command[-2:] == ["--url", service.url]
     assert shell.said(*command[1:]) == "-2"
     assert "-2 was counted before, and is not again" in shell.err
+
+
+def test_a_cancel_without_an_answer_is_repeated(shell: Shell, name: str) -> None:
+    """It never prints the command that adds."""
+    cancel = ["cancel", name, "--key", "k"]
+    shell.said("add", name, "--key", "k")
+    with answers_lost():
+        said = shell.fails(4, *cancel)
+    with answers_lost(KeyboardInterrupt()):
+        said += shell.fails(130, *cancel)
+    assert said.count("send the same command again") == 2
+    assert "counter add" not in said
+    assert shell.said(*cancel) == f"{name}: 1 was counted, and is cancelled"
 
 
 def test_a_script_reads_the_outcome_as_json(shell: Shell, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Run ``counter add``, ``get``, ``list``, ``clear``, ``delete`` and ``recount``."""
+"""Run ``counter add``, ``cancel``, ``get``, ``list``, ``clear``, ``delete`` and ``recount``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 from counter.cli.add_stream import add_lines
 from counter.cli.client import (
@@ -166,6 +166,51 @@ def _end(
         print_out(json_line({"namespace": service.namespace, **asdict(answer), "token": chosen}))
     else:
         print_out(f"{name}: {f'was {done} before' if answer.replayed else done}")
+
+
+def cancel(
+    name: Name,
+    delta: Annotated[
+        str | None, flag("The delta of the add [1]", allow_leading_hyphen=True)
+    ] = None,
+    /,
+    service: ServiceFlags = DEFAULT_SERVICE,
+    *,
+    operation: Annotated[
+        Literal["add", "clear", "delete"], flag("What the token was sent with")
+    ] = "add",
+    token: Annotated[str | None, flag("The token to cancel", "TOKEN")] = None,
+    key: Annotated[str | None, flag("Or the key, such as order-123", "KEY")] = None,
+    json: JsonLines = False,
+) -> None:
+    """Cancel an add, a clear or a delete."""
+    with exit_codes(service):
+        given = _given(token, key)
+        if given is None:
+            raise StartupError("--token is missing: give the token or the --key of what to cancel")
+        if operation != "add" and delta is not None:
+            raise StartupError(f"DELTA: a {operation} has none: leave it out")
+        number = delta_of("1" if delta is None else delta)
+        what = str(number) if operation == "add" else f"the {operation}"
+        again = "send the same command again: a cancel may be repeated"
+        with open_client(service) as client:
+            try:
+                answer = client.cancel(name, number, operation=operation, token=given)
+            except UnknownOutcomeError as error:
+                fail(
+                    f"it is unknown whether it is cancelled: {why_unknown(error)}\n{again}",
+                    EXIT_UNKNOWN,
+                )
+            except KeyboardInterrupt:
+                fail(f"interrupted: it may be cancelled or not; {again}", EXIT_INTERRUPTED)
+        was = "was" if answer.was_counted else "was not"
+        body = {
+            "namespace": service.namespace,
+            "counter": name,
+            **asdict(answer),
+            "token": str(given),
+        }
+        print_answer(f"{name}: {what} {was} counted, and is cancelled", body, json=json)
 
 
 def _warn(added: Added, service: ServiceFlags) -> None:
