@@ -79,7 +79,8 @@ class DynamodbPurgeCases(PurgeCases):
         assert expires_s * SECOND == later_us + HOUR
 
     async def expires_s(self, store: Store, namespace: Namespace, key: Key) -> int:
-        """When DynamoDB may delete the item of *key*, by the attribute that it looks at."""
+        """When DynamoDB may delete the item of *key*, by the attribute that it looks at; 0 if it
+        never may."""
         assert isinstance(store, DynamodbStore)
         item = await store.driver.get(store.session.data(namespace.dataset), key)
-        return int(item[EXPIRES])
+        return int(item.get(EXPIRES, 0))

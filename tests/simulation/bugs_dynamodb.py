@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from counter.errors import OverloadedError, SliceMissingError, StoreUnavailableError
 from counter.storage.dynamodb.control import DynamodbControl
+from counter.storage.dynamodb.decisions import DynamodbDecisions
 from counter.storage.dynamodb.driver import Driver, NoTableError, delete
 from counter.storage.dynamodb.events import DynamodbEvents
 from counter.storage.dynamodb.rollups import DynamodbRollups
@@ -121,6 +122,11 @@ BUGS: Final = (
         Swap(Driver, "query", of=_eventual)),
     bug("sent-again", "a put without an answer is sent again, as another attempt",
         Swap(Driver, "write", of=_sent_again)),
+    bug("cancel-overwrites", "a cancel replaces any decision by what its look-up found",
+        Edit(DynamodbDecisions.cancel, "decision.over(stored)", "decision")),
+    bug("cancelled-item-kept", "a decision that is cancelled does not expire",
+        Edit(DynamodbDecisions._set_decision, "EXPIRES: until_us // SECOND,",
+             "**({} if seen else {EXPIRES: until_us // SECOND}),")),
     bug("void-by-deletion", "an event is made void by its deletion",
         Swap(DynamodbEvents, "void", _void_by_deletion)),
     bug("namespace-item-removed", "the item of a deleted namespace is removed",

@@ -119,19 +119,33 @@ BUGS = (
         "a resolution reads the clock after it looked the event up",
         Edit(
             _Resolver.resolve,
-            "self._check_closed(namespace, time_us, now_us)",
-            "self._check_closed(namespace, time_us, self._clock.now_us())",
+            "self._check_closed(namespace, events, now_us)",
+            "self._check_closed(namespace, events, self._clock.now_us())",
         ),
     ),
     bug(
         "no-wait-for-window",
         "a resolution does not wait until the window is closed",
-        Edit(_Resolver._check_closed, "if now_us < closes_us:", "if False:"),
+        Edit(_Resolver._check_closed, "if now_us >= closes_us:", "if True:"),
     ),
     bug(
         "no-compare-and-set",
         "the second resolver does not adopt the first decision",
         Edit(CassandraDecisions.decide, "return _decision_of(stored)", "return decision"),
+    ),
+    bug(
+        "cancel-without-comparison",
+        "a cancel replaces any decision by what its own look-up found",
+        Edit(CassandraDecisions.cancel, "decision.over(stored)", "decision"),
+    ),
+    bug(
+        "cancelled-for-ever",
+        "a decision that is cancelled has no time to live",
+        Edit(
+            CassandraDecisions._set_decision,
+            "(ttl_us // SECOND",
+            "(0 if seen else ttl_us // SECOND",
+        ),
     ),
     bug(
         "void-without-tombstone",
@@ -146,7 +160,7 @@ BUGS = (
     bug(
         "applied-without-rewrite",
         "what was found is not written again, nor the missing items of an atomic add",
-        Edit(_Resolver.resolve, "await separate.rewrite(namespace, events)", "pass"),
+        Edit(_Resolver._carry_out, "await separate.rewrite(namespace, events)", "pass"),
     ),
     bug(
         "no-recount",
@@ -190,10 +204,10 @@ BUGS = (
         "a key whose time is too old gets a new one before the old one is resolved",
         Edit(
             service.CounterService._with_token,
-            "return await submit(Token(nonce, time_us))",
-            "if self._writer.is_late(namespace, time_us, self._clock.now_us()):\n"
+            "return await submit(namespace, events, allowance, is_cancelled)",
+            "if self._writer.is_late(namespace, void_us, self._clock.now_us()):\n"
             "                raise TokenTooOldError('stale', applied=False)\n"
-            "            return await submit(Token(nonce, time_us))",
+            "            return await submit(namespace, events, allowance, is_cancelled)",
         ),
     ),
     bug(
@@ -245,7 +259,7 @@ BUGS = (
         "rewrite-not-awaited",
         "a token is answered as applied before what was found of it is durable",
         Edit(
-            _Resolver.resolve,
+            _Resolver._carry_out,
             "await separate.rewrite(namespace, events)",
             '__import__("asyncio").ensure_future(separate.rewrite(namespace, events))',
         ),

@@ -77,6 +77,10 @@ DIRECTED: Final[Mapping[str, str]] = {
         "tests/http/test_tokens.py::test_a_window_closes_at_its_very_instant[memory]"
     ),
     "no-compare-and-set": f"{_CONTRACTS}TestDecisions::test_the_first_decision_is_final",
+    "cancel-without-comparison": (
+        f"{_REPLICAS}test_all_that_decide_about_a_token_at_once_agree_that_it_is_cancelled"
+    ),
+    "cancelled-for-ever": (f"{_REPLICAS}test_a_cancelled_decision_is_forgotten_as_a_whole[UPDATE]"),
     "void-without-tombstone": _VOIDED,
     "void-by-the-check-of-now": (
         f"{_REPLICAS}test_a_strict_write_that_lands_after_its_void_is_late[add]"

@@ -20,6 +20,13 @@ DIRECTED: Final = {
     "get-eventual": _SEEN,
     "get-many-eventual": _SEEN,
     "sent-again": f"{_RULES}test_an_add_without_a_response_is_unknown_until_it_is_resolved",
+    "cancel-overwrites": (
+        "tests/simulation/test_dynamodb.py::TestCancels::test_a_cancel_replaces_a_decision"
+    ),
+    "cancelled-item-kept": (
+        "tests/simulation/test_dynamodb.py::"
+        "TestPurge::test_a_decision_that_is_cancelled_lives_as_long_again"
+    ),
     "void-by-deletion": f"{_RULES}test_an_add_that_lands_after_it_was_made_void_does_not_count",
     "namespace-item-removed": (
         f"{_RULES}test_a_creation_that_lands_after_a_deletion_makes_no_namespace"
