@@ -25,12 +25,13 @@ T = TypeVar("T")
 _TURNS: Final = {
     "append(": 12,
     "append_atomic(": 14,
+    "settle(": 6,
     "apply(": 5,
     "make_slice(": 3,
     "drop_slice(": 4,
     "purge(": 8,
 }
-_WRITES: Final = re.compile(r"\b(INSERT|UPDATE|DELETE)\b|\.(append|append_atomic|apply)\(")
+_WRITES: Final = re.compile(r"\b(INSERT|UPDATE|DELETE)\b|\.(append|append_atomic|settle|apply)\(")
 _CALLED: Final = re.compile(r"\w+\.(\w+\()")
 #: Those that wait for a lock are looked at again after so long, if nothing else happens.
 _LOOK_US: Final = 20 * MILLISECOND
