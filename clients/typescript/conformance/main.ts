@@ -156,6 +156,8 @@ async function run(client: CounterClient, command: Json): Promise<Json> {
     }
     case "resolve":
       return { applied: (await client.resolve(command.unfinished)).applied };
+    case "cancel":
+      return { was_counted: (await client.cancel(command.unfinished)).wasCounted };
     case "new":
       return shown(Token.new());
     case "parse":

@@ -27,6 +27,13 @@ export interface AddedCount extends Added {
 /** A counter that is 0 as of `eventTime`. */
 export type Cleared = Omit<Added, "delta" | "retrySafe">;
 
+/** An add, a clear or a delete that counts nothing and never will; the same for every retry. */
+export interface Cancelled {
+  /** Whether it was counted before. */
+  readonly wasCounted: boolean;
+  readonly eventTime: string;
+}
+
 /** A count, and the instant it is exact as of. */
 export interface Count {
   readonly counter: string;
@@ -133,6 +140,13 @@ export const READERS: {
   "atomic/add": (json, asked) => eachOf(json, asked, addedOf),
 };
 
+/** Read the answer to a cancel. */
+export const cancelledOf: Read<Cancelled> = (json, [asked]) => {
+  const { cancelled, was_counted, event_time } = record(json);
+  if (cancelled !== true) throw new TypeError("it is about something else");
+  return { wasCounted: boolean(was_counted), eventTime: eventTimeOf(event_time, asked!) };
+};
+
 export function addedOf(json: unknown, asked: Asked): Added {
   const { delta, retry_safe } = record(json);
   if (integer(delta) !== asked.delta) throw new TypeError("it is about another delta");
@@ -144,12 +158,15 @@ function clearedOf(json: unknown, asked: Asked): Cleared {
   about(json, asked.namespace, asked.counter);
   if (replayed !== null && typeof replayed !== "boolean") throw new TypeError("replayed");
   if (retry_safe !== undefined && typeof retry_safe !== "boolean") throw new TypeError("retry_safe");
-  const eventTime = time(event_time);
   // BEST_EFFORT ignores tokens.
-  if (retry_safe !== false && asked.timeUs !== null && parseTime(eventTime) !== asked.timeUs) {
-    throw new TypeError("it is about another token");
-  }
+  const eventTime = retry_safe === false ? time(event_time) : eventTimeOf(event_time, asked);
   return { counter: asked.counter, eventTime, replayed };
+}
+
+/** Read the event time, which is that of the token that was sent. */
+function eventTimeOf(value: unknown, { timeUs }: Asked): string {
+  if (timeUs !== null && parseTime(time(value)) !== timeUs) throw new TypeError("it is about another token");
+  return time(value);
 }
 
 /** Read a count, of any counter of the namespace if `asked` is not given. */

@@ -31,8 +31,14 @@ export class Calls {
     return `${this.base}/counters/${escaped(counter)}`;
   }
 
-  /** An add or a clear under `token`, or under a new one made once for the call. */
-  write<T>(operation: Operation, items: readonly Item[], token: Credential | undefined, read: Read<T>): Call<T> {
+  /** An add or a clear under `token`, or under a new one made once for the call; or the cancel of one. */
+  write<T>(
+    operation: Operation,
+    items: readonly Item[],
+    token: Credential | undefined,
+    read: Read<T>,
+    cancels = false,
+  ): Call<T> {
     if (token === undefined) {
       const renewed = (fresh: Token): Call<T> => ({ ...this.write(operation, items, fresh, read), renewed });
       return renewed(Token.new());
@@ -42,19 +48,23 @@ export class Calls {
     }
     const [[counter, delta]] = items as [Item];
     const isAtomic = operation === "atomic/add";
-    const isDelete = operation === "delete";
-    const path = isAtomic ? `${this.base}/atomic/add` : `${this.counter(counter)}${isDelete ? "" : `/${operation}`}`;
+    const isDelete = operation === "delete" && !cancels;
+    const isClear = operation === "delete" || operation === "clear";
+    const verb = cancels ? "cancel" : isAtomic ? "add" : operation;
+    const path = `${isAtomic ? `${this.base}/atomic` : this.counter(counter)}${isDelete ? "" : `/${verb}`}`;
     const body = {
       ...(isAtomic ? { items: items.map(([name, each]) => ({ counter: checkedName(name), delta: each })) } : {}),
-      ...(isAtomic || isDelete || operation === "clear" ? {} : { delta }),
+      ...(isAtomic || isClear ? {} : { delta }),
+      ...(isClear && cancels ? { operation } : {}),
       ...(token instanceof Token ? { idempotency_token: wireToken(token) } : {}),
     };
     const headers: Record<string, string> = token instanceof Key ? { "idempotency-key": token.text } : {};
-    const request: Request = { ...post(path, body, { writes: true, many: isAtomic }), headers };
+    const request: Request = { ...post(path, body, { writes: true, many: isAtomic && !cancels }), headers };
     return {
       request: isDelete ? { ...request, method: "DELETE" } : request,
       read: (json) => read(json, items.map((item) => askedOf(this.namespace, item, token))),
       unfinished: new Unfinished(operation, this.namespace, items, String(token)),
+      cancels,
     };
   }
 

@@ -4,6 +4,8 @@ import {
   type Added,
   type AddedCount,
   type Busiest,
+  type Cancelled,
+  cancelledOf,
   type Change,
   type Cleared,
   type Count,
@@ -18,7 +20,14 @@ import { checkedDelta, checkedItems, type Delta, type Moment } from "./arguments
 import { AddBuffer, type BufferOptions } from "./buffer.js";
 import { BATCH_ITEMS_MAX, Calls } from "./calls.js";
 import { Delivery, type Outcome } from "./delivery.js";
-import { invalid, RefusedError, shown, UnknownOutcomeError, UnsentError } from "./errors.js";
+import {
+  invalid,
+  RefusedError,
+  shown,
+  UnavailableError,
+  UnknownOutcomeError,
+  UnsentError,
+} from "./errors.js";
 import * as live from "./live.js";
 import * as namespaces from "./namespaces.js";
 import { type Options, optionsOf } from "./options.js";
@@ -35,6 +44,17 @@ export interface AddOptions extends CallOptions {
   /** The program's own token or key; without it the client makes a token for the call. */
   readonly token?: Credential | undefined;
 }
+
+/** What to cancel: the arguments of the add, or of a clear with 0 for each delta. */
+export interface ToCancel {
+  /** `add` if it is not given. */
+  readonly operation?: Operation;
+  readonly items: Iterable<Delta>;
+  readonly token: Credential;
+}
+
+/** An add or a clear that was not finished: its error, or what that has, or the text of it from any client. */
+export type Open = UnknownOutcomeError | UnsentError | Unfinished | string;
 
 export interface Settings extends Partial<Options> {
   /**
@@ -105,24 +125,11 @@ export class CounterClient {
     return new AddBuffer(this.#calls, this.#shared, options);
   }
 
-  /**
-   * Learn whether an unfinished add is counted, by sending it again: from an error of this client, or
-   * from the text of an Unfinished of any client.
-   */
-  async resolve(
-    what: UnknownOutcomeError | UnsentError | Unfinished | string,
-    { signal }: CallOptions = {},
-  ): Promise<Resolved> {
+  /** Learn whether an unfinished add is counted, by sending it again. */
+  async resolve(what: Open, { signal }: CallOptions = {}): Promise<Resolved> {
     const unfinished = unfinishedOf(what);
-    if (unfinished.namespace !== this.namespace) {
-      throw invalid(
-        `it was sent to namespace ${shown(unfinished.namespace)}, and this client is for ${this.namespace}`,
-      );
-    }
-    const { operation, items, token } = unfinished;
     try {
-      const read: Read<unknown> = READERS[operation];
-      await attempts({ ...this.#calls.write(operation, items, token, read), unfinished }, this.#shared, signal);
+      await this.#again<unknown>(unfinished, READERS[unfinished.operation], signal);
       return { applied: true, detail: "" };
     } catch (error) {
       if (error instanceof RefusedError && error.code === "token_too_old" && error.applied === false) {
@@ -130,6 +137,21 @@ export class CounterClient {
       }
       throw error;
     }
+  }
+
+  /**
+   * Cancel an add or a clear: it counts nothing from now on, whether it was counted, is in flight or never arrives.
+   *
+   * A retry returns the same. Rejects with RefusedError of code `token_conflict` if the token was used with another
+   * payload, and with UnknownOutcomeError if it is not known whether the token is cancelled: cancel it again.
+   */
+  async cancel(what: Open | ToCancel, { signal }: CallOptions = {}): Promise<Cancelled> {
+    if (typeof what === "string" || what instanceof Unfinished || what instanceof UnavailableError) {
+      return this.#again(unfinishedOf(what), cancelledOf, signal, true);
+    }
+    const { operation = "add", items, token } = what;
+    const checked = checkedItems(items, operation === "atomic/add" ? ATOMIC_ITEMS_MAX : 1);
+    return this.#again(new Unfinished(operation, this.namespace, checked, String(token)), cancelledOf, signal, true);
   }
 
   /** Return 1 to 1,000 tokens with the service's time, for a machine whose clock is wrong. */
@@ -239,6 +261,15 @@ export class CounterClient {
     return this.#call(this.#calls.write(operation, items, token, read), signal);
   }
 
+  /** Send an unfinished call again, or cancel it. */
+  async #again<T>(unfinished: Unfinished, read: Read<T>, signal: AbortSignal | undefined, cancels = false): Promise<T> {
+    const { operation, namespace, items, token } = unfinished;
+    if (namespace !== this.namespace) {
+      throw invalid(`it was sent to namespace ${shown(namespace)}, and this client is for ${this.namespace}`);
+    }
+    return this.#call({ ...this.#calls.write(operation, items, token, read, cancels), unfinished }, signal);
+  }
+
   #call<T>(call: Call<T>, signal: AbortSignal | undefined): Promise<T> {
     return attempts(call, this.#shared, signal);
   }
@@ -255,7 +286,7 @@ export class CounterClient {
   }
 }
 
-function unfinishedOf(what: UnknownOutcomeError | UnsentError | Unfinished | string): Unfinished {
+function unfinishedOf(what: Open): Unfinished {
   if (what instanceof UnknownOutcomeError || what instanceof UnsentError) return what.unfinished;
   return what instanceof Unfinished ? what : Unfinished.parse(what);
 }

@@ -30,6 +30,11 @@ export class RefusedError extends CounterError {
   }
 }
 
+/** The token was cancelled: its add does not count and never will. */
+export class TokenCancelledError extends RefusedError {
+  override name = "TokenCancelledError";
+}
+
 /** There is no definite answer: the service cannot be reached, or something else answers. */
 export class UnavailableError extends CounterError {
   override name = "UnavailableError";
@@ -44,7 +49,7 @@ export class UnavailableError extends CounterError {
 }
 
 /**
- * It is not known whether the add is counted; it is at most once.
+ * It is not known whether the add is counted; it is at most once. Of `client.cancel`: whether it is cancelled.
  *
  * Store `String(error.unfinished)` and pass it to `client.resolve`, or send the same add again with
  * `token: error.token`.

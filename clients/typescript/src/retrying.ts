@@ -4,6 +4,7 @@ import {
   type CounterError,
   RefusedError,
   type Retry,
+  TokenCancelledError,
   UnavailableError,
   UnknownOutcomeError,
   UnsentError,
@@ -15,6 +16,7 @@ import type { Unfinished } from "./unfinished.js";
 
 /** fetch does not report whether an attempt that was cut off had a connection: shorter ones would end as unknown. */
 const ATTEMPT_MS_MIN = 50;
+const CANCELLED = "token_cancelled";
 /** Longest pause of a course without a deadline, whatever Retry-After says. */
 const PAUSE_MS_MAX = 3_600_000;
 
@@ -66,6 +68,8 @@ export interface Call<T> {
   readonly read: (json: unknown) => T;
   /** None for a read. */
   readonly unfinished?: Unfinished;
+  /** Whether it is the cancel of that. */
+  readonly cancels?: boolean;
   /** The call with another token, if the program did not choose the token. */
   readonly renewed?: (token: Token) => Call<T>;
 }
@@ -138,7 +142,7 @@ export function sleep(ms: number, clock: Clock, signal: AbortSignal | undefined)
 /** Repeat `call` until there is a definite answer or its deadline passes. */
 export async function attempts<T>(first: Call<T>, shared: Shared, signal?: AbortSignal): Promise<T> {
   const course = new Course(shared, signal);
-  const fate = new Fate(first.unfinished);
+  const fate = new Fate(first.unfinished, first.cancels);
   const { clock } = shared.options;
   const firstMs = clock.wallTime();
   // What the program resolves was sent by another call.
@@ -178,7 +182,10 @@ export class Fate {
   #sent = false;
   #unknown = false;
 
-  constructor(public unfinished: Unfinished | undefined) {}
+  constructor(
+    public unfinished: Unfinished | undefined,
+    private readonly cancels = false,
+  ) {}
 
   /** Whether an attempt may have arrived. */
   get sent(): boolean {
@@ -242,7 +249,8 @@ export class Fate {
     if (this.unfinished === undefined) return new UnavailableError(`${why}${last}`, this.#sent, cause);
     const what = `the token's ${this.unfinished.operation}`;
     if (!this.#sent) return new UnsentError(`${why}, and ${what} was not sent${last}`, this.unfinished, cause);
-    const message = `${why}, and it is not known whether ${what} is counted${last}; send it again, or resolve it`;
+    const [done, then] = this.cancels ? ["cancelled", "cancel it again"] : ["counted", "send it again, or resolve it"];
+    const message = `${why}, and it is not known whether ${what} is ${done}${last}; ${then}`;
     return new UnknownOutcomeError(message, this.unfinished, cause);
   }
 }
@@ -262,7 +270,8 @@ export function causeOf(answer: Answer): unknown {
 /** Return the problem as an error. */
 export function refusalOf(problem: Problem): RefusedError {
   const { code, applied, retry, detail, title } = problem;
-  return new RefusedError(
+  const Refused = code === CANCELLED ? TokenCancelledError : RefusedError;
+  return new Refused(
     String(detail ?? title ?? `the service reports ${code}`),
     code,
     typeof applied === "boolean" ? applied : null,
@@ -273,5 +282,5 @@ export function refusalOf(problem: Problem): RefusedError {
 
 /** Whether the refusal holds for all attempts with the token. */
 function isFinal({ code, applied }: RefusedError): boolean {
-  return code === "token_conflict" || (code === "token_too_old" && applied === false);
+  return code === CANCELLED || code === "token_conflict" || (code === "token_too_old" && applied === false);
 }

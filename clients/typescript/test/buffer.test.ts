@@ -6,11 +6,12 @@ import {
   ClosedError,
   NotCountedError,
   RefusedError,
+  TokenCancelledError,
   UnavailableError,
   UnknownOutcomeError,
   UnsentError,
 } from "../src/node.js";
-import { BUSY, GONE, made, NO_RETRIES, results, type Scripted, type Sent, VOID } from "./fakes.js";
+import { BUSY, CANCELLED, GONE, made, NO_RETRIES, results, type Scripted, type Sent, VOID } from "./fakes.js";
 
 interface Item {
   readonly counter: string;
@@ -120,6 +121,14 @@ test("an item that is refused is reported, and one with a void token counted und
   assert.deepEqual(codes, [["b", "namespace_unknown"]]);
   assert.deepEqual(shown([sent[2]!]), [[["c", 1]]]);
   assert.match(JSON.stringify(failed), /"counter":"b","delta":1,/);
+});
+
+test("an item that was cancelled leaves the buffer as not counted, whatever came before", async () => {
+  const { client, sent } = made([new TypeError("reset"), [200, results(CANCELLED)]]);
+  const buffer = client.buffer();
+  buffer.add("a");
+  assert.ok((await failureOf(buffer.close())).failed[0]!.error instanceof TokenCancelledError);
+  assert.deepEqual([sent.length, tokensOf(sent)], [2, 1]);
 });
 
 test("a full buffer takes adds of its counters alone; failures that are not reported fill it too", async () => {

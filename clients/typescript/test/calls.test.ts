@@ -7,12 +7,13 @@ import {
   CounterError,
   RefusedError,
   Token,
+  TokenCancelledError,
   UnavailableError,
   UnknownOutcomeError,
   UnsentError,
 } from "../src/node.js";
 import { stringifiable } from "../src/json.js";
-import { added, BUSY, GONE, made, results, type Sent, VOID } from "./fakes.js";
+import { added, BUSY, CANCELLED, GONE, made, results, type Sent, VOID } from "./fakes.js";
 
 function tokensOf(sent: Sent[]): string[] {
   return sent.map((each) => JSON.parse(each.body).idempotency_token?.token);
@@ -144,6 +145,42 @@ test("a refused retry leaves the outcome unknown, which is no definite refusal",
   const error = await client.add("c", 1).catch((each: unknown) => each);
   assert.ok(error instanceof UnknownOutcomeError);
   assert.ok(!(error instanceof RefusedError || UnsentError.prototype instanceof RefusedError));
+});
+
+test("an add that was cancelled is not counted, whatever came before, and its token is not replaced", async () => {
+  const { client, sent } = made([new TypeError("reset"), [410, CANCELLED]]);
+  await assert.rejects(client.add("c", 1), (error) => error instanceof TokenCancelledError && error.applied === false);
+  assert.equal(sent.length, 2);
+  const batches = made([new TypeError("reset"), [200, results(CANCELLED)]]);
+  assert.ok((await batches.client.batch([["c", 1]]))[0] instanceof TokenCancelledError);
+  assert.equal(batches.sent.length, 2);
+  await assert.rejects(made([[404, GONE]]).client.add("c", 1), (error) => !(error instanceof TokenCancelledError));
+});
+
+test("a cancel waits until the token is settled, and sends the same again", async () => {
+  const pending = { code: "token_pending", retry: "same_token", applied: null, retry_after: 2 };
+  const token = Token.new();
+  const done = { cancelled: true, was_counted: true, event_time: token.generationTime };
+  const { client, sent } = made([[503, pending], new TypeError("reset"), [200, done]]);
+  const found = await client.cancel({ items: [["c", 3]], token });
+  assert.deepEqual(found, { wasCounted: true, eventTime: token.generationTime });
+  assert.equal(new Set(sent.map(({ body }) => body)).size, 1);
+  assert.deepEqual([sent[0]!.path, sent[1]!.atMs], ["/v1/namespaces/default/counters/c/cancel", 2_100]);
+});
+
+test("a cancel without an answer has what to cancel again", async () => {
+  const { client, sent } = made([new TypeError("reset")], { retriesAtOnce: 0, retriesPerS: 0, retriesPerCall: 0 });
+  const clear = { operation: "clear", items: [["c", 0]], token: Token.fromKey("order-7") } as const;
+  const error = (await client.cancel(clear).catch((each: unknown) => each)) as UnknownOutcomeError;
+  assert.match(error.message, /clear is cancelled.*cancel it again$/);
+  await assert.rejects(client.cancel(error), UnknownOutcomeError);
+  await assert.rejects(client.cancel(String(error.unfinished)), UnknownOutcomeError);
+  assert.deepEqual(sent.map(({ body }) => body), Array(3).fill('{"operation":"clear"}'));
+  assert.equal(sent[2]!.headers["idempotency-key"], "order-7");
+  const two = [["a", 1], ["b", 2]] as const;
+  await assert.rejects(client.cancel({ items: two, token: Token.new() }), { code: "invalid_parameter" });
+  await assert.rejects(client.cancel({ operation: "atomic/add", items: two, token: Token.new() }), UnknownOutcomeError);
+  assert.equal(sent[3]!.path, "/v1/namespaces/default/atomic/cancel");
 });
 
 test("an aborted call ends at once, in a pause as well", async () => {

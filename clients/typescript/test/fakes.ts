@@ -47,6 +47,7 @@ function answerTo(counter: string, delta: number, token: { generation_time: stri
 
 export const BUSY = { code: "overloaded", retry: "same_token", applied: null, detail: "busy" };
 export const VOID = { code: "token_too_old", retry: "new_token", applied: false, detail: "void" };
+export const CANCELLED = { code: "token_cancelled", retry: "never", applied: false, detail: "cancelled" };
 export const GONE = { code: "namespace_unknown", retry: "never", applied: null, detail: "gone" };
 
 export class FakeClock implements Clock {
