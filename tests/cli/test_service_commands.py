@@ -69,8 +69,8 @@ def test_a_token_or_key_is_cancelled(shell: Shell, name: str) -> None:
         assert "another payload" in shell.fails(1, "cancel", name, "6", *given)
     never = ["--token", str(Token.new())]
     assert shell.said("cancel", name, *never) == f"{name}: 1 was not counted, and is cancelled"
-    (told,) = shell.documents("cancel", name, *never)
-    assert (told["counter"], told["was_counted"], told["token"]) == (name, False, never[1])
+    (shown,) = shell.documents("cancel", name, *never)
+    assert (shown["counter"], shown["was_counted"], shown["token"]) == (name, False, never[1])
     assert "never will" in shell.fails(1, "token", "resolve", never[1], name, "1")
     assert shell.said("get", name) == "0"
 

@@ -30,6 +30,7 @@ TOGETHER = (
     "tutorials/count-views.md",
     "tutorials/saga.md",
     "how-to/choose-a-counter-type.md",
+    "how-to/correct-a-count.md",
     "how-to/count-cloud-events.md",
     "how-to/read-an-outage.md",
 )
