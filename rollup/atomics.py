@@ -162,7 +162,7 @@ class AtomicSettler:
                     mark.events,
                     by_worker=True,
                     is_decided=decision is not None,
-                    is_marked=decision is not None and mark.sight is decision.sight,
+                    sight=mark.sight if decision is not None else Sight.NOTHING,
                 )
             except TokenPendingError as error:
                 pending.append((mark.window_us, error))

@@ -14,7 +14,16 @@ from counter.core.namespaces import Namespaces
 from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldError
 from counter.folds import fingerprint
 from counter.ports import Clock, SeparateWrites, Store
-from counter.types import AtomicMark, Decision, Event, Mark, Namespace, Outcome, Pending
+from counter.types import (
+    AtomicMark,
+    Decision,
+    Event,
+    Mark,
+    Namespace,
+    Outcome,
+    Pending,
+    Sight,
+)
 from counter.windows import closes_at, closing_limit_at, deciding_time, window_of
 
 _Decide = Callable[[Namespace, Sequence[Event], Decision], Awaitable[Decision]]
@@ -44,15 +53,15 @@ class Resolver:
         cancels: bool = False,
         by_worker: bool = False,
         is_decided: bool = False,
-        is_marked: bool = False,
+        sight: Sight = Sight.NOTHING,
     ) -> Outcome:
         """Return the decision about the token of *events* (all of one token).
 
         With *cancels* the token is cancelled, whatever became of it; VOID then means that it is
         too old to be recorded as cancelled, and never counts. With *by_worker*, which settles
         atomic adds, retention is not checked: a client would get TokenTooOldError with ``applied:
-        None``. *is_decided* says that a decision is known to exist, and *is_marked* that an atomic
-        mark was left after it, in a window that was open.
+        None``. *is_decided* says that a decision is known to exist, and *sight* what no worker can
+        have missed that has passed the atomic mark.
 
         Raises TokenConflictError, TokenPendingError while an admitted write may be in flight,
         TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
@@ -81,11 +90,11 @@ class Resolver:
             return Outcome.APPLIED
         decide = self._store.decisions.cancel if cancels else self._store.decisions.decide
         decide_once = partial(self._decide, decide, namespace, events, _proposed(found, cancels))
-        if separate is None or is_marked or not events[0].item_key:
+        if separate is None or not events[0].item_key:
             outcome = (await decide_once()).outcome
         else:
             outcome = await self._decide_marked(
-                separate, namespace, events, decide_once, is_decided=is_decided
+                *(separate, namespace, events, decide_once), is_decided=is_decided, sight=sight
             )
         if separate is not None:
             await self._carry_out(separate, namespace, events, outcome)
@@ -128,14 +137,21 @@ class Resolver:
         decide_once: Callable[[], Awaitable[Decision]],
         *,
         is_decided: bool,
+        sight: Sight,
     ) -> Outcome:
         """Decide about an atomic add so that a worker can finish it if this process crashes.
 
         The worker must find the mark and the decision. So the mark is written before the decision,
         in an open window, and the decision must be durable while that window is open. If there was
-        a decision before, a second mark then says that all this is so: who finds it leaves no
-        further mark. It may land late, so it cannot stand for the first one.
+        a decision before, a second mark then says that all this is so, by its *sight*: who finds it
+        leaves no further mark, unless the token was cancelled since. It may land late, so it cannot
+        stand for the first one.
         """
+        if sight is not Sight.NOTHING:
+            decision = await decide_once()
+            # Not the decision that was looked up: a cancel may have replaced that one.
+            if decision.sight is sight:
+                return decision.outcome
         now_us = self._now_us(namespace)
         while True:
             marked_us = window_of(now_us, namespace.settings.rollup_window_us)

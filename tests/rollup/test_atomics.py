@@ -12,7 +12,7 @@ from counter.core.resolve import Resolver
 from counter.errors import StoreUnavailableError, TokenPendingError, TokenTooOldError
 from counter.folds import fingerprint
 from counter.limits import MINUTE, SECOND, TIME_MAX_US
-from counter.types import AtomicMark, Decision, Event, Namespace, Outcome, Span, Token
+from counter.types import AtomicMark, Decision, Event, Namespace, Outcome, Sight, Span, Token
 from counter.windows import window_of
 from tests.rollup.world import CLOSING, DATASET, WINDOW, World, begun
 from tests.support.parts import failing
@@ -197,6 +197,36 @@ async def test_a_decision_that_is_found_is_marked_before_it_is_carried_out() -> 
     await world.store.decisions.decide(namespace, mark.events, void)
     with crash_when_half_is_hidden(world):
         await a.worker.tick()
+    b.road.open.set()
+    await passes
+    await world.roll_up(b, times=3)
+    assert await world.counts(namespace, "a", "b") == [0, 0]
+    assert await world.rolled_up(namespace) == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("seen", [False, True])
+async def test_a_mark_of_a_decision_is_none_of_its_cancel(seen: bool) -> None:
+    """Regression: the cancel's process and the worker that finds it die half way, and the other
+    worker passes the mark, having looked before. Whether the first one has looked before as well
+    makes no difference: what it decides shows it the cancel."""
+    world, namespace = await begun(shards=1)
+    await world.api.add_atomic(namespace, ITEMS, world.token())
+    (mark,) = await marks_of(world, namespace)
+    payload = fingerprint(mark.events)
+    await world.store.decisions.decide(namespace, mark.events, Decision(Outcome.APPLIED, payload))
+    await world.store.separate_writes.mark_atomic(namespace, mark._replace(sight=Sight.DECISION))
+    a, b = world.process(), world.process()
+    world.clock.advance(CLOSING)
+    passes = await b.held_in("sums")
+    dies = None if seen else await a.held_in("decide")
+    cancelled = Decision(Outcome.CANCELLED, payload)
+    await world.store.decisions.cancel(namespace, mark.events, cancelled)
+    with crash_when_half_is_hidden(world):
+        if dies is None:
+            await a.worker.tick()
+        else:
+            a.road.open.set()
+            await dies
     b.road.open.set()
     await passes
     await world.roll_up(b, times=3)

@@ -172,8 +172,8 @@ BUGS = (
         "a worker that finds a decision about an atomic add leaves no mark of it",
         Edit(
             atomics.AtomicSettler._resolve_incomplete,
-            "is_marked=decision is not None and mark.sight is decision.sight",
-            "is_marked=decision is not None",
+            "sight=mark.sight if decision is not None else Sight.NOTHING",
+            "sight=Sight.NOTHING if decision is None else decision.sight",
         ),
     ),
     bug(

@@ -224,7 +224,7 @@ BUGS = (
         "a resolver writes no mark of an atomic add before the decision",
         Edit(
             _Resolver.resolve,
-            "if separate is None or is_marked or not events[0].item_key:",
+            "if separate is None or not events[0].item_key:",
             "if True:",
         ),
     ),
@@ -236,6 +236,11 @@ BUGS = (
             "if _is_surely_open(namespace, marked_us, now_us):",
             "if True:",
         ),
+    ),
+    bug(
+        "mark-of-another-decision",
+        "a mark of a decision is taken for one of the cancel that has replaced it since",
+        Edit(_Resolver._decide_marked, "if decision.sight is sight:", "if True:"),
     ),
     bug(
         "decided-mark-of-a-passed-window",

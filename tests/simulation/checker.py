@@ -56,6 +56,12 @@ def _contradictions(changed: Changed) -> Iterator[str]:
     for item in changed.items:
         if item.applied_us is not None and item.void_us is not None:
             yield f"change {number} got both outcomes, that it counts and that it never will"
+        if len(item.was_counted) > 1:
+            yield f"change {number}: its cancels differ in whether it was counted"
+        if False in item.was_counted and item.applied_us is not None:
+            yield f"change {number} was reported as counted, and by its cancel as never counted"
+        if True in item.was_counted and item.void_us is not None:
+            yield f"change {number} was reported as void, and by its cancel as counted"
         if item.reported_new > 1:
             yield f"change {number} was reported as new twice"
     if changed.plan.how == "atomic":
@@ -151,6 +157,10 @@ class _Counters:
             if namespace not in history.listed:
                 continue
             deletes = [item for item in items if item.change.plan.how == "delete"]
+            if any(item.cancel_us is not None for item in items):
+                # A cancelled delete is undone whatever it followed, and what is cancelled may
+                # have listed the counter or not.
+                continue
             others = [item for item in items if item.change.plan.how != "delete"]
             deleted_us = max(map(_applied_at, deletes), default=-1)
             # A delete that was not acknowledged may be done in part.
@@ -165,7 +175,9 @@ class _Counters:
                 yield f"at last, {counter} of {namespace} is not listed"
 
     def _at_last(self, item: Item) -> Need:
-        if not self._is_alone(item) or item.change.given_up:
+        if item.cancelled_us is not None:
+            return Need(False, False)
+        if not self._is_alone(item) or item.change.given_up or item.cancel_us is not None:
             return Need(False, item.void_us is None)
         applied = item.applied_us is not None
         return Need(applied, applied or (item.void_us is None and item.conflict_us is not None))
@@ -192,6 +204,12 @@ class _Counters:
             return Need(False, False)
         if item.void_us is not None:
             return Need(False, self._may_be_glimpsed(item, item.void_us, seen))
+        if item.cancelled_us is not None and item.cancelled_us < seen.sent_us:
+            # A count that was cached before says so by its instant.
+            is_older = seen.as_of_us <= item.cancelled_us + self._config.skew_us
+            return Need(False, seen.accuracy != "accurate" and is_older)
+        if item.cancel_us is not None and item.cancel_us < seen.answered_us:
+            return Need(False, True)
         alone = self._is_alone(item)
         if seen.accuracy == "accurate":
             known_us = min(

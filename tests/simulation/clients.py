@@ -14,6 +14,7 @@ from tests.simulation.plan import CLEARS, Attempt, Change, Read
 _EXPECTED: Final = {
     "no_answer",
     "refused",
+    "token_cancelled",
     "token_conflict",
     "token_too_old",
     "token_pending",
@@ -78,16 +79,18 @@ class Clients:
 
     async def _attempt(self, changed: Changed, attempt: Attempt) -> None:
         await asyncio.sleep(attempt.after_us / SECOND)
-        if attempt.retry and changed.is_definite:
+        if attempt.retry and (changed.is_cancelled if attempt.cancels else changed.is_definite):
             return
-        await self.send(changed, attempt.api, exact=attempt.exact)
+        await self.send(changed, attempt.api, exact=attempt.exact, cancels=attempt.cancels)
         plan = changed.plan
         if plan.reads and changed.is_definite:
             names = tuple(dict.fromkeys(item.counter for item in changed.items))
             other = (attempt.api + plan.number) % self._place.apis
             await self.read(Read(plan.at_us, plan.namespace, names, 0, other))
 
-    async def send(self, changed: Changed, api: int, *, exact: bool = False) -> Sent:
+    async def send(
+        self, changed: Changed, api: int, *, exact: bool = False, cancels: bool = False
+    ) -> Sent:
         """One request and its response."""
         plan = changed.plan
         items = changed.items
@@ -95,6 +98,10 @@ class Clients:
             # The place of an item in the list does not matter, but among those of its counter.
             items = sorted(items, key=lambda item: item.counter, reverse=True)
         method, path, body, headers = _request_of(changed, items)
+        if cancels:
+            method, path, body = _cancel_of(plan, path, body)
+            for item in items:
+                item.cancel_us = item.cancel_us or self._now_us()
         if exact:
             headers["x-exact"] = str(changed.token_us)
         sent = Sent(self._now_us(), api)
@@ -102,13 +109,13 @@ class Clients:
         self.operations += 1
         sent.status, sent.body = await self._place.request(api, method, path, body, headers)
         sent.answered_us = self._now_us()
-        if sent.status == 200 and plan.how in ("batch", "atomic"):
+        if sent.status == 200 and (plan.how == "batch" or (plan.how == "atomic" and not cancels)):
             for item, answer in zip(items, sent.body["results"], strict=True):
                 self._note(item, sent, answer)
         else:
             for item in changed.items:
                 self._note(item, sent, sent.body)
-        if sent.status == 200 and plan.how == "add-and-get":
+        if sent.status == 200 and plan.how == "add-and-get" and not cancels:
             read = Read(plan.at_us, plan.namespace, (changed.items[0].counter,), 0, api)
             self._saw(read, sent.sent_us, sent.body | {"accuracy": "accurate"}, changed.items[0])
         return sent
@@ -117,7 +124,14 @@ class Clients:
         """Record the outcome of an item."""
         now_us = self._now_us()
         code = answer.get("code")
-        if code is None:
+        if "cancelled" in answer or code == "token_cancelled":
+            item.cancelled_us = now_us if item.cancelled_us is None else item.cancelled_us
+            item.was_counted |= {answer["was_counted"]} if code is None else set()
+        elif _is_after(item.cancelled_us, sent) and (
+            code is None or answer.get("applied") is False
+        ):
+            self._surprise(item, f"was cancelled, and got {dict(answer)}")
+        elif code is None:
             item.applied_us = now_us if item.applied_us is None else item.applied_us
             time_us = parse_rfc3339(answer["event_time"])
             if item.event_time_us not in (None, time_us):
@@ -192,6 +206,19 @@ class Clients:
 
     def _now_us(self) -> int:
         return self._place.true_us
+
+
+def _is_after(instant_us: int | None, sent: Sent) -> bool:
+    return instant_us is not None and instant_us < sent.sent_us
+
+
+def _cancel_of(plan: Change, path: str, body: Any) -> tuple[str, str, Any]:
+    """Method, path and body of a cancel, from the path and body of the change."""
+    if plan.how in ("batch", "atomic"):
+        return "POST", path.replace("/add", "/cancel"), body
+    path = path.removesuffix(f"/{plan.how}") + "/cancel"
+    operation = {"operation": plan.how} if plan.how in CLEARS else {}
+    return "POST", path, body | operation
 
 
 def _request_of(changed: Changed, items: Sequence[Item]) -> tuple[str, str, Any, dict[str, str]]:

@@ -103,6 +103,9 @@ DIRECTED: Final[Mapping[str, str]] = {
     "atomic-mark-passed": (
         "tests/rollup/test_atomics.py::test_a_resolver_that_pauses_before_it_decides_leaves_no_half"
     ),
+    "mark-of-another-decision": (
+        f"{_ATOMICS}test_a_mark_of_a_decision_is_none_of_its_cancel[False]"
+    ),
     "decided-mark-of-a-passed-window": (
         "tests/rollup/test_atomics.py::test_a_mark_of_a_decision_is_in_a_window_that_was_open"
     ),

@@ -1,5 +1,6 @@
 """How a seed becomes a plan."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -30,6 +31,8 @@ _ACTIONS = (
 _REBORN = 100_000
 #: The number of the first change of the first crowd.
 _CROWDS = 400_000
+#: The share of changes that are cancelled.
+_CANCELLED = 0.08
 #: A clock that is nearer to its bound may be past it for all that its guard can know.
 _DOUBT_US = 8 * MILLISECOND
 
@@ -45,6 +48,7 @@ def draw(seed: int, crowds: int = 0, store: str = "cassandra") -> Plan:
         first = _CROWDS + 1_000 * crowd
         Drawing(plan, Random(f"crowd {crowd} {seed}"), f"{crowd}-", first).draw_clients()
     _draw_wrong_clocks(plan, Random(f"wrong clocks {seed}"))
+    _draw_cancels(plan, Random(f"cancels {seed}"))
     # With a source of its own: other draws of a seed do not depend on it.
     plan.steps += _rebirths(plan.config, Random(f"rebirth {seed}"))
     reach(plan)
@@ -151,6 +155,27 @@ def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
         at_us = int(random.random() * config.end_us)
         plan.steps.append(Fault(at_us, "create", random.choice(apis)))
         plan.steps.append(Fault(at_us, "accept", random.choice(apis), 0, random.random()))
+
+
+def _draw_cancels(plan: Plan, random: Random) -> None:
+    """Have some changes cancelled, once or several times at once, at any time."""
+    config = plan.config
+    uses = Counter(step.nonce for step in plan.steps if isinstance(step, Change))
+    for place, step in enumerate(plan.steps):
+        if not isinstance(step, Change) or random.random() > _CANCELLED or uses[step.nonce] > 1:
+            # The model that histories are compared with has no cancels of a token's other uses.
+            continue
+        after_us = random.choice([0, 0, config.accept_us, config.lag_us + config.window_us])
+        cancels = tuple(
+            Attempt(
+                int((after_us + turn * 20 * MILLISECOND) * random.uniform(0.5, 1.5)),
+                random.randrange(config.apis),
+                retry=random.random() < 0.5,
+                cancels=True,
+            )
+            for turn in range(random.choice([1, 1, 2, 3]))
+        )
+        plan.steps[place] = replace(step, attempts=step.attempts + cancels)
 
 
 def _rebirths(config: Config, random: Random) -> list[Rebirth]:

@@ -30,6 +30,11 @@ class Item:
     applied_us: int | None = None
     void_us: int | None = None
     conflict_us: int | None = None
+    #: When it was first asked to be cancelled, and the first response that it is.
+    cancel_us: int | None = None
+    cancelled_us: int | None = None
+    #: What the cancels said: whether it was counted.
+    was_counted: set[bool] = field(default_factory=set)
     #: How often the response was ``replayed: false``.
     reported_new: int = 0
 
@@ -53,9 +58,21 @@ class Changed:
     @property
     def is_definite(self) -> bool:
         """Whether all that can be known of it is known."""
+        return (
+            all(
+                item.applied_us is not None
+                or item.void_us is not None
+                or item.conflict_us is not None
+                for item in self.items
+            )
+            or self.is_cancelled
+        )
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a response said that it is cancelled, or that it cannot be."""
         return all(
-            item.applied_us is not None or item.void_us is not None or item.conflict_us is not None
-            for item in self.items
+            item.cancelled_us is not None or item.conflict_us is not None for item in self.items
         )
 
 

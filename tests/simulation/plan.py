@@ -111,6 +111,8 @@ class Attempt:
     retry: bool
     #: Whether it arrives a fixed time later, at the instant that its token's time was chosen for.
     exact: bool = False
+    #: Whether it cancels the change. A retry of a cancel is skipped if that has a definite answer.
+    cancels: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,11 @@ class Change(Step):
     reads: bool = False
     #: Whether its client never asks for the outcome.
     forsaken: bool = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether any client tries to cancel it."""
+        return any(each.cancels for each in self.attempts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,8 @@ def why_not_compared(changed: Changed) -> str:
     """Why the model does not have a change, whatever its namespace is; nothing if it does."""
     if changed.plan.key is not None:
         return "it has an arbitrary key"
+    if changed.plan.is_cancelled:
+        return "it is cancelled"
     return "" if changed.requests else "it was never sent"
 
 

@@ -55,7 +55,20 @@ class Settling:
 
     async def ask_again(self) -> None:
         """Until every change has a definite answer."""
-        await asyncio.gather(*(self._ask_again(each) for each in self._clients.history.changes))
+        changes = self._clients.history.changes
+        await asyncio.gather(*(self._ask_again(each) for each in changes))
+        # Others stay as they are: a cancel that nobody finishes must not count in part.
+        some = [each for each in changes if each.plan.is_cancelled and each.plan.number % 2]
+        await asyncio.gather(*(self._cancel_again(each) for each in some))
+
+    async def _cancel_again(self, changed: Changed) -> None:
+        for turn in range(_ASKED_AGAIN_MAX):
+            if changed.is_cancelled or self._is_forgotten(changed):
+                return
+            sent = await self._clients.send(changed, turn % self._place.apis, cancels=True)
+            if not changed.is_cancelled:
+                await asyncio.sleep(sent.body.get("retry_after", 1))
+        self._note(f"the cancel of change {changed.plan.number} has no definite answer")
 
     async def _ask_again(self, changed: Changed) -> None:
         for turn in range(_ASKED_AGAIN_MAX):

@@ -39,6 +39,9 @@ SITUATIONS: Final = {
     "wrong-clock-jump": "the clock of a worker that runs jumped by a minute or more",
     "key-expired": "an arbitrary key was used again after its `key_ttl`",
     "key-expires": "an arbitrary key was used again around the end of its `key_ttl`",
+    "cancelled": "an acknowledged add was cancelled",
+    "cancelled-void": "an add was cancelled that had not counted",
+    "cancelled-late": "an add was sent again after it was cancelled",
     "clock-back": "the clock of a running process was set back",
     "raised-buckets": "an event counted in a slice with more event buckets than the first one",
     "equal-stamps": "a deletion on one replica met a cell of its write timestamp on another",
@@ -196,9 +199,20 @@ class Watch:
             self._judge_key(first, second)
         for changed in history.changes:
             for item in changed.items:
+                self._judge_cancel(changed, item)
                 if item.event_time_us is not None and item.applied_us is not None:
                     self._judge(item, item.event_time_us)
                     self._judge_eras(changed.plan.namespace, item.applied_us)
+
+    def _judge_cancel(self, changed: Changed, item: Item) -> None:
+        if item.cancelled_us is None:
+            return
+        if item.applied_us is not None:
+            self.reached.add("cancelled")
+        if False in item.was_counted:
+            self.reached.add("cancelled-void")
+        if any(each.sent_us > item.cancelled_us for each in changed.requests):
+            self.reached.add("cancelled-late")
 
     def _judge_eras(self, namespace: str, applied_us: int) -> None:
         if any(

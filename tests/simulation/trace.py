@@ -18,6 +18,8 @@ def _send_line(changed: Changed, sent: Sent, start_us: int) -> str:
     took_ms = ((sent.answered_us or sent.sent_us) - sent.sent_us) / MILLISECOND
     plan = changed.plan
     outcome = sent.body.get("code") or f"replayed {sent.body.get('replayed')}"
+    if "was_counted" in sent.body:
+        outcome = f"cancelled, was counted {sent.body['was_counted']}"
     if sent.body.get("applied") is not None:
         outcome += f", applied {sent.body['applied']}"
     return (
