@@ -1,4 +1,4 @@
-"""What the console changes: adds, clears and deletes of counters, and settings of namespaces."""
+"""What the console changes: adds, clears, deletes and cancels, and settings of namespaces."""
 
 import csv
 import re
@@ -59,6 +59,63 @@ def test_a_counter_is_added_to_cleared_and_deleted(
         expect(page.get_by_role("heading", level=1)).to_have_text("default")
         listed = http.get("/default/counters?prefix=acted").json()["counters"]
         assert listed == []
+
+
+def test_an_event_is_cancelled_under_its_own_token(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    """However large it is, and again if the answer was lost; items of atomic adds are not."""
+    path = "/default/counters/undone"
+    for key, delta in (("one", 2**53 + 1), ("two", 7)):
+        key_of = {"Idempotency-Key": key}
+        assert http.post(f"{path}/add", json={"delta": delta}, headers=key_of).is_success
+    items = {"items": [{"counter": "undone", "delta": 3}, {"counter": "undone", "delta": 4}]}
+    key_of = {"Idempotency-Key": "both"}
+    assert http.post("/default/atomic/add", json=items, headers=key_of).is_success
+    bodies: list[str] = []
+
+    def lose(way: Route) -> None:
+        bodies.append(way.request.post_data or "")
+        way.fetch()
+        way.abort()
+
+    with visit(service) as at:
+        at.is_down = True
+        page = at.go("ns/default/c/undone")
+        rows = page.locator("#events tbody tr")
+        expect(rows).to_have_count(4)
+        expect(rows.get_by_role("button")).to_have_count(2)
+        expect(page.get_by_text("is cancelled only with all items")).to_be_visible()
+        at.shot("cancel-events")
+        page.route("**/cancel", lose)
+        confirm(page, "#events tr:has-text('740 993') button", "undone")
+        expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+        at.check_access()
+        at.shot("cancel-dialog", whole=False)
+        page.unroute_all(behavior="wait")
+        page.get_by_role("button", name="Cancel it").click()
+        expect(page.locator("#cancelled")).to_contain_text("is cancelled; it was counted.")
+        expect(page.locator("#count")).to_have_text("14")
+        expect(rows).to_have_count(3)
+        assert len(bodies) == 1
+    assert count(http, path) == 14
+    key_of = {"Idempotency-Key": "one"}
+    again = http.post(f"{path}/add", json={"delta": 2**53 + 1}, headers=key_of)
+    assert again.json()["code"] == "token_cancelled"
+
+
+def test_a_clear_is_cancelled(visit: Visits, service: str, http: httpx.Client) -> None:
+    path = "/default/counters/cleared"
+    for act, body in (("add", {"delta": 5}), ("clear", {})):
+        key_of = {"Idempotency-Key": act}
+        assert http.post(f"{path}/{act}", json=body, headers=key_of).is_success
+    with visit(service) as at:
+        page = at.go("ns/default/c/cleared")
+        expect(page.locator("#count")).to_have_text("0")
+        page.get_by_role("button", name="Cancel the clear").click()
+        page.get_by_role("button", name="Keep it").click()
+        confirm(page, "#events tr:has-text('clear') button", "cleared")
+        expect(page.locator("#count")).to_have_text("5")
 
 
 def test_an_add_whose_answer_was_lost_is_sent_again_under_its_token(

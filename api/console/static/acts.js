@@ -1,4 +1,4 @@
-// Acts: add to a counter, clear or delete it; change or delete a namespace.
+// Acts: add to a counter, clear or delete it, cancel one of its events; change or delete a namespace.
 import { counterPath, exchange, newToken } from "./api.js";
 import { confirmation, dialog, h, ofNamespace, say, signed } from "./dom.js";
 
@@ -67,6 +67,23 @@ function remove(path, counter, namespace) {
     say(`${counter} is deleted.`);
     location.hash = ofNamespace(namespace);
   });
+}
+
+// Cancels an event of the log under its own token, which each attempt sends; then *done* gets what to say.
+export function cancel(path, counter, event, done) {
+  const what = event.clear ? "the clear" : signed(event.delta);
+  const payload = event.clear ? `"operation": "clear"` : `"delta": ${event.delta}`;
+  const token = { token: event.event_id, generation_time: event.event_time };
+  confirmation(`Cancel ${what} of ${counter}?`, [
+    h("p", {}, event.clear
+      ? "What it erased counts again. If the counter was deleted by it, it is listed again."
+      : "It counts nothing from now on, and every retry of it is rejected."),
+    h("p", {}, "The event is removed from the log. This cannot be undone."),
+    h("p", { class: "fine" }, "Token: ", h("code", { class: "token" }, token.token)),
+  ], "name", counter, "Cancel it", async () => {
+    const { body } = await exchange("POST", `${path}/cancel`, `{${payload}, "idempotency_token": ${JSON.stringify(token)}}`);
+    done(`${what} is cancelled; it was ${body.was_counted ? "" : "not "}counted.`);
+  }, "Keep it");
 }
 
 const reload = () => window.dispatchEvent(new Event("hashchange"));

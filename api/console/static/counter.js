@@ -1,6 +1,6 @@
 // One counter: its count, live; its history; its recent events.
 import { counterPath, download, exchange, get, isFinal, listen, noteClock, now, Problem } from "./api.js";
-import { counterActs } from "./acts.js";
+import { cancel, counterActs } from "./acts.js";
 import { historyChart } from "./chart.js";
 import { repeat, whileVisible } from "./live.js";
 import { age, code, grouped, h, micros, ofCounter, ofNamespace, say, seconds, signed, table, time } from "./dom.js";
@@ -46,7 +46,7 @@ export async function counterView(place, signal, namespace, counter) {
     return;
   }
   big.append(await sumsPart(path, settings, signal));
-  main.append(await historyPart(path, counter, settings, signal), await eventsPart(path, signal, refresh));
+  main.append(await historyPart(path, counter, settings, signal), await eventsPart(path, counter, signal, refresh));
 }
 
 const listed = async (namespace, prefix, limit, signal) =>
@@ -216,8 +216,13 @@ async function historyPart(path, counter, settings, signal) {
     unsaved);
 }
 
-async function eventsPart(path, signal, refresh) {
+async function eventsPart(path, counter, signal, refresh) {
   const box = h("div", { id: "events" });
+  const done = h("p", { id: "cancelled" });
+  const cancelled = (text) => {
+    say(done.textContent = text);
+    return load();
+  };
   let busy = false;
   let again = false;
   const load = async () => {
@@ -225,7 +230,9 @@ async function eventsPart(path, signal, refresh) {
     busy = true;
     try {
       const { events, next_page } = await get(`${path}/events?limit=${EVENTS}`, signal);
-      box.replaceChildren(events.length ? eventsTable(events, next_page) : h("p", { class: "empty" }, "There are no events. The first add to this name creates the counter."));
+      const held = box.contains(document.activeElement) ? document.activeElement.dataset.token : null;
+      box.replaceChildren(events.length ? eventsTable(events, next_page, (event) => cancel(path, counter, event, cancelled)) : h("p", { class: "empty" }, "There are no events. The first add to this name creates the counter."));
+      if (held) box.querySelector(`[data-token="${held}"]`)?.focus({ preventScroll: true });
     } catch (error) {
       if (signal.aborted) return;
       if (!(error instanceof Problem)) throw error;
@@ -240,15 +247,19 @@ async function eventsPart(path, signal, refresh) {
   };
   refresh.push(load);
   await load();
-  return h("section", { "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "Recent events"), box);
+  return h("section", { "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "Recent events"), done, box);
 }
 
-function eventsTable(events, next) {
+function eventsTable(events, next, cancels) {
+  const button = (each) => h("button", { type: "button", class: "quiet small", "data-token": each.event_id,
+    "aria-label": `Cancel ${each.clear ? "the clear" : signed(each.delta)} of ${each.event_id}`, onclick: () => cancels(each) }, "Cancel");
   const rows = events.map((each) => h("tr", {},
     h("td", {}, time(each.event_time)),
     h("td", { class: "fine" }, age(each.event_time)),
     h("td", { class: "number" }, each.clear ? "clear" : signed(each.delta)),
-    h("td", {}, h("code", { class: "token" }, each.event_id), each.event_item_key ? ` item ${each.event_item_key}` : "")));
+    h("td", {}, h("code", { class: "token" }, each.event_id), " ", each.event_item_key ? `item ${each.event_item_key}` : button(each))));
   return h("div", {}, table("The latest events", ["Time", "Age", { text: "Change", number: true }, "Token"], rows),
-    next ? h("p", { class: "fine" }, `The latest ${events.length}; all of them by `, code("GET …/events"), ".") : null);
+    next ? h("p", { class: "fine" }, `The latest ${events.length}; all of them by `, code("GET …/events"), ".") : null,
+    events.some((each) => each.event_item_key) ? h("p", { class: "fine" }, "An item of an atomic add, or of a CloudEvent, is cancelled only with all items: by ",
+      code("POST …/atomic/cancel"), " or ", code("POST …/events/cancel"), ".") : null);
 }

@@ -62,12 +62,12 @@ function tellAge(element) {
 
 setInterval(() => document.hidden || document.querySelectorAll("time.age").forEach(tellAge), 5000);
 
-// A modal dialog with a form: *submit* is called with the form, and its Problem is shown.
-export function dialog(title, parts, action, submit) {
+// A modal dialog with a form: *submit* is called with the form, and its Problem is shown. *dismiss* closes it.
+export function dialog(title, parts, action, submit, dismiss = "Cancel") {
   const wrong = h("p", { class: "wrong", role: "alert" });
   const button = h("button", { type: "submit" }, action);
   const form = h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, title), parts.flat(3), wrong,
-    h("div", { class: "row" }, button, h("button", { type: "button", class: "quiet", onclick: () => box.close() }, "Cancel")));
+    h("div", { class: "row" }, button, h("button", { type: "button", class: "quiet", onclick: () => box.close() }, dismiss)));
   const box = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -78,7 +78,8 @@ export function dialog(title, parts, action, submit) {
       await submit(form, box);
     } catch (error) {
       if (!error.body) throw error;
-      wrong.textContent = `${error.body.title}: ${error.body.detail}`;
+      const { title, detail, retry_after } = error.body;
+      wrong.textContent = `${title}: ${detail}${retry_after ? `. Wait ${retry_after} s first` : ""}`;
     } finally {
       button.disabled = false;
     }
@@ -94,14 +95,14 @@ export function dialog(title, parts, action, submit) {
 }
 
 // A dialog for an act that cannot be undone: *act* is called once *wanted* is typed.
-export function confirmation(title, parts, what, wanted, verb, act) {
+export function confirmation(title, parts, what, wanted, verb, act, dismiss) {
   const typed = h("input", { id: "confirm", type: "text", autocomplete: "off", spellcheck: "false", required: true });
   const made = dialog(title, [parts, h("label", { for: "confirm" }, `Type the ${what} to confirm: `, code(wanted)), typed], verb, async (_, box) => {
     if (typed.value.trim() !== wanted.trim()) return void (made.wrong.textContent = `That is not ${wanted}.`);
     await act();
     box.close();
     document.getElementById("main").focus({ preventScroll: true });
-  });
+  }, dismiss);
   made.button.classList.add("danger");
 }
 
