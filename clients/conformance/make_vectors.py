@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from clients.conformance.add_cases import add_cases
+from clients.conformance.cancel_cases import cancel_cases, cancel_of, cancel_requests
 from clients.conformance.cases import NONCE, Case, Json
 from clients.conformance.read_cases import read_cases, read_refusals, read_requests
 from counter import limits
@@ -170,7 +171,7 @@ def request_vectors() -> list[Case]:
     found.append(
         ({"do": "get", "counter": "views", "max_staleness": "5s"}, calls.get("views", "5s"))
     )
-    found += read_requests(calls)
+    found += [*cancel_requests(calls), *read_requests(calls)]
     return [{"command": command, "request": _request(call)} for command, call in found]
 
 
@@ -225,6 +226,9 @@ def refused_vectors() -> list[Case]:
         {"do": "resolve", "unfinished": "{}"},
         {"do": "resolve", "unfinished": "no JSON"},
         {"do": "resolve", "unfinished": json.dumps(_OF_NOTHING)},
+        {"do": "cancel", "unfinished": "{}"},
+        {"do": "cancel", "unfinished": json.dumps(_OF_NOTHING)},
+        cancel_of("increment"),
         _add("c", 1) | {"key": ""},
         _add("c", 1) | {"key": "grün"},
         *read_refusals(),
@@ -238,7 +242,7 @@ def refused_vectors() -> list[Case]:
 
 def answer_vectors() -> list[Case]:
     """Return answers to a call and its outcome."""
-    found = add_cases()
+    found = [*add_cases(), *cancel_cases()]
     for number, case in enumerate(found):
         # The name selects the case; the same with every credential.
         if "items" in case["command"]:

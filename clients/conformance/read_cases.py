@@ -410,6 +410,7 @@ def _buffers() -> Iterator[Case]:
     """Buffers: one token for each total, and what is not counted for sure."""
     busy, gone = error_of("store_unavailable"), error_of("namespace_unknown")
     conflict, too_old = error_of("token_conflict"), error_of("token_too_old")
+    cancelled = error_of("token_cancelled")
     over = problem_answer(busy)
     over = over | {"headers": over["headers"] | {"Idempotency-TTL": "0"}}
 
@@ -430,6 +431,10 @@ def _buffers() -> Iterator[Case]:
     yield case("done", [SUCCESS], 1)
     yield case("lost, again", [LOST, problem_answer(busy), {"status": 502, **PAGE}, SUCCESS], 4)
     yield case("one conflicts", [results_answer("added", problem_of(conflict))], 1, refused)
+    one_cancelled = results_answer("added", problem_of(cancelled))
+    not_counted = second | refused_outcome(cancelled)
+    yield case("one is cancelled", [one_cancelled], 1, not_counted)
+    yield case("lost, then one is cancelled", [LOST, one_cancelled], 2, not_counted)
     yield case("one again", [one_busy, results_answer("added")], 2)
     yield case("one refused", [one_gone], 1, second | refused_outcome(gone))
     yield case("lost, then one refused", [LOST, one_gone], 2, second | UNKNOWN)

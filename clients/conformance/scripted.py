@@ -96,7 +96,7 @@ def case_of(command: Mapping[str, Json]) -> str:
             return "GET namespaces/default"
         case "delete_namespace":
             return "DELETE namespaces/default"
-        case "resolve":
+        case "resolve" | "cancel":
             return _before_dash(json.loads(command["unfinished"])["items"][0][0])
     names = (
         *(each["counter"] for each in command.get("items", ())),
@@ -211,6 +211,9 @@ def _tokens(count: int) -> Json:
 def _success(asked: Asked, results: Sequence[Json] | None) -> Json:
     """Return a proper answer to *asked*; *results* are the outcomes of its items."""
     body = asked.body
+    if asked.parts[-1:] == ["cancel"]:
+        token = body.get("idempotency_token", {"generation_time": TIME})
+        return {"cancelled": True, "was_counted": False, "event_time": token["generation_time"]}
     if body is None or ("items" not in body and "idempotency_token" not in body and not asked.key):
         return _read(asked)
     if "items" in body:

@@ -29,7 +29,7 @@ from counter_client import (
 )
 
 _AT_ONCE_MAX: Final = 32
-_WRITES: Final = ("add", "add_and_get", "clear", "delete", "atomic", "batch", "resolve")
+_WRITES: Final = ("add", "add_and_get", "clear", "delete", "atomic", "batch", "resolve", "cancel")
 #: No buffer flushes by itself before this.
 _DELAY_S: Final = 60.0
 Json = Any
@@ -107,6 +107,8 @@ def _run(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
             return {"failed": _buffer(client, _items(command))}
         case "resolve":
             return {"applied": client.resolve(command["unfinished"]).applied}
+        case "cancel":
+            return {"was_counted": client.cancel_unfinished(command["unfinished"]).was_counted}
     return _read(client, command)
 
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from clients.conformance.cancel_cases import OPERATIONS
 from clients.conformance.make_vectors import VECTORS, plain_query
 from clients.conformance.misbehaving import (
     FAULTS,
@@ -39,7 +40,7 @@ QUICK = {
     "retries": "1000",
 }
 API_KEY = "ck_reader_secret"
-WRITES = ("add", "add_and_get", "clear", "delete", "atomic", "batch", "resolve", "buffer")
+WRITES = ("add", "add_and_get", "clear", "delete", "atomic", "batch", "resolve", "cancel", "buffer")
 
 
 def vectors(name: str) -> Json:
@@ -309,6 +310,95 @@ def test_a_buffer_reports_what_it_could_not_send_in_time(
     assert counts(service, names) == {
         each: 9 * resolved[failed[each]["unfinished"]] for each in names
     }
+
+
+def cancellable(name: str, at: int, operation: str, credential: Json) -> tuple[Json, Json]:
+    """An add or a clear of counters of its own, and the command that cancels it."""
+    counter = f"{name}-{at}-{operation.partition('/')[0]}"
+    delta = 0 if operation in ("clear", "delete") else at + 1
+    items = [{"counter": counter, "delta": str(delta)}]
+    if operation == "atomic/add":
+        items.append({"counter": f"{counter}-b", "delta": str(delta)})
+    do = operation.partition("/")[0].replace("-", "_")
+    payload = {"items": items} if do == "atomic" else items[0]
+    key, token = credential.get("key"), credential.get("token", {})
+    unfinished = {
+        "operation": operation,
+        "namespace": "default",
+        "items": [[each["counter"], delta] for each in items],
+        "token_text": "@".join(token.values()) if key is None else f"key:{key}",
+    }
+    cancel = {"do": "cancel", "unfinished": json.dumps(unfinished)}
+    return {"do": do, **payload, **credential}, cancel
+
+
+CANCELLED = {"outcome": "refused", "code": "token_cancelled", "applied": False}
+
+
+def test_cancels_are_final_through_any_fault(program: list[str], service: Server) -> None:
+    """Of what was counted, of what never arrived, and of what arrives at the same time."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    name = f"cancels-{uuid4().hex[:8]}"
+    # Later than a slow start, so that few adds are late; and each token has a time of its own.
+    begin = datetime.now(UTC) + timedelta(seconds=3)
+    pairs = []
+    for at, operation in enumerate(OPERATIONS * 8):
+        moment = (begin + timedelta(microseconds=at)).isoformat(timespec="microseconds")
+        token = {"token": {"token": str(uuid4()), "generation_time": moment}}
+        pairs.append(cancellable(name, at, operation, token))
+    adds, cancels = [add for add, _ in pairs], [cancel for _, cancel in pairs]
+    before = run(program, service.url, adds[::2], **QUICK)
+    with misbehaving(service.url, seed, SLOW_S, DECK) as proxy:
+        ends = run(program, proxy.url, [*cancels, *adds, *cancels], **HASTY)
+        assert set(proxy.dealt) == {fault.__name__ for fault in DECK}
+    print(Counter(each["outcome"] for each in (*before, *ends)))
+    final = run(program, service.url, cancels, **QUICK)
+    for at, end in enumerate(final):
+        assert end["outcome"] == "done"
+        first, added, second = ends[at :: len(adds)]
+        for each in (first, second):
+            assert each == end or each["outcome"] in ("unknown", "unsent")
+        adding = [added] if at % 2 else [before[at // 2], added]
+        assert all(each["applied"] is False for each in adding if each["outcome"] == "refused")
+        if "done" in [each["outcome"] for each in adding]:
+            assert end["was_counted"] is True
+    assert "done" in [each["outcome"] for each in ends]
+    assert run(program, service.url, adds, **QUICK) == [CANCELLED] * len(adds)
+    names = [x["counter"] for add in adds for x in add.get("items", [add])]
+    assert counts(service, names) == dict.fromkeys(names, 0)
+
+
+def test_a_cancel_is_of_a_key_and_a_payload(program: list[str], service: Server) -> None:
+    """A clear that is cancelled leaves the count, and so does a cancel of another payload."""
+    name = f"cancels-{uuid4().hex[:8]}"
+    keyed = [
+        cancellable(name, at, operation, {"key": f"{name} {at}"})
+        for at, operation in enumerate(OPERATIONS)
+    ]
+    adds, cancels = [add for add, _ in keyed], [cancel for _, cancel in keyed]
+    ended = [each["counter"] for each in adds if each["do"] in ("clear", "delete")]
+    before = [{"do": "add", "counter": each, "delta": "7"} for each in ended]
+    for commands in (before, adds):
+        ends = run(program, service.url, commands, **QUICK)
+        assert {each["outcome"] for each in ends} == {"done"}
+    names = [x["counter"] for add in adds for x in add.get("items", [add])]
+    was = counts(service, names)
+    assert [was[each] for each in ended] == [0, 0]
+    others = []
+    for cancel in cancels:
+        found = json.loads(cancel["unfinished"])
+        found["items"] = [[counter, delta + 1] for counter, delta in found["items"]]
+        if found["operation"] not in ("clear", "delete"):
+            others.append(cancel | {"unfinished": json.dumps(found)})
+    conflict = {"outcome": "refused", "code": "token_conflict", "applied": None}
+    assert run(program, service.url, others, **QUICK) == [conflict] * 3
+    assert counts(service, names) == was
+    for _ in range(2):
+        ends = run(program, service.url, cancels, **QUICK)
+        assert ends == [{"outcome": "done", "was_counted": True}] * len(cancels)
+    assert run(program, service.url, adds, **QUICK) == [CANCELLED] * len(adds)
+    assert counts(service, names) == {each: 7 * (each in ended) for each in names}
 
 
 @pytest.fixture(scope="module")
