@@ -257,6 +257,12 @@ func TestACancelWithoutAnAnswerHasTheAdd(t *testing.T) {
 	if unknown.Unfinished.String() != asked.String() {
 		t.Error(unknown.Unfinished)
 	}
+	ended, stop := context.WithCancel(context.Background())
+	stop()
+	_, err = client.Cancel(ended, unknown.Unfinished)
+	if unsent := (*UnsentError)(nil); !errors.As(err, &unsent) || !strings.Contains(err.Error(), "the cancel of the clear was not sent") {
+		t.Error(err)
+	}
 }
 
 func TestOnlyADefiniteRefusalIsARefusedError(t *testing.T) {

@@ -73,11 +73,17 @@ type UnsentError struct {
 	Unfinished Unfinished
 	// Err is the error of the last attempt.
 	Err error
+	// isOfCancel is whether it is the end of a cancel.
+	isOfCancel bool
 }
 
 // Error says why nothing was sent.
 func (e *UnsentError) Error() string {
-	return fmt.Sprintf("counter: the %s was not sent: %v", e.Unfinished.Operation, e.Err)
+	what := e.Unfinished.Operation
+	if e.isOfCancel {
+		what = "cancel of the " + what
+	}
+	return fmt.Sprintf("counter: the %s was not sent: %v", what, e.Err)
 }
 
 // Unwrap returns the error of the last attempt.
@@ -105,7 +111,7 @@ func invalid(format string, values ...any) *RefusedError {
 // An Unfinished is an add or a clear whose outcome is not known: all that [Client.Resolve] and
 // [Client.Cancel] need, in any process and any language.
 type Unfinished struct {
-	// Operation is add, add-and-get, clear or atomic/add.
+	// Operation is add, add-and-get, clear, delete or atomic/add.
 	Operation string
 	Namespace string
 	// Items has one item, or several for atomic/add. The delta of a clear is 0.

@@ -221,13 +221,14 @@ func (call *call) givenUp(err error, sent bool) error {
 		// A refusal that decides nothing is no cause to unwrap: errors.As would find it definite.
 		err = errors.New(err.Error())
 	}
+	isOfCancel := call.operation == opCancel
 	switch {
 	case call.unfinished == nil:
 		return &UnavailableError{err}
 	case sent:
-		return &UnknownOutcomeError{*call.unfinished, err, call.operation == opCancel}
+		return &UnknownOutcomeError{*call.unfinished, err, isOfCancel}
 	default:
-		return &UnsentError{*call.unfinished, err}
+		return &UnsentError{*call.unfinished, err, isOfCancel}
 	}
 }
 

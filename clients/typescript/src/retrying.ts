@@ -248,7 +248,10 @@ export class Fate {
     const last = cause instanceof Error ? `: ${cause.message}` : "";
     if (this.unfinished === undefined) return new UnavailableError(`${why}${last}`, this.#sent, cause);
     const what = `the token's ${this.unfinished.operation}`;
-    if (!this.#sent) return new UnsentError(`${why}, and ${what} was not sent${last}`, this.unfinished, cause);
+    if (!this.#sent) {
+      const unsent = `${this.cancels ? "the cancel of " : ""}${what} was not sent`;
+      return new UnsentError(`${why}, and ${unsent}${last}`, this.unfinished, cause);
+    }
     const [done, then] = this.cancels ? ["cancelled", "cancel it again"] : ["counted", "send it again, or resolve it"];
     const message = `${why}, and it is not known whether ${what} is ${done}${last}; ${then}`;
     return new UnknownOutcomeError(message, this.unfinished, cause);

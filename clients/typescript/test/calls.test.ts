@@ -177,6 +177,8 @@ test("a cancel without an answer has what to cancel again", async () => {
   await assert.rejects(client.cancel(String(error.unfinished)), UnknownOutcomeError);
   assert.deepEqual(sent.map(({ body }) => body), Array(3).fill('{"operation":"clear"}'));
   assert.equal(sent[2]!.headers["idempotency-key"], "order-7");
+  const ended = { signal: AbortSignal.abort() };
+  await assert.rejects(client.cancel(error, ended), { name: "UnsentError", message: /the cancel of .*clear was not sent/ });
   const two = [["a", 1], ["b", 2]] as const;
   await assert.rejects(client.cancel({ items: two, token: Token.new() }), { code: "invalid_parameter" });
   await assert.rejects(client.cancel({ operation: "atomic/add", items: two, token: Token.new() }), UnknownOutcomeError);
