@@ -116,11 +116,14 @@ class Judge:
             allowed = {("token_too_old", False)}
         elif age in (Age.EDGE, Age.FORGOTTEN):
             allowed = {("token_too_old", None)}
-        if age in (Age.FRESH, Age.OPEN, Age.CLOSED, Age.EDGE) and conflicts:
+        if send.scope in self.model.cancelled and allowed <= {("token_too_old", None)}:
+            differs = self.model.cancelled[send.scope][0].differs(send)
+            allowed |= {("token_conflict", None) if differs else ("token_cancelled", False)}
+        elif age in (Age.FRESH, Age.OPEN, Age.CLOSED, Age.EDGE) and conflicts:
             allowed |= {("token_conflict", None)}
-        if first is None and age is Age.OPEN:
+        elif first is None and age is Age.OPEN:
             allowed |= {("token_pending", None)}
-        if first is None and age in (Age.CLOSED, Age.EDGE):
+        elif first is None and age in (Age.CLOSED, Age.EDGE):
             allowed |= {("token_too_old", False)}
             if send.scope in self.model.void:
                 # It was voided for another payload, and that is no news for this one.
@@ -128,6 +131,40 @@ class Judge:
         assert answer in allowed, f"{send} ({age}, first {first}) got {body}"
         if answer == ("token_too_old", False):
             self.model.never(send)
+
+    def cancels(self, now_us: int, send: Send, bodies: list[Any], *, waits: bool) -> None:
+        """Judge responses to cancels of *send* that were sent at once, the acknowledged first."""
+        for body in sorted(bodies, key=lambda each: "status" in each):
+            self.cancel(now_us, send, body, waits=waits)
+
+    def cancel(self, now_us: int, send: Send, body: Any, *, waits: bool) -> bool:
+        """Judge a response to a cancel; return whether it is definite. One that *waits* may have to
+        until the window is closed."""
+        age = age_of(send.token, now_us, self.bounds)
+        if "status" not in body:
+            assert age not in (Age.FUTURE, Age.FORGOTTEN, Age.ANCIENT), (age, body)
+            assert not (waits and age in (Age.FRESH, Age.OPEN)), (age, body)
+            assert body["event_time"] == rfc3339(send.token.generation_time_us)
+            self.model.cancel(send, body["was_counted"], now_us)
+            return True
+        check_problem(body)
+        answer, scope = (body["code"], body["applied"]), send.scope
+        known = self.model.applied.get(scope) or self.model.cancelled.get(scope, (None,))[0]
+        allowed: set[tuple[str, bool | None]] = set()
+        if age is Age.FUTURE:
+            allowed = {("token_in_future", None)}
+        elif age is Age.ANCIENT:
+            allowed = {("token_too_old", False)}
+        elif age in (Age.EDGE, Age.FORGOTTEN):
+            allowed = {("token_too_old", None)}
+        elif waits and age in (Age.FRESH, Age.OPEN):
+            allowed = {("token_pending", None)}
+        # A token that is void may be so for another payload.
+        is_void = scope in self.model.void
+        if age not in (Age.FUTURE, Age.ANCIENT) and (is_void or (known and known.differs(send))):
+            allowed |= {("token_conflict", None)}
+        assert answer in allowed, f"cancel of {send} ({age}, known {known}) got {body}"
+        return answer[0] != "token_pending"
 
     @staticmethod
     def _first_only(answers: list[tuple[bool, Any]]) -> None:
@@ -149,6 +186,9 @@ class Judge:
         answer = (body["code"], body["applied"])
         if answer == ("token_too_old", False):
             self.model.never(send)
+            return True
+        if answer[0] == "token_cancelled":
+            assert send.scope in self.model.cancelled
             return True
         if answer[0] == "token_conflict":
             first = self.model.applied.get(send.scope)

@@ -17,7 +17,7 @@ from counter.types import Token
 from tests.properties.judge import Bounds, Judge
 from tests.support.app import App, bounds_of_a_few, store_that_fails
 from tests.support.model import Model, Send
-from tests.support.rest import Rest, item
+from tests.support.rest import Json, Rest, item, on_wire
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, rfc3339, to_us
 
 T = TypeVar("T")
@@ -59,6 +59,8 @@ class CounterMachine(RuleBasedStateMachine):
     payload_check: ClassVar[str] = "guard"
     #: Whether of two atomic adds under one token, sent at once, one alone is acknowledged.
     distinguishes_atomics: ClassVar[bool] = True
+    #: Whether a cancel has to wait until the window is closed.
+    waits: ClassVar[bool] = False
     sent: Bundle[Send] = Bundle("sent")
 
     def __init__(self) -> None:
@@ -73,6 +75,8 @@ class CounterMachine(RuleBasedStateMachine):
         self.tried: set[str] = set()
         #: The requests for each counter, and their times by token, and whether each was a delete.
         self.asked: set[tuple[str, int, bool]] = set()
+        #: The counters of requests that were cancelled.
+        self.cancelled: set[str] = set()
         #: The deletes that were acknowledged.
         self.deleted: set[tuple[str, int]] = set()
 
@@ -255,6 +259,45 @@ class CounterMachine(RuleBasedStateMachine):
         self.run(cancelled())
         self._send_all([each])
 
+    @rule(each=sent, cancels=st.integers(1, 3), sends=st.integers(0, 2), rolls_up=st.booleans())
+    def cancel(self, each: Send, cancels: int, sends: int, rolls_up: bool) -> None:
+        """Cancel a token, in several requests at once and beside retries of what it is of."""
+
+        async def all_at_once() -> list[Any]:
+            work: list[Any] = [self._ask(each) for _ in range(sends)]
+            work += [self._ask_to_cancel(each) for _ in range(cancels)]
+            if rolls_up:
+                work.append(self.app.roll_up())
+            return await asyncio.gather(*work)
+
+        self.tried |= {name for name, _ in each.items}
+        self.cancelled |= {name for name, _ in each.items}
+        bodies = self.run(all_at_once())
+        done, asked = bodies[:sends], bodies[sends : sends + cancels]
+        # A retry that did not meet a cancel came before them.
+        met = [body.get("code") == "token_cancelled" for body in done]
+        before = [(each, body) for body, late in zip(done, met, strict=True) if not late]
+        after = [(each, body) for body, late in zip(done, met, strict=True) if late]
+        self.judge.many(self.now_us, before)
+        self.judge.cancels(self.now_us, each, asked, waits=self.waits)
+        self.judge.many(self.now_us, after)
+
+    async def _ask_to_cancel(self, each: Send) -> Any:
+        """The response to a request that cancels *each*."""
+        token = {"idempotency_token": on_wire(each.token)}
+        if each.atomic:
+            path = self.rest.path(verb="atomic/cancel")
+            items = [{"counter": name, "delta": delta} for name, delta in each.items]
+            body: Json = {"items": items}
+        else:
+            path = self.rest.path(each.counter, "cancel")
+            kind = "delete" if each.delete else "clear"
+            body = {"operation": kind} if each.clear else {"delta": each.delta}
+        answer = await self.rest.post(path, {**body, **token})
+        found = answer.json()
+        assert found.get("status", 200) == answer.status_code
+        return found
+
     def _send_all(self, sends: list[Send], *, rolls_up: bool = False) -> None:
         """Send all at once, and hold every response against the model."""
 
@@ -422,5 +465,8 @@ class CounterMachine(RuleBasedStateMachine):
                 assert counter in names
             deleted_us = max((at for name, at in self.deleted if name == counter), default=None)
             others = [at for name, at, is_delete in self.asked if name == counter and not is_delete]
+            if counter in self.cancelled:
+                # A delete that was cancelled lists what an earlier one took off the list.
+                continue
             if deleted_us is not None and max(others, default=-1) <= deleted_us:
                 assert counter not in names

@@ -45,6 +45,8 @@ meanwhiles = st.builds(
 class StallingMachine(CounterMachine):
     """Time passes, hedges are sent and windows close between any two steps of a write."""
 
+    waits = True
+
     @rule(target=sent, write=writes, counter=counters, delta=deltas, meanwhile=meanwhiles)
     def send_into_a_stall(
         self, write: tuple[str, str], counter: str, delta: int, meanwhile: Meanwhile

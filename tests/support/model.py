@@ -72,10 +72,12 @@ class Model:
     #: When a token was first resolved as applied.
     resolved_at: dict[tuple[object, ...], int] = field(default_factory=dict)
     void: set[tuple[object, ...]] = field(default_factory=set)
+    #: Those that were cancelled, and whether they were counted, and when that was said first.
+    cancelled: dict[tuple[object, ...], tuple[Send, bool, int]] = field(default_factory=dict)
 
     def apply(self, send: Send, *, resolved_at_us: int | None = None) -> None:
         """The service said that *send* counts; by a resolution at *resolved_at_us*."""
-        if send.scope in self.void:
+        if send.scope in self.void or send.scope in self.cancelled:
             raise Contradiction(f"{send} was said never to count, and now it does")
         if resolved_at_us is not None and send.scope not in self.applied:
             self.resolved_at[send.scope] = resolved_at_us
@@ -87,7 +89,20 @@ class Model:
         """The service said that the token of *send* will never count."""
         if send.scope in self.applied:
             raise Contradiction(f"{send} was acknowledged, and now it is said never to count")
+        if send.scope in self.cancelled:
+            raise Contradiction(f"{send} was cancelled, and now it is said to be void")
         self.void.add(send.scope)
+
+    def cancel(self, send: Send, was_counted: bool, now_us: int) -> None:
+        """The service said that *send* is cancelled, and whether it was counted before."""
+        first = self.applied.pop(send.scope, None)
+        if first is not None and not was_counted:
+            raise Contradiction(f"{send} was acknowledged, and cancelled as if it was not")
+        if was_counted and send.scope in self.void:
+            raise Contradiction(f"{send} was void, and cancelled as if it was counted")
+        before, was, _ = self.cancelled.setdefault(send.scope, (send, was_counted, now_us))
+        if was is not was_counted or before.differs(send):
+            raise Contradiction(f"{send}: was_counted is {was_counted}, and was {was} of {before}")
 
     def sends(self, counter: str) -> Iterable[tuple[Send, int]]:
         """The applied sends that touch *counter*, with the delta of each touch."""
@@ -107,7 +122,13 @@ class Model:
     def counts(self, counter: str, as_of_us: int) -> set[int]:
         """Every count that may be returned as of an instant: later resolutions are optional."""
         surely: list[tuple[Send, int]] = []
-        perhaps: list[tuple[Send, int]] = []
+        perhaps = [
+            (send, delta)
+            for send, was_counted, cancelled_us in self.cancelled.values()
+            if was_counted and send.token.generation_time_us <= as_of_us <= cancelled_us
+            for name, delta in send.items
+            if name == counter
+        ]
         for send, delta in self.sends(counter):
             if send.token.generation_time_us <= as_of_us:
                 is_later = self.resolved_at.get(send.scope, as_of_us) > as_of_us
