@@ -22,6 +22,11 @@ def invariant(condition: bool, message: str) -> None:
         raise InvariantError(message)
 
 
+def is_fault(status: int) -> bool:
+    """Return whether *status* means that the service failed; 501 is what it does not support."""
+    return status >= 500 and status != 501
+
+
 class CounterError(Exception):
     """The base class of all errors that a caller can receive.
 

@@ -301,7 +301,9 @@ class Decision(NamedTuple):
         """Return what this decision, of a cancel, leaves in place of *stored*."""
         if stored is None:
             return self
-        if stored.outcome.is_cancelled or stored.fingerprint != self.fingerprint:
+        # A store says OTHER_PAYLOAD of a payload that is not the event's: this one may be.
+        is_same = stored.fingerprint in (self.fingerprint, OTHER_PAYLOAD)
+        if stored.outcome.is_cancelled or not is_same:
             return stored
         was_counted = stored.outcome.was_counted
         return Decision(Outcome.cancelled(was_counted=was_counted), self.fingerprint)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -84,6 +87,7 @@ def document_of(app: FastAPI) -> dict[str, Any]:
             operation["responses"].pop("422", None)
             used.update(operation["responses"])
     components["headers"] = _HEADERS
+    components["parameters"] = _shared_parameters(document["paths"])
     components["responses"] = _problems(used)
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
@@ -92,6 +96,26 @@ def document_of(app: FastAPI) -> dict[str, Any]:
         schema = components["schemas"][name]
         schema["x-enum-varnames"] = [f"{name}_{each}".upper() for each in schema["enum"]]
     return document
+
+
+def _shared_parameters(paths: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that several operations have, and let these refer to them."""
+    lists = [
+        operation["parameters"]
+        for operations in paths.values()
+        for operation in operations.values()
+        if "parameters" in operation
+    ]
+    uses = Counter(json.dumps(each) for each in chain.from_iterable(lists))
+    shared: dict[str, Any] = {}
+    for parameters in lists:
+        for place, each in enumerate(parameters):
+            if uses[json.dumps(each)] > 1:
+                name = each["name"].title().replace("-", "")
+                while shared.setdefault(name, each) != each:
+                    name += "2"
+                parameters[place] = {"$ref": f"#/components/parameters/{name}"}
+    return shared
 
 
 def _keep_integers(part: Any) -> None:

@@ -22,7 +22,7 @@ from api.http.pipeline import Ended
 from api.http.responses import Response
 from counter.clock import to_rfc3339
 from counter.core.results import Added, Cancelled, Credential
-from counter.errors import CounterError
+from counter.errors import CounterError, is_fault
 from counter.limits import NAMESPACE_NAME_CHARS_MAX
 from counter.telemetry.logs import REQUEST_ID, REQUESTS
 from counter.tokens import format_nonce, nonce_of_key
@@ -105,7 +105,7 @@ class RequestLog:
         status, code = line.get("status"), line.get("code")
         line = {name: value for name, value in line.items() if value not in (None, "")}
         message = f"{line['method']} {line.get('route', 'elsewhere')} {status or 'client gone'}"
-        if status is None or status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        if status is None or not is_fault(status):
             _log.info("%s", message, extra={"fields": line})
         elif self.wants_all or self._may_log(str(code)):
             _log.warning("%s %s", message, code, extra={"fields": line})
@@ -133,7 +133,7 @@ class RequestLog:
 
 
 def _failed(response: Response) -> bool:
-    return response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return is_fault(response.status)
 
 
 def _of_call(call: Call) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def outcome_of(code: str, applied: bool | None, status: int) -> str:
         return _OWN_OUTCOMES[code]
     if applied is False:
         return "voided"
-    refused = code in _BEFORE_WORK or status < HTTPStatus.INTERNAL_SERVER_ERROR
+    refused = code in _BEFORE_WORK or not is_fault(status)
     return "refused" if refused else "unknown"
 
 

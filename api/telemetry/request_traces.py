@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any, Final
 
 from opentelemetry import context
@@ -13,6 +12,7 @@ from api.http.call import Call
 from api.http.pipeline import Ended
 from api.http.responses import Response
 from api.telemetry.request_log import end_of
+from counter.errors import is_fault
 from counter.limits import NAMESPACE_NAME_CHARS_MAX
 
 _TRACE_HEADERS: Final = (b"traceparent", b"tracestate")
@@ -54,7 +54,7 @@ class RequestSpans:
                     span.set_attribute(f"counter.{name}", value)
             if response is None:
                 span.set_attribute("error.type", "client_gone")
-            elif response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            elif is_fault(response.status):
                 span.set_attribute("error.type", str(response.status))
                 span.set_status(StatusCode.ERROR)
             context.detach(token)

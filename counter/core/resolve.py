@@ -15,6 +15,7 @@ from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldErr
 from counter.folds import fingerprint
 from counter.ports import Clock, SeparateWrites, Store
 from counter.types import (
+    OTHER_PAYLOAD,
     AtomicMark,
     Decision,
     Event,
@@ -106,9 +107,10 @@ class Resolver:
 
     async def check_payload(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Raise TokenConflictError if the token of *events* is known with another payload."""
-        await self._find(namespace, events)
+        found = await self._find(namespace, events)
         decision = await self._store.decisions.decided(namespace, events)
-        if decision is not None and decision.fingerprint != fingerprint(events):
+        known = (fingerprint(events), *((OTHER_PAYLOAD,) if all(found) else ()))
+        if decision is not None and decision.fingerprint not in known:
             raise conflict(events[0])
 
     async def _find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:

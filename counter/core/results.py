@@ -37,6 +37,7 @@ from counter.errors import (
     TokenPendingError,
     TokenTooOldError,
     UnavailableError,
+    is_fault,
 )
 from counter.metrics import NamespaceTally
 from counter.types import Token, Written
@@ -137,7 +138,7 @@ class AddTally(dict[str, int]):
             self["voided"] += adds
         elif isinstance(error, OverloadedError | RateLimitedError | ClockSkewError):
             self["refused"] += adds
-        elif isinstance(error, UnavailableError | TokenPendingError) or error.status >= 500:
+        elif isinstance(error, UnavailableError | TokenPendingError) or is_fault(error.status):
             self["unknown"] += adds
         else:
             self["refused"] += adds

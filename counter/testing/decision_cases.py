@@ -125,6 +125,18 @@ class CancelCases(StoreCases):
         other = CANCELLED._replace(fingerprint=b"another")
         assert await store.decisions.cancel(namespace, token, other) == CANCELLED_VOID
 
+    async def test_a_decision_about_another_payload_leaves_the_token_to_its_own(
+        self, store: Store, namespace: Namespace
+    ) -> None:
+        """Where the store finds by itself that the token is used for something else."""
+        if store.separate_writes is not None:
+            return
+        await write(store, namespace, add())
+        other = await store.decisions.decide(namespace, [add(delta=2)], VOID)
+        assert other == Decision(Outcome.APPLIED, OTHER_PAYLOAD)
+        assert (await store.decisions.cancel(namespace, [add(delta=2)], CANCELLED)) == other
+        assert await store.decisions.cancel(namespace, [add()], CANCELLED) == CANCELLED
+
     async def test_a_transactional_store_removes_the_events_and_refuses_their_writes(
         self, store: Store, namespace: Namespace
     ) -> None:

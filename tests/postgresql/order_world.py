@@ -28,7 +28,7 @@ from tests.postgresql.orders import DrawnDatabase, Met, Orders
 from tests.simulation.ambush import Ambush
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients
-from tests.simulation.draw import Drawing, _draw_cancels
+from tests.simulation.draw import Drawing, draw_cancels
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.plan import Attempt, Change, Config, Fault, Plan, Read, Step, Trap
 from tests.simulation.reported import untrue
@@ -115,7 +115,7 @@ def draw_plan(seed: int) -> Plan:
         plan.steps = [_later(each, draw, apis) for each in plan.steps]
     elif draw.random() < 0.3 and not has_eras:
         _set_clock(plan, draw)
-    _draw_cancels(plan, Random(f"cancels {seed}"))
+    draw_cancels(plan, Random(f"cancels {seed}"))
     plan.steps.sort(key=lambda step: step.at_us)
     return plan
 

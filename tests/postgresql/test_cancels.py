@@ -269,10 +269,10 @@ async def test_a_cancel_that_is_met_while_a_decision_waits_is_ended_as_one(world
     connection, transaction = await world.stalled(add())
     decide = world.store.decisions.decide(world.namespace, [add()], VOID)
     calls = [asyncio.create_task(decide)]
-    for _ in range(2):
-        assert await world.waits(calls[-1])
-        calls.append(asyncio.create_task(_cancel(world)))
-    assert await world.waits(calls[-1])
+    assert await world.waits(calls[0])
+    calls += [asyncio.create_task(_cancel(world)) for _ in range(2)]
+    await world.until("SELECT count(*) FROM {s}.resolutions WHERE outcome LIKE 'cancelling%'")
+    assert not any(each.done() for each in calls)
     await transaction.commit()
     await connection.close()
     assert await asyncio.gather(*calls) == [CANCELLED] * 3

@@ -48,7 +48,7 @@ def draw(seed: int, crowds: int = 0, store: str = "cassandra") -> Plan:
         first = _CROWDS + 1_000 * crowd
         Drawing(plan, Random(f"crowd {crowd} {seed}"), f"{crowd}-", first).draw_clients()
     _draw_wrong_clocks(plan, Random(f"wrong clocks {seed}"))
-    _draw_cancels(plan, Random(f"cancels {seed}"))
+    draw_cancels(plan, Random(f"cancels {seed}"))
     # With a source of its own: other draws of a seed do not depend on it.
     plan.steps += _rebirths(plan.config, Random(f"rebirth {seed}"))
     reach(plan)
@@ -157,7 +157,7 @@ def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
         plan.steps.append(Fault(at_us, "accept", random.choice(apis), 0, random.random()))
 
 
-def _draw_cancels(plan: Plan, random: Random) -> None:
+def draw_cancels(plan: Plan, random: Random) -> None:
     """Have some changes cancelled, once or several times at once, at any time."""
     config = plan.config
     uses = Counter(step.nonce for step in plan.steps if isinstance(step, Change))

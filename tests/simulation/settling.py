@@ -57,7 +57,7 @@ class Settling:
         """Until every change has a definite answer."""
         changes = self._clients.history.changes
         await asyncio.gather(*(self._ask_again(each) for each in changes))
-        # Others stay as they are: a cancel that nobody finishes must not count in part.
+        # Others stay as they are: a cancel that no client finishes must not count in part.
         some = [each for each in changes if each.plan.is_cancelled and each.plan.number % 2]
         await asyncio.gather(*(self._cancel_again(each) for each in some))
 
