@@ -86,7 +86,7 @@ class Resolver:
         separate = self._store.separate_writes
         # Without transactions an attempt that was admitted could be acknowledged after its cancel.
         if not (separate is None if cancels else all(found)):
-            await self._check_closed(namespace, events, now_us)
+            await self._check_closed(namespace, events, now_us, cancels=cancels)
         if separate is None and any(found) and not cancels:
             return Outcome.APPLIED
         decide = self._store.decisions.cancel if cancels else self._store.decisions.decide
@@ -211,7 +211,7 @@ class Resolver:
         return checked_now_us(self._clock, self._guard, namespace.dataset)
 
     async def _check_closed(
-        self, namespace: Namespace, events: Sequence[Event], now_us: int
+        self, namespace: Namespace, events: Sequence[Event], now_us: int, *, cancels: bool
     ) -> None:
         """Raise TokenPendingError if the window may be open, unless the token is cancelled."""
         closes_us = closes_at(namespace, events[0].event_time_us)
@@ -219,9 +219,10 @@ class Resolver:
             return
         decision = await self._store.decisions.decided(namespace, events)
         if decision is None or not decision.outcome.is_cancelled:
+            what = "the token's window is open" if cancels else "the token is past its accept limit"
             raise TokenPendingError(
-                "the token is past its accept limit, and a write of it that was admitted in time"
-                " may still be in flight; ask again with the same token",
+                f"{what}, and a write of it that was admitted in time may still be in flight;"
+                " ask again with the same token",
                 retry_after_us=closes_us - now_us,
             )
 

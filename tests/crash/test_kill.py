@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("child_processes")
 
 
 ROUNDS = 5
+_CANCELLED = 0.2
 CLIENTS = 6
 COUNTERS = [f"c{number}" for number in range(5)]
 
@@ -52,6 +54,8 @@ class Load:
         #: Sent, and no definite answer yet.
         self.unknown: list[Send] = []
         self.requests = 0
+        #: Sent to be cancelled, and no definite answer yet.
+        self.uncancelled: list[Send] = []
 
     async def until(self, acknowledged: int, end: Callable[[], None]) -> None:
         """Send from several clients; *end* the service after so many acknowledged requests."""
@@ -81,6 +85,29 @@ class Load:
                     return
                 self.requests += 1
                 acknowledged()
+                try:
+                    await self._cancel_one(rest, sends)
+                except httpx.TransportError:
+                    return
+
+    async def _cancel_one(self, rest: Rest, sends: list[Send]) -> None:
+        """Cancel one of the acknowledged *sends*, sometimes."""
+        send = self.random.choice(sends)
+        if send.scope in self.model.applied and self.random.random() < _CANCELLED:
+            self.uncancelled.append(send)
+            await self._cancel(rest, send)
+
+    async def _cancel(self, rest: Rest, send: Send) -> None:
+        if send.atomic:
+            answer = await rest.cancel_atomic(send.items, send.token)
+        else:
+            answer = await rest.cancel(send.counter, send.delta, send.token)
+        found = answer.json()
+        if "status" in found:
+            assert found["retry"] == "same_token", found
+            return
+        self.model.cancel(send, found["was_counted"], time.time_ns() // 1_000)
+        self.uncancelled.remove(send)
 
     def _draw(self) -> list[Send]:
         """One single add, one atomic add, or a batch."""
@@ -135,7 +162,20 @@ class Load:
                     self._record([send], await self._request(rest, [send]))
                 return not self.unknown
 
+            async def all_cancelled() -> bool:
+                for send in list(self.uncancelled):
+                    await self._cancel(rest, send)
+                return not self.uncancelled
+
+            await eventually(all_cancelled, "every cancel gets a definite answer")
             await eventually(all_known, "every token gets a definite answer")
+            await self._check_cancelled(rest)
+
+    async def _check_cancelled(self, rest: Rest) -> None:
+        """Every retry of what is cancelled is refused."""
+        for send, was_counted, _ in list(self.model.cancelled.values()):
+            [answer] = await self._request(rest, [send])
+            assert answer["code"] == "token_cancelled", (answer, was_counted)
 
 
 async def check_events(rest: Rest, model: Model) -> None:
@@ -154,7 +194,9 @@ async def check_events(rest: Rest, model: Model) -> None:
 async def check_rolled_up(rest: Rest, model: Model) -> None:
     """Once the watermark has passed the last event, the rolled-up count says the same."""
     for counter in COUNTERS:
-        last_us = max((time_us for time_us, _, _ in model.events(counter)), default=0)
+        # A count that was cached before a cancel is as of an earlier instant.
+        cancels = [cancelled_us for _, _, cancelled_us in model.cancelled.values()]
+        last_us = max([*(time_us for time_us, _, _ in model.events(counter)), *cancels], default=0)
 
         async def rolled_up(counter: str = counter, last_us: int = last_us) -> int | None:
             answer = (await rest.get(counter, "10m")).json()

@@ -17,7 +17,7 @@ from counter.types import Token
 from tests.properties.judge import Bounds, Judge
 from tests.support.app import App, bounds_of_a_few, store_that_fails
 from tests.support.model import Model, Send
-from tests.support.rest import Json, Rest, item, on_wire
+from tests.support.rest import Rest, item
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, rfc3339, to_us
 
 T = TypeVar("T")
@@ -284,16 +284,12 @@ class CounterMachine(RuleBasedStateMachine):
 
     async def _ask_to_cancel(self, each: Send) -> Any:
         """The response to a request that cancels *each*."""
-        token = {"idempotency_token": on_wire(each.token)}
         if each.atomic:
-            path = self.rest.path(verb="atomic/cancel")
-            items = [{"counter": name, "delta": delta} for name, delta in each.items]
-            body: Json = {"items": items}
+            answer = await self.rest.cancel_atomic(each.items, each.token)
         else:
-            path = self.rest.path(each.counter, "cancel")
-            kind = "delete" if each.delete else "clear"
-            body = {"operation": kind} if each.clear else {"delta": each.delta}
-        answer = await self.rest.post(path, {**body, **token})
+            delta = None if each.clear else each.delta
+            kind = ("delete" if each.delete else "clear") if each.clear else "add"
+            answer = await self.rest.cancel(each.counter, delta, each.token, operation=kind)
         found = answer.json()
         assert found.get("status", 200) == answer.status_code
         return found

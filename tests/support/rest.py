@@ -143,6 +143,20 @@ class Rest:
         body = {"counters": counters, "max_staleness": max_staleness}
         return await self.post(self.path(verb="batch/get"), body)
 
+    async def cancel(
+        self, counter: str, delta: int | None, token: Token, *, operation: str = "add"
+    ) -> httpx.Response:
+        """Cancel an add; a clear or a delete has no delta."""
+        body: Json = {"operation": operation, "idempotency_token": on_wire(token)}
+        if delta is not None:
+            body["delta"] = delta
+        return await self.post(self.path(counter, "cancel"), body)
+
+    async def cancel_atomic(self, items: Iterable[tuple[str, int]], token: Token) -> httpx.Response:
+        pairs = [{"counter": name, "delta": delta} for name, delta in items]
+        body = {"items": pairs, "idempotency_token": on_wire(token)}
+        return await self.post(self.path(verb="atomic/cancel"), body)
+
     async def atomic_add(
         self, items: Iterable[tuple[str, int]], token: Token | None, *, key: str | None = None
     ) -> httpx.Response:
