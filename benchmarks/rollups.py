@@ -23,7 +23,7 @@ from counter.core.namespaces import Namespaces
 from counter.core.read import CountReader
 from counter.limits import BATCH_ITEMS_MAX
 from counter.ports import Store
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.types import Event, Namespace, Written
 from rollup.maintenance import Maintenance

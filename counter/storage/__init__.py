@@ -25,6 +25,6 @@ def open_cache(settings: Settings, clock: Clock) -> Cache:
         from counter.storage.memcached import MemcachedCache
 
         return MemcachedCache(servers, clock, timeout_us=timeout_us, prefix=prefix)
-    from counter.storage.memory import MemoryCache
+    from counter.storage.shared.memory_cache import MemoryCache
 
     return MemoryCache(clock, entries_max=settings.cache_entries_max)

@@ -11,7 +11,7 @@ from counter.errors import NamespaceUnknownError
 from counter.limits import MILLISECOND, MINUTE, SECOND
 from counter.ops.audit import Auditor, Damage, State, Verdict
 from counter.ports import Store
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,

@@ -15,7 +15,7 @@ from counter.errors import (
 )
 from counter.limits import MINUTE, SECOND
 from counter.ports import Store
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import StoreCases, make_namespace, nonce
 from counter.testing.clock import FakeClock
 from counter.types import Namespace, Token

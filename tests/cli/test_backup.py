@@ -16,7 +16,7 @@ import pytest
 from counter.clock import SystemClock
 from counter.core.service import CounterService
 from counter.errors import StartupError
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import backup as backups
 from counter.storage.sqlite.schema import SCHEMA_VERSION
 from tests.cli.shell import Shell, exit_code

@@ -12,7 +12,7 @@ from counter.errors import WriteTimeoutError
 from counter.limits import MILLISECOND, SECOND
 from counter.storage.cassandra.options import Placement
 from counter.storage.cassandra.store import CassandraStore
-from counter.storage.memory.cache import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import SETTINGS
 from counter.types import Decision, Event, Namespace, Outcome, PayloadCheck, Reservation
 from scripts.cluster_nodes import Cluster

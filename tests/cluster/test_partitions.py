@@ -11,7 +11,7 @@ from counter.core.service import CounterService
 from counter.limits import MINUTE, SECOND
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import SETTINGS, T0, nonce
 from counter.testing.clock import FakeClock
 from counter.types import EventPage, Namespace, PartitionSize, PayloadCheck, Span, Token

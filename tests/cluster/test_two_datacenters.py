@@ -18,7 +18,7 @@ from counter.errors import CounterError, StartupError, UnavailableError
 from counter.limits import MINUTE, SECOND
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import SETTINGS, atomic, nonce
 from counter.types import Namespace, PayloadCheck, Token
 from counter.windows import window_of

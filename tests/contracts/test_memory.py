@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from counter.ports import Cache, Store
-from counter.storage.memory import MemoryCache, MemoryStore
+from counter.storage.memory import MemoryStore
 from counter.storage.memory.store import MemoryLeases
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cache_cases import CacheCases, increment, namespace_of
 from counter.testing.cases import DATASET, NOW, StoreCases, add, write
 from counter.testing.clock import FakeClock

@@ -17,7 +17,7 @@ import pytest
 from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.service import CounterService
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.types import Token
 from counter_client.spool import Spool

@@ -16,7 +16,7 @@ from counter.security.keys import KeyRing
 from counter.storage.dynamodb.control import DynamodbControl
 from counter.storage.dynamodb.driver import DynamodbOptions
 from counter.storage.dynamodb.store import DynamodbStore
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing import cases
 from counter.testing.cases import NOW, WINDOW, nonce
 from counter.testing.clock import FakeClock

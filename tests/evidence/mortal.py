@@ -13,7 +13,8 @@ from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
 from counter.ports import Store, wrapped
-from counter.storage.memory import MemoryCache, MemoryStore
+from counter.storage.memory import MemoryStore
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.testing.clock import FakeClock
 from counter.types import Namespace, Token

@@ -8,9 +8,10 @@ from unittest.mock import patch
 import pytest
 
 from counter.ports import Clock
-from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
+from counter.storage.memory import DEFAULT_DATASET, MemoryStore
 from counter.storage.memory.events import MemoryEvents
 from counter.storage.memory.tables import identity_of, insert_once
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Dataset, Event, Guarded, Namespace, PayloadCheck, Written
 from tests.support.app import App, running, store_that_fails
 from tests.support.problems import assert_problem

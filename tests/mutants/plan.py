@@ -53,10 +53,10 @@ AREAS: Final[Mapping[str, tuple[str, ...]]] = {
         "control", "decisions", "driver", "events", "layout", "rollups", "session", "store",
     )),
     "caches": (
-        f"{_STORAGE}/memory/cache.py", f"{_STORAGE}/memcached/commands.py",
+        f"{_STORAGE}/memcached/commands.py",
         *(f"{_STORAGE}/redis/{name}.py" for name in ("cache", "connection")),
         *(f"{_STORAGE}/shared/{name}.py" for name in (
-            "batching", "bridge", "cache_entries", "cache_lane", "remote_cache",
+            "batching", "bridge", "cache_entries", "cache_lane", "memory_cache", "remote_cache",
         )),
     ),
     "rollup": tuple(f"rollup/{name}.py" for name in (

@@ -14,10 +14,10 @@ from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
 from counter.limits import MILLISECOND, MINUTE, SECOND, TIME_MAX_US
-from counter.storage.memory import MemoryCache
 from counter.storage.postgresql import store
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Dataset
 from rollup.leases import Leases
 from rollup.parts import keep_comparing, keep_reading

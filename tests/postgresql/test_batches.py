@@ -12,10 +12,10 @@ import asyncpg
 from counter.background import TURN_ITEMS
 from counter.core.namespaces import Namespaces
 from counter.errors import SliceMissingError, StoreUnavailableError, UnavailableError
-from counter.storage.memory import MemoryCache
 from counter.storage.postgresql import rollups
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.storage.postgresql.store import PostgresqlStore
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import NOW, SLICES_END, WINDOW, add, atomic
 from counter.types import Checkpoint, CounterUpdate, Event, Namespace, Written
 from rollup import batches

@@ -11,9 +11,9 @@ import pytest
 
 from counter.core.read import CountReader
 from counter.limits import MINUTE, SECOND
-from counter.storage.memory import MemoryCache
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.schema import apply_schema
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import (
     DATASET,
     FIRST_SLICE,

@@ -18,8 +18,8 @@ from hypothesis import settings
 
 from counter.core.service import CounterService
 from counter.errors import CounterError, OverloadedError, UnavailableError
-from counter.storage.memory import MemoryCache
 from counter.storage.shared import batching, bridge
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore, live
 from counter.types import Namespace, Token
 from rollup.worker import RollupWorker

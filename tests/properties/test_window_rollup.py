@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from counter.core.namespaces import Namespaces
 from counter.errors import StoreUnavailableError
 from counter.limits import HOUR, INT64_MAX, INT64_MIN, MINUTE, SECOND
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore, events, rollups, window_rollup
 from counter.storage.sqlite.window_rollup import SqliteWindowRollup
 from counter.testing.cases import (

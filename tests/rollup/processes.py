@@ -20,7 +20,7 @@ from counter.config.settings import Settings
 from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
 from counter.ports import Store
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Namespace, Token
 from tests.support.waiting import eventually
 

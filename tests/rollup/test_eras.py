@@ -11,7 +11,7 @@ import pytest
 from counter.core.service import CounterService
 from counter.errors import CounterError, TokenPendingError, UnavailableError
 from counter.limits import DIRECTORY_AGE_MAX_US, SECOND
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Namespace
 from tests.rollup.world import DATASET, SETTINGS, World
 

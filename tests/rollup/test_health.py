@@ -12,7 +12,7 @@ from counter.core.clock_guard import ClockGuard
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.security.host_rule import HostRule
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from rollup.leases import SLOTS
 from rollup.process import Health, listening
 from tests.rollup.world import CLOSING, Process, World, begun

@@ -16,7 +16,7 @@ from hypothesis.stateful import precondition, rule
 
 from counter.core.namespaces import Namespaces
 from counter.errors import CounterError
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from rollup.worker import RollupWorker
 from tests.properties.stalls import StallingMachine
 from tests.rollup.world import Road

@@ -15,7 +15,7 @@ from counter.core.read import EMPTY_HEAD, CountReader, read_heads_and_rows
 from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import SECOND
 from counter.partitions import shard_of
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Checkpoint, CounterType, CounterUpdate, Head, Pending, WindowRow
 from counter.windows import closed_through
 from rollup.roller import BatchTimes, Dirt, plan

@@ -15,7 +15,8 @@ from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
 from counter.limits import LEASE_READ_EVERY_US, MINUTE, SECOND
 from counter.ports import wrapped
-from counter.storage.memory import MemoryCache, MemoryStore
+from counter.storage.memory import MemoryStore
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.clock import FakeClock
 from counter.types import (
     CounterType,

@@ -2,8 +2,8 @@
 
 from counter.core import read as reading
 from counter.storage.memcached import commands
-from counter.storage.memory import MemoryCache
 from counter.storage.shared.cache_lane import RequestQueue
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.shared.remote_cache import RemoteCache
 from rollup.batches import BatchRoller
 from tests.simulation.bugs import bug

@@ -13,7 +13,7 @@ from counter.core.clock_guard import ClockGuard
 from counter.core.service import CounterService
 from counter.errors import InvalidBodyError, TokenInFutureError
 from counter.limits import DAY, FUTURE_LIMIT_MAX_US, MILLISECOND, SECOND
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.clock import FakeClock
 from counter.types import ClockReading, Slice, Token
 from tests.simulation.cluster import Cluster

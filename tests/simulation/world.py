@@ -19,7 +19,7 @@ from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Cache, Clock
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Dataset
 from rollup.leases import MAINTENANCE, Leases
 from rollup.partitions import EVENT_BYTES

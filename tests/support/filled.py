@@ -9,7 +9,7 @@ from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.service import CounterService
 from counter.limits import HOUR, MILLISECOND, MINUTE
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.types import CounterType
 from rollup.maintenance import Maintenance

@@ -14,9 +14,10 @@ from counter.core.namespaces import Namespaces
 from counter.core.results import Add
 from counter.core.service import CounterService
 from counter.errors import ClockSkewError, StoreUnavailableError
-from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
+from counter.storage.memory import DEFAULT_DATASET, MemoryStore
 from counter.storage.memory.control import MemoryControl
 from counter.storage.memory.tables import Tables
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.clock import FakeClock
 from counter.types import ClockReading, CounterType, Namespace, Slice
 from tests.support.parts import followed

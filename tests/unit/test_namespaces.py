@@ -20,8 +20,9 @@ from counter.errors import (
 )
 from counter.limits import DIRECTORY_AGE_MAX_US
 from counter.ports import Capabilities
-from counter.storage.memory import DEFAULT_DATASET, MemoryCache, MemoryStore
+from counter.storage.memory import DEFAULT_DATASET, MemoryStore
 from counter.storage.memory.control import MemoryControl
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.clock import FakeClock
 from counter.types import CounterType, Namespace, Slice, Token
 from counter.windows import accept_limit_at, settling_time

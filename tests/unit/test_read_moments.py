@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from counter.core.read import Count, CountReader
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Checkpoint, CounterUpdate, Namespace, Pending, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import CLOSING, WINDOW, World, begun

@@ -12,7 +12,7 @@ import pytest
 
 from counter.core.namespaces import Namespaces
 from counter.errors import InvariantError, NamespaceUnknownError, StoreUnavailableError
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore
 from counter.storage.sqlite.live import LiveTail
 from counter.storage.sqlite.schema import SCHEMA_VERSION

@@ -22,7 +22,7 @@ from counter.errors import (
 )
 from counter.limits import SECOND, TIME_MAX_US
 from counter.ports import Capabilities
-from counter.storage.memory import MemoryCache
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import walked
 from counter.testing.clock import FakeClock
 from counter.types import (

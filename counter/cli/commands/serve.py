@@ -91,7 +91,7 @@ def check(flags: ServeFlags | None = None, *, json: Json = False) -> None:
 
 def roller_for(store: Store, clock: Clock, namespaces: Namespaces) -> Roller:
     """Return a function that rolls up a namespace of a store that only this process can reach."""
-    from counter.storage.memory import MemoryCache
+    from counter.storage.shared.memory_cache import MemoryCache
     from rollup.worker import RollupWorker
 
     worker = RollupWorker(store, MemoryCache(clock), clock, namespaces)

@@ -1,11 +1,10 @@
-"""Store everything in memory, for tests, the simulation, and the cache of one process.
+"""Store everything in memory, for tests and the simulation.
 
 :class:`MemoryStore` behaves like the most difficult store, one without transactions: marks, events,
 rewrites and voids are separate writes, only the caller checks an event's age, and a void hides
 later writes.
 """
 
-from counter.storage.memory.cache import MemoryCache
 from counter.storage.memory.store import DEFAULT_DATASET, MemoryStore
 
-__all__ = ["DEFAULT_DATASET", "MemoryCache", "MemoryStore"]
+__all__ = ["DEFAULT_DATASET", "MemoryStore"]
