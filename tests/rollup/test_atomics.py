@@ -244,7 +244,9 @@ async def test_a_mark_of_a_decision_leaves_no_further_one() -> None:
         await world.roll_up(a, times=6)
     left = [each.args[1] for each in marks.await_args_list]
     (window_us,) = {each.window_us for each in left}
-    assert left == [AtomicMark(window_us, mark.events, each) for each in (False, True)]
+    assert left == [
+        AtomicMark(window_us, mark.events, each) for each in (Sight.NOTHING, Sight.DECISION)
+    ]
     assert window_us > mark.window_us
     assert list(await marks_of(world, namespace)) == []
     assert set((await world.rolled_up(namespace)).values()) == {0}

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from counter.core.admission import Load
-from counter.core.service import AddGatherer, CounterService
+from counter.core.gather import AddGatherer
+from counter.core.service import CounterService
 from counter.errors import (
     CacheUnavailableError,
     CounterError,
