@@ -23,7 +23,8 @@ from opentelemetry.trace import Span, SpanKind, get_current_span
 
 from counter import __version__
 from counter.background import pause
-from counter.ports import Store, wrapped
+from counter.ports import Store
+from counter.telemetry.store_calls import wrapped
 from counter.telemetry.tracing import Tracing
 from counter.types import Namespace
 

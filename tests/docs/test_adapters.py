@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from counter.ports import PARTS, Capabilities
+from counter.ports import Capabilities
+from counter.telemetry.store_calls import PARTS
 from counter.testing import suites
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"

@@ -12,10 +12,11 @@ from typing import Any
 from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
-from counter.ports import Store, wrapped
+from counter.ports import Store
 from counter.storage.memory import MemoryStore
 from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore
+from counter.telemetry.store_calls import wrapped
 from counter.testing.clock import FakeClock
 from counter.types import Namespace, Token
 from rollup.maintenance import Maintenance

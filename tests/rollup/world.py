@@ -14,9 +14,9 @@ from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
 from counter.limits import LEASE_READ_EVERY_US, MINUTE, SECOND
-from counter.ports import wrapped
 from counter.storage.memory import MemoryStore
 from counter.storage.shared.memory_cache import MemoryCache
+from counter.telemetry.store_calls import wrapped
 from counter.testing.clock import FakeClock
 from counter.types import (
     CounterType,

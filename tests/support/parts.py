@@ -6,7 +6,7 @@ from inspect import isawaitable
 from typing import Any
 from unittest.mock import patch
 
-from counter.ports import PARTS
+from counter.telemetry.store_calls import PARTS
 
 
 def part_of(store: Any, method: str) -> Any:
