@@ -39,10 +39,10 @@ from counter.config.namespace_rules import check_settings, fitted
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.core.service import CounterService
-from counter.durations import format_duration
 from counter.errors import PreconditionFailedError
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
+from counter.quantities import format_duration
 from counter.security.audit_log import AdminLog
 from counter.security.host_rule import HostRule
 from counter.security.key_admin import KeyAdmin

@@ -28,10 +28,10 @@ from counter.background import loop_factory, tune_interpreter
 from counter.config.settings import Settings
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
-from counter.durations import format_duration
 from counter.errors import OriginRefusedError, StartupError, UnavailableError
 from counter.limits import SECOND
 from counter.ports import Cache, Clock, Store
+from counter.quantities import format_duration
 from counter.security.host_rule import HostRule
 from counter.telemetry.families import Exposition
 from counter.telemetry.incidents import Incident, Incidents, ping_error

@@ -21,8 +21,8 @@ import pytest
 
 from api.http.problems import problem_types
 from counter.config.settings import Settings
-from counter.durations import format_duration
 from counter.errors import CounterError, TokenTooOldError
+from counter.quantities import format_duration
 from tests.support.app import running
 from tests.support.needs import miss
 from tests.support.server import ROOT, SMALL_WINDOWS, serving

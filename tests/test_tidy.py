@@ -684,7 +684,7 @@ PLANTED: Cases = [
         "def f():\n    from api.app import create_app",
     ),
     (imports_the_wrong_room, "counter/nowhere/made.py", "import json"),
-    (imports_beyond_the_promise, "counter/core/read.py", "from counter.durations import a"),
+    (imports_beyond_the_promise, "counter/core/read.py", "from counter.quantities import a"),
     (imports_beyond_the_promise, "counter/types.py", "def f():\n    from counter import names"),
     (imports_beyond_the_promise, "counter/core/service.py", "import rollup.parts"),
     (imports_beyond_the_promise, "counter/storage/memory/x.py", "from counter.storage import y"),

@@ -18,8 +18,8 @@ from typing import Final
 from api.http.responses import Response, problem_response
 from counter import limits
 from counter.core.admission import Bounded, Load
-from counter.durations import parse_duration
 from counter.errors import InvalidParameterError, OverloadedError
+from counter.quantities import parse_duration
 
 #: Longer values are not parsed, because parsed ones are cached.
 _TIMEOUT_BYTES_MAX: Final = 64

@@ -24,7 +24,6 @@ from counter.background import TURN_ITEMS, pause
 from counter.core.rate_limits import Allowance, BatchAllowance
 from counter.core.results import Added
 from counter.core.service import CounterService
-from counter.durations import format_duration
 from counter.errors import (
     CounterError,
     InvalidBodyError,
@@ -34,6 +33,7 @@ from counter.errors import (
     TokenMissingError,
 )
 from counter.limits import MILLISECOND, SECOND
+from counter.quantities import format_duration
 from counter.types import Namespace, Scope
 
 #: How often a stream looks whether the load lets it go on.

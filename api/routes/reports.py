@@ -43,10 +43,10 @@ from counter import limits
 from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.service import CounterService
-from counter.durations import format_duration
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
 from counter.names import check_counter_name
 from counter.ports import Clock, Store
+from counter.quantities import format_duration
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
 from counter.types import Accuracy, Event, EventPage, Namespace, Scope, Span

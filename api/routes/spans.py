@@ -11,10 +11,10 @@ from counter import limits
 from counter.clock import to_rfc3339
 from counter.core.read import CountReader
 from counter.core.service import CounterService
-from counter.durations import format_duration
 from counter.errors import InvalidParameterError
 from counter.folds import apply_fold, fold_rows
 from counter.ports import EventStore
+from counter.quantities import format_duration
 from counter.types import Checkpoint, Namespace, Span, WindowRow
 
 

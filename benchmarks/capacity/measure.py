@@ -33,8 +33,8 @@ from benchmarks.harness import (
     serving,
 )
 from counter.config.settings import Settings
-from counter.durations import format_duration
 from counter.limits import SECOND, WINDOWS_PER_RETENTION_MAX
+from counter.quantities import format_duration
 
 COUNTERS: Final = 10_000
 #: Windows that may be chosen, the shortest first: retention must hold 100,000 of them at most.

@@ -29,9 +29,9 @@ from counter.cli.terminal import (
     printing,
     remark,
 )
-from counter.durations import parse_duration
 from counter.errors import StartupError
 from counter.limits import SECOND
+from counter.quantities import parse_duration
 from counter.tokens import token_of_uuid7
 from counter_client import (
     Attempt,

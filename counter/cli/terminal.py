@@ -17,8 +17,8 @@ from typing import IO, Annotated, Any, BinaryIO, Final, Literal, NoReturn, TypeV
 from cyclopts import Parameter
 
 from counter.clock import to_rfc3339, to_us
-from counter.durations import parse_duration
 from counter.errors import CounterError, StartupError
+from counter.quantities import parse_duration
 
 _Value = TypeVar("_Value")
 #: Exit code of a command that cannot start, or has wrong settings.

@@ -12,7 +12,6 @@ from typing import Final
 from counter import limits
 from counter.config.event_rules import check_rules
 from counter.core.namespaces import FIXED
-from counter.durations import format_duration, spell_duration
 from counter.errors import (
     CounterError,
     InvalidBodyError,
@@ -20,6 +19,7 @@ from counter.errors import (
     NamespaceConflictError,
 )
 from counter.names import is_namespace_name
+from counter.quantities import format_duration, spell_duration
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 from counter.windows import deciding_time
 

@@ -21,8 +21,8 @@ from counter.config.settings import (
     settings_model,
 )
 from counter.config.values import without_password
-from counter.durations import format_duration
 from counter.errors import StartupError
+from counter.quantities import format_duration
 
 _PREFIX: Final = "COUNTER_"
 #: Environment variables of the commands that call a running service; server processes ignore them.

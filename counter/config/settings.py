@@ -41,8 +41,8 @@ from counter.config.values import (
     memcached_servers,
     redis_server,
 )
-from counter.durations import format_duration
 from counter.errors import CounterError, StartupError
+from counter.quantities import format_duration
 from counter.types import CounterType, Dataset, NamespaceSettings, PayloadCheck
 
 CONFIG_VARIABLE: Final = "COUNTER_CONFIG"

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 from pydantic_settings import NoDecode
 
 from counter.config.store_kinds import check_store, store_kind
-from counter.durations import format_duration, parse_duration
+from counter.quantities import format_duration, parse_duration
 
 MEMCACHED_PORT: Final = 11211
 REDIS_PORT: Final = 6379

@@ -12,10 +12,9 @@ from math import ceil
 from typing import Any, Final
 
 from counter import limits
-from counter.durations import format_duration, spell_duration
 from counter.errors import StartupError
 from counter.limits import PARTITION_BYTES_MAX
-from counter.quantities import format_number, format_share
+from counter.quantities import format_duration, format_number, format_share, spell_duration
 
 #: The largest duration, rate and share.
 DURATION_MAX_US: Final = 36_500 * limits.DAY

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from counter.clock import to_rfc3339
-from counter.durations import format_duration
 from counter.errors import CounterError, RefusedError, StartupError
 from counter.ports import Clock
+from counter.quantities import format_duration
 from counter.regular_file import sync_directory
 from counter.telemetry.logs import AUDIT
 from counter.types import NamespaceSettings

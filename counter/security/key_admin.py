@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from counter.clock import to_rfc3339
 from counter.core.clock_guard import ClockGuard, checked_now_us
-from counter.durations import format_duration
 from counter.errors import (
     InvalidParameterError,
     KeyInvalidError,
@@ -23,6 +22,7 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import DAY, SECOND
+from counter.quantities import format_duration
 from counter.security.keys import (
     covers,
     digest_of,

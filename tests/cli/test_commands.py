@@ -10,7 +10,7 @@ import pytest
 from counter.cli.flags import RollupFlags, ServeFlags, StoreFlags
 from counter.config.report import is_secret
 from counter.config.settings import Settings, dataset_model, settings_model
-from counter.durations import format_duration
+from counter.quantities import format_duration
 from tests.cli.shell import Shell
 
 #: Settings that are no flags: a process list shows those, and tables do not fit on a line.

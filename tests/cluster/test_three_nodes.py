@@ -17,9 +17,9 @@ from typing import TypeVar
 import pytest
 
 from counter.clock import SystemClock
-from counter.durations import format_duration
 from counter.errors import UnavailableError
 from counter.limits import SECOND
+from counter.quantities import format_duration
 from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.cassandra.tables import (

@@ -22,8 +22,8 @@ import yaml
 from counter import __version__
 from counter.config.settings import Settings, settings_model
 from counter.config.store_kinds import store_names
-from counter.durations import parse_duration
 from counter.limits import ADD_STREAM_SILENCE_US, DRAIN_TIMEOUT_US, SECOND, TRICKLE_WRITES
+from counter.quantities import parse_duration
 from counter.telemetry.incidents import PING_S
 from tests.support.documents import page
 from tests.support.needs import miss

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from counter.durations import parse_duration
 from counter.limits import ADD_STREAM_SILENCE_US, BODY_BYTES_MAX
+from counter.quantities import parse_duration
 from scripts.postgresql_server import PostgresqlServer
 from scripts.service_process import free_ports
 from tests.deploy.proxies import FILES, Proxy, proxied, shipped

@@ -10,16 +10,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counter import limits
-from counter.durations import parse_duration, spell_duration
 from counter.ops import planner
 from counter.ops.planner import DedupNeed, DedupPlan, StorageNeed, StoragePlan
 from counter.quantities import (
     format_share,
     parse_count,
+    parse_duration,
     parse_number,
     parse_rate,
     parse_share,
     parse_size,
+    spell_duration,
 )
 
 spans = st.integers(0, 400 * limits.DAY)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from counter import limits
 from counter.clock import to_rfc3339, to_us
-from counter.durations import format_duration, parse_duration
 from counter.errors import SliceMissingError
 from counter.folds import apply_fold, fingerprint, fold_events, fold_rows
 from counter.partitions import event_bucket_of, shard_of, slice_of, slice_start
+from counter.quantities import format_duration, parse_duration
 from counter.tokens import format_nonce, nonce_of_key, token_of_uuid7
 from counter.types import Event, Slice, Token, WindowRow
 from counter.windows import window_of

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from counter.config.report import Loaded, effective, load
 from counter.config.settings import settings_model
 from counter.config.store_kinds import store_names
-from counter.durations import format_duration
 from counter.errors import StartupError
+from counter.quantities import format_duration
 from tests.support.times import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 
 #: Any text that a file's name or a variable can hold.

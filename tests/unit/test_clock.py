@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from counter.clock import SystemClock, parse_rfc3339
-from counter.durations import format_duration
+from counter.quantities import format_duration
 from counter.types import Era
 from counter.windows import accept_limit_at, closed_through
 from tests.rollup.world import SETTINGS, World

@@ -20,7 +20,6 @@ from counter.config.settings import Settings
 from counter.core.clock_guard import guard_of
 from counter.core.namespaces import Namespaces
 from counter.core.resolve import Resolver
-from counter.durations import format_duration, parse_duration
 from counter.errors import DamagedError, NamespaceUnknownError, StartupError, UnavailableError
 from counter.ops.audit import (
     Auditor,
@@ -34,7 +33,7 @@ from counter.ops.audit import (
     sample_of,
 )
 from counter.ports import Clock, Store
-from counter.quantities import parse_rate, plural
+from counter.quantities import format_duration, parse_duration, parse_rate, plural
 from counter.security.audit_log import AdminLog, os_user
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import CounterType, Namespace

@@ -24,10 +24,9 @@ from counter.cli.terminal import (
 )
 from counter.clock import SystemClock, to_rfc3339
 from counter.config.settings import Settings
-from counter.durations import parse_duration
 from counter.errors import NotFoundError, PreconditionFailedError, StartupError
 from counter.limits import DAY, HOUR, MINUTE, SECOND
-from counter.quantities import format_number, parse_rate
+from counter.quantities import format_number, parse_duration, parse_rate
 from counter.security.audit_log import AdminLog, os_user
 from counter.security.key_admin import (
     LIMITS,

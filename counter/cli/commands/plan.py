@@ -10,12 +10,12 @@ from typing import Annotated, Any, Final, get_type_hints
 from cyclopts import Parameter
 
 from counter.cli.terminal import Json, exit_on_error, flag, json_line, print_out
-from counter.durations import parse_duration
 from counter.errors import StartupError
 from counter.ops import planner
 from counter.quantities import (
     format_number,
     parse_count,
+    parse_duration,
     parse_rate,
     parse_share,
     parse_size,

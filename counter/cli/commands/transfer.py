@@ -33,12 +33,11 @@ from counter.cli.terminal import (
     printing,
     remark,
 )
-from counter.durations import parse_duration
 from counter.errors import StartupError
 from counter.limits import MINUTE, PAGE_ITEMS_MAX
 from counter.ops.export_file import ExportWriter
 from counter.ops.importing import CountsFile, Importer, ImportRefusedError, cut, examine
-from counter.quantities import plural
+from counter.quantities import parse_duration, plural
 from counter.regular_file import replacing
 from counter_client import Count, CounterClient, UnknownOutcomeError
 from counter_client.errors import CounterError, NamespaceUnknownError, PreconditionFailedError

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from counter.config.store_kinds import StoreDefaults
 from counter.core.clock_guard import ClockGuard
-from counter.durations import spell_duration
 from counter.limits import HOUR, MILLISECOND, SECOND
+from counter.quantities import spell_duration
 from counter.storage.cassandra.settings import CassandraSettings
 from counter.storage.server_kind import ServerKind
 from counter.storage.shared.startup_retry import StartupRetry

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from counter.config.settings import Settings
 from counter.config.values import Word
-from counter.durations import format_duration
 from counter.limits import SECOND
+from counter.quantities import format_duration
 
 _Connections = Annotated[int, Field(ge=2, le=1_000)]
 _Units = Annotated[int, Field(ge=0, le=1_000_000)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from counter.durations import format_duration
+from counter.quantities import format_duration
 from counter.types import Dataset
 
 _FIXED: Final = ("retention_us", "slice_us", "write_timeout_us", "clock_skew_max_us")

@@ -8,10 +8,10 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from counter.durations import format_duration
 from counter.errors import UnavailableError
 from counter.limits import SECOND
 from counter.ports import Store
+from counter.quantities import format_duration
 
 _log = logging.getLogger("counter.start")
 #: The upper bound of the first pause, which is random so that processes do not retry in step. It
