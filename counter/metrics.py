@@ -7,10 +7,24 @@ buckets that is not in the sum yet.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
-from counter.errors import invariant
+from counter.errors import (
+    ClockSkewError,
+    CounterError,
+    OverloadedError,
+    RateLimitedError,
+    TokenCancelledError,
+    TokenConflictError,
+    TokenPendingError,
+    TokenTooOldError,
+    UnavailableError,
+    invariant,
+    is_fault,
+)
+from counter.types import Written
 
 #: Upper bounds of buckets, in seconds: of requests, of calls to a store or a cache, of commits.
 SECONDS_BOUNDS: Final = (
@@ -24,6 +38,17 @@ NAMESPACES_SHOWN_MAX: Final = 100
 NAMESPACES_WAITING_MAX: Final = 1_000
 #: The label ``namespace`` of all others. No namespace has this name: names begin with a letter.
 OTHER_NAMESPACES: Final = "_other"
+#: The outcomes of adds and clears, as named in the metrics. *refused* adds wrote nothing; the
+#: outcome of *unknown* ones is not known.
+TALLIES: Final = (
+    *("original", "replayed", "unverified", "conflict", "late_applied", "voided", "cancelled"),
+    *("best_effort", "refused", "unknown"),
+)
+TALLIED: Final[Mapping[Written, str]] = {
+    Written.NEW: "original",
+    Written.REPLAYED: "replayed",
+    Written.UNVERIFIED: "unverified",
+}
 
 
 class Histogram:
@@ -102,6 +127,62 @@ class NamespaceTally:
         self._shown |= busiest[:free]
         self._others += sum(adds for _, adds in busiest[free:])
         self._waiting.clear()
+
+
+class AddTally(dict[str, int]):
+    """Adds and clears by outcome, since the process began: by the names of :data:`TALLIES`. An
+    atomic add counts once for each item. :attr:`namespaces` has those that changed a count, by
+    namespace; of ``unverified`` ones, perhaps before."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(TALLIES, 0))
+        self.namespaces = NamespaceTally()
+
+    def count(self, namespace: str, outcome: str, adds: int = 1) -> None:
+        """Tally *adds* that changed a count."""
+        self[outcome] += adds
+        self.namespaces.count(namespace, adds)
+
+    def record(self, namespace: str, outcomes: Sequence[Written | CounterError]) -> None:
+        """Tally *outcomes* of the store, but not CONFLICT and LATE: these are preliminary, and end
+        in an error or in a resolution."""
+        counted = 0
+        for outcome, name in TALLIED.items():
+            if counted == len(outcomes):
+                return
+            number = outcomes.count(outcome)
+            if outcome is Written.REPLAYED:
+                self[name] += number
+            else:
+                self.count(namespace, name, number)
+            counted += number
+        for each in outcomes:
+            if isinstance(each, CounterError):
+                self.record_failure(each)
+
+    def record_failure(self, error: CounterError, adds: int = 1) -> None:
+        """Tally *adds* that ended in *error*."""
+        if isinstance(error, TokenConflictError):
+            self["conflict"] += adds
+        elif isinstance(error, TokenCancelledError):
+            self["cancelled"] += adds
+        elif isinstance(error, TokenTooOldError) and error.applied is False:
+            self["voided"] += adds
+        elif isinstance(error, OverloadedError | RateLimitedError | ClockSkewError):
+            self["refused"] += adds
+        elif isinstance(error, UnavailableError | TokenPendingError) or is_fault(error.status):
+            self["unknown"] += adds
+        else:
+            self["refused"] += adds
+
+    @contextmanager
+    def recording_failures(self, adds: int = 1) -> Iterator[None]:
+        """Tally an error that the block raises, as the outcome of *adds*."""
+        try:
+            yield
+        except CounterError as error:
+            self.record_failure(error, adds)
+            raise
 
 
 class StoreTally:

@@ -23,7 +23,7 @@ from api.http.models import (
     example,
 )
 from api.http.problems import problem_types
-from counter.core.results import TALLIES
+from counter.metrics import TALLIES
 from counter.types import Accuracy, CounterType, PayloadCheck
 
 _TIME: Final = TOKEN_EXAMPLE["generation_time"]

@@ -22,7 +22,7 @@ from counter.core.namespaces import Namespaces
 from counter.core.rate_limits import UNLIMITED, Allowance, BatchAllowance
 from counter.core.read import CountReader
 from counter.core.resolve import Resolver, conflict
-from counter.core.results import REPLAYED, Add, Added, AddTally, Cancelled, Credential, Keyed
+from counter.core.results import REPLAYED, Add, Added, Cancelled, Credential, Keyed
 from counter.core.write import EventWriter
 from counter.errors import (
     CounterError,
@@ -39,6 +39,7 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.folds import fingerprint
+from counter.metrics import AddTally
 from counter.ports import Cache, Clock, Store
 from counter.tokens import nonce_of_key
 from counter.types import (
