@@ -155,15 +155,6 @@ class DirtyPage(NamedTuple):
     rest: object = None
 
 
-class RolledPart(NamedTuple):
-    """A part of a window that the store rolls up: the counts of the counters that are rolled up,
-    and the marks of those that are left to the worker."""
-
-    window_us: int
-    counts: Sequence[tuple[str, int]]
-    marks: Sequence[DirtyMark]
-
-
 class Sight(IntEnum):
     """What no worker can have missed that has passed an atomic mark."""
 
@@ -593,22 +584,3 @@ class ApiKey:
         """Return whether the key is neither revoked nor expired."""
         expires_us = self.expires_at_us
         return self.revoked_at_us is None and (expires_us is None or now_us < expires_us)
-
-
-class PartitionSize(NamedTuple):
-    """The most that the events of one counter take in one time bucket of a slice, those of all
-    event buckets together."""
-
-    #: The start of the slice.
-    start_us: int
-    #: The time bucket that the size was computed for.
-    bucket_us: int
-    size_bytes: int
-    namespace: str = ""
-    #: Empty if the size was reported by nodes: they do not name the counter.
-    counter: str = ""
-
-    @property
-    def is_observed(self) -> bool:
-        """Return whether nodes reported it; otherwise a worker counted the events."""
-        return not self.counter

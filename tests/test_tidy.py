@@ -120,7 +120,10 @@ PROMISE = (
     *("counter/core/results.py", "counter/core/namespaces.py", "counter/core/clock_guard.py"),
     *("counter/core/admission.py", "counter/core/rate_limits.py", "counter/storage/memory/"),
 )
-PROMISE_IMPORTS = ("counter.errors", "counter.limits", "counter.clock", "counter.metrics")
+PROMISE_IMPORTS = (
+    *("counter.errors", "counter.limits", "counter.clock", "counter.metrics"),
+    "counter.capabilities",
+)
 PROMISE_LINES_MAX = 5_200
 #: ``python -m`` begins with the command line.
 ENTRIES = ("counter/__main__.py", "rollup/__main__.py")

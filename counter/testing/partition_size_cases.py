@@ -1,6 +1,7 @@
 """Partition sizes, in a store that spreads events over partitions."""
 
-from counter.ports import PartitionSizeStore, Store
+from counter.capabilities import PartitionSize, PartitionSizeStore
+from counter.ports import Store
 from counter.testing.cases import (
     DATASET,
     NOW,
@@ -13,7 +14,7 @@ from counter.testing.cases import (
     nonces_per_bucket,
     write,
 )
-from counter.types import Event, Namespace, PartitionSize
+from counter.types import Event, Namespace
 
 BUCKET = DATASET.time_bucket_us
 

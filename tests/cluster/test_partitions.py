@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.capabilities import PartitionSize
 from counter.core.service import CounterService
 from counter.limits import MINUTE, SECOND
 from counter.storage.cassandra.options import CassandraOptions, Placement
@@ -14,7 +15,7 @@ from counter.storage.cassandra.store import CassandraStore
 from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import SETTINGS, T0, nonce
 from counter.testing.clock import FakeClock
-from counter.types import EventPage, Namespace, PartitionSize, PayloadCheck, Span, Token
+from counter.types import EventPage, Namespace, PayloadCheck, Span, Token
 from rollup.partitions import EVENT_BYTES
 from rollup.worker import RollupWorker
 from scripts.cluster_nodes import Cluster

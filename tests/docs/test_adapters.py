@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from counter.ports import Capabilities
+from counter.capabilities import Capabilities
 from counter.telemetry.store_calls import PARTS
 from counter.testing import suites
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.capabilities import PartitionSize
 from counter.core.read import EMPTY_HEAD
 from counter.core.resolve import Resolver
 from counter.errors import InvalidBodyError, UnavailableError, WriteTimeoutError
@@ -38,7 +39,6 @@ from counter.types import (
     Mark,
     Namespace,
     Outcome,
-    PartitionSize,
     PayloadCheck,
     Pending,
     Reservation,

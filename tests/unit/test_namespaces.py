@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.capabilities import Capabilities
 from counter.config.settings import Settings
 from counter.core.namespaces import Namespaces
 from counter.core.service import CounterService
@@ -19,7 +20,6 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import DIRECTORY_AGE_MAX_US
-from counter.ports import Capabilities
 from counter.storage.memory import DEFAULT_DATASET, MemoryStore
 from counter.storage.memory.control import MemoryControl
 from counter.storage.shared.memory_cache import MemoryCache

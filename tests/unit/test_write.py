@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.capabilities import Capabilities
 from counter.core.admission import Load
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
@@ -21,7 +22,6 @@ from counter.errors import (
     WriteTimeoutError,
 )
 from counter.limits import SECOND, TIME_MAX_US
-from counter.ports import Capabilities
 from counter.storage.shared.memory_cache import MemoryCache
 from counter.testing.cases import walked
 from counter.testing.clock import FakeClock

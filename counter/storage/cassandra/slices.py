@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from counter.capabilities import PartitionSize
 from counter.errors import CounterError, StoreUnavailableError, invariant
 from counter.limits import HOUR, MINUTE, SECOND, SIZES_KEPT_SLICES
 from counter.storage.cassandra.control_keyspace import (
@@ -25,7 +26,7 @@ from counter.storage.cassandra.control_keyspace import (
 )
 from counter.storage.cassandra.session import FOR_EVER, CassandraSession, KeyspaceState
 from counter.storage.cassandra.tables import create_table, events_of, events_table
-from counter.types import Dataset, Namespace, PartitionSize, Slice
+from counter.types import Dataset, Namespace, Slice
 from counter.windows import window_of
 
 _ROW: Final = "SELECT document, op FROM {control}.slices WHERE dataset = ? AND start = ?"
@@ -326,7 +327,7 @@ _NODES_AT_ONCE: Final = 3
 
 
 class CassandraPartitionSizes:
-    """:class:`counter.ports.PartitionSizeStore`."""
+    """:class:`counter.capabilities.PartitionSizeStore`."""
 
     def __init__(self, session: CassandraSession) -> None:
         self._session = session

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from counter.capabilities import Capabilities
 from counter.errors import CounterError, SliceMissingError, StartupError, StoreUnavailableError
-from counter.ports import Capabilities, Clock
+from counter.ports import Clock
 from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.control import CassandraControl
 from counter.storage.cassandra.control_keyspace import OP, Row

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from counter.capabilities import Capabilities
 from counter.errors import StartupError
-from counter.ports import Capabilities, Clock
+from counter.ports import Clock
 from counter.storage.dynamodb.control import DynamodbControl
 from counter.storage.dynamodb.decisions import DynamodbDecisions, DynamodbKeys, DynamodbLeases
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions, put

@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Final
 
 from counter import limits
+from counter.capabilities import Capabilities, PartitionSize
 from counter.limits import SIZES_KEPT_SLICES
 from counter.metrics import StoreTally
-from counter.ports import Capabilities, Clock
+from counter.ports import Clock
 from counter.storage.memory.control import MemoryControl
 from counter.storage.memory.events import MemoryEvents
 from counter.storage.memory.rollups import MemoryRecounts, MemoryRollups
 from counter.storage.memory.separate_writes import MemorySeparateWrites
 from counter.storage.memory.tables import Tables, token_of
-from counter.types import ApiKey, Dataset, Decision, Event, Namespace, PartitionSize, Reservation
+from counter.types import ApiKey, Dataset, Decision, Event, Namespace, Reservation
 
 DEFAULT_DATASET: Final = Dataset(
     id=1,
@@ -58,7 +59,7 @@ class MemoryDecisions:
 
 
 class MemoryPartitionSizes:
-    """:class:`counter.ports.PartitionSizeStore`, without nodes that report sizes."""
+    """:class:`counter.capabilities.PartitionSizeStore`, without nodes that report sizes."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from counter.capabilities import PartitionSize
 from counter.errors import NamespaceUnknownError
 from counter.partitions import event_bucket_of, slice_of
 from counter.ports import Clock
@@ -21,7 +22,6 @@ from counter.types import (
     Event,
     Mark,
     Namespace,
-    PartitionSize,
     Pending,
     Slice,
     WindowRow,

@@ -307,7 +307,7 @@ class PostgresqlEvents:
     async def busiest(
         self, namespace: Namespace, span: Span, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """See :class:`counter.ports.CountEvents`."""
+        """See :class:`counter.capabilities.CountEvents`."""
         dataset, (from_us, to_us) = namespace.dataset.id, span
         cut = await self._database.value(_BUSIEST_FROM, dataset, from_us, to_us, events_max)
         from_us = from_us if cut is None else min(to_us, cut)

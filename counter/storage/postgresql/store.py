@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from counter.capabilities import Capabilities
 from counter.errors import StartupError, StoreUnavailableError
 from counter.metrics import StoreTally
-from counter.ports import Capabilities, Clock
+from counter.ports import Clock
 from counter.storage.postgresql.control import PostgresqlControl
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions, lacks_schema
 from counter.storage.postgresql.decisions import PostgresqlDecisions

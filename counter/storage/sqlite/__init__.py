@@ -11,10 +11,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from counter.capabilities import Capabilities
 from counter.config.store_kinds import Backup, Progress, StoreKind
 from counter.errors import StartupError
 from counter.limits import WAL_BYTES_MAX
-from counter.ports import Capabilities, Clock
+from counter.ports import Clock
 from counter.storage.memory.store import MemoryLeases
 from counter.storage.sqlite.control import SqliteControl
 from counter.storage.sqlite.copying import DATABASE

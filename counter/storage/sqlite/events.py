@@ -113,7 +113,7 @@ class SqliteEvents:
     async def busiest(
         self, namespace: Namespace, span: Span, limit: int, events_max: int
     ) -> tuple[int, Sequence[tuple[str, int]]]:
-        """See :class:`counter.ports.CountEvents`: event tables are ordered by time."""
+        """See :class:`counter.capabilities.CountEvents`: event tables are ordered by time."""
         number = namespace.dataset.id
         slices = [
             each

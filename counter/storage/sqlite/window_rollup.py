@@ -14,12 +14,13 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Final
 
+from counter.capabilities import RolledPart
 from counter.storage.sqlite.database import SqliteDatabase
 from counter.storage.sqlite.events import counter_names, some_sums
 from counter.storage.sqlite.rollups import SqliteRollups, named, update_heads
 from counter.storage.sqlite.schema import from_json
 from counter.storage.sqlite.window_rows import RowsToWrite, group_of, has_passed_rows, write_rows
-from counter.types import DirtyMark, Namespace, RolledPart, Span
+from counter.types import DirtyMark, Namespace, Span
 
 #: Windows with fewer counters are left to the worker, which rolls up several of them at once.
 _COUNTERS_MIN: Final = 1_000
@@ -43,7 +44,7 @@ _USUAL: Final = (
 
 
 class SqliteWindowRollup:
-    """See :class:`counter.ports.RollWindow`."""
+    """See :class:`counter.capabilities.RollWindow`."""
 
     def __init__(self, database: SqliteDatabase, rollups: SqliteRollups) -> None:
         self._db = database
@@ -52,7 +53,7 @@ class SqliteWindowRollup:
     async def roll(
         self, namespace: Namespace, shard: int, span: Span, dropped_before_us: int
     ) -> AsyncGenerator[RolledPart, None]:
-        """See :class:`counter.ports.RollWindow`."""
+        """See :class:`counter.capabilities.RollWindow`."""
         window_us = await self._db.scan(
             lambda connection: self._first_window(connection, namespace, shard, span)
         )
