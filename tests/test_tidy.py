@@ -51,7 +51,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/telemetry": ("counter", "counter/core", "counter/config"),
     "counter/security": ("counter", "counter/core", "counter/telemetry"),
     "counter/storage/shared": ("counter",),
-    "counter/storage/memory": ("counter",),
+    "counter/storage/memory": ("counter", "counter/storage/shared"),
     "counter/storage/memcached": ("counter", "counter/storage/shared"),
     "counter/storage/redis": ("counter", "counter/storage/shared"),
     "counter/storage": (
@@ -122,7 +122,7 @@ PROMISE = (
 )
 PROMISE_IMPORTS = (
     *("counter.errors", "counter.limits", "counter.clock", "counter.metrics"),
-    "counter.capabilities",
+    *("counter.capabilities", "counter.storage.shared.memory_keys"),
 )
 PROMISE_LINES_MAX = 5_200
 #: ``python -m`` begins with the command line.

@@ -36,9 +36,12 @@ AREAS: Final[Mapping[str, tuple[str, ...]]] = {
         "control", "database", "decisions", "events", "live", "page_sums", "rollups", "schema",
         "window_rollup", "window_rows",
     )),
-    "memory": tuple(f"{_STORAGE}/memory/{name}.py" for name in (
-        "control", "events", "rollups", "store", "tables",
-    )),
+    "memory": (
+        *(f"{_STORAGE}/memory/{name}.py" for name in (
+            "control", "events", "rollups", "store", "tables",
+        )),
+        f"{_STORAGE}/shared/memory_keys.py",
+    ),
     "postgresql": (
         f"{_STORAGE}/postgresql/functions.sql",
         *(f"{_STORAGE}/postgresql/{name}.py" for name in (

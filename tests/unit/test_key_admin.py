@@ -20,7 +20,7 @@ from counter.limits import DAY, HOUR
 from counter.security.key_admin import FORGET_AFTER_US, KEYS_MAX, KeyAdmin, Rights
 from counter.security.keys import KeyRing, key_text, new_secret
 from counter.storage.memory import MemoryStore
-from counter.storage.memory.store import MemoryKeys
+from counter.storage.shared.memory_keys import MemoryKeys
 from counter.testing.clock import FakeClock
 from counter.types import ApiKey, ClockReading, Scope
 from tests.support.times import START_US

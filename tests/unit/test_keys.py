@@ -27,7 +27,7 @@ from counter.security.keys import (
     new_secret,
 )
 from counter.storage.memory import MemoryStore
-from counter.storage.memory.store import MemoryKeys
+from counter.storage.shared.memory_keys import MemoryKeys
 from counter.testing.clock import FakeClock
 from counter.types import ApiKey, Scope
 from tests.support.times import START_US
