@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from counter.api_keys import KeyStore
 from counter.capabilities import Capabilities
 from counter.errors import CounterError, UnavailableError
 from counter.metrics import CacheTally, StoreTally
 from counter.types import (
-    ApiKey,
     AtomicMark,
     Checkpoint,
     ClockReading,
@@ -139,33 +139,6 @@ class LeaseStore(Protocol):
 
     async def workers(self) -> Sequence[str]:
         """Return all live workers, in order."""
-        ...
-
-
-class KeyStore(Protocol):
-    """API keys. A key stays stored when it is revoked or expires, until it is deleted; keys are
-    changed by compare-and-set."""
-
-    async def api_keys(self) -> Sequence[ApiKey]:
-        """Return all stored keys, by (made at, id)."""
-        ...
-
-    async def create_api_key(self, key: ApiKey) -> bool:
-        """Store *key* without its last use; return False if its id is in use."""
-        ...
-
-    async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
-        """Replace *old* by *new*, of the same id; return False if the stored key is not *old*. Last
-        uses are neither compared nor changed."""
-        ...
-
-    async def forget_api_key(self, key: ApiKey) -> bool:
-        """Delete *key*; return False if the stored key differs."""
-        ...
-
-    async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
-        """Record the last use of each (id, instant); earlier instants and unknown ids change
-        nothing."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, Final, NamedTuple, Self
 
@@ -540,47 +540,3 @@ class Guarded(Enum):
     OTHER = "other"
     #: The guard cannot be reached.
     UNVERIFIED = "unverified"
-
-
-class Scope(IntEnum):
-    """What a key allows; each scope includes the ones before it."""
-
-    READ = 1
-    WRITE = 2
-    ADMIN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """An API key as stored. Rates are per second and process; 0 means no bound, and None means the
-    settings' default.
-
-    ``digest`` is the SHA-256 of the secret. ``namespaces`` are names, prefixes of names that end in
-    ``*``, or ``*``. ``replaced_by`` is the id of the key that this one was rotated to.
-    """
-
-    id: str
-    label: str
-    digest: bytes = field(repr=False)
-    namespaces: tuple[str, ...]
-    scope: Scope
-    created_at_us: int
-    expires_at_us: int | None = None
-    revoked_at_us: int | None = None
-    #: Accurate to about two minutes. Not part of the key's identity: comparisons ignore it.
-    last_used_us: int | None = field(default=None, compare=False)
-    requests_per_s: float | None = None
-    adds_per_s: float | None = None
-    reservations_per_s: float | None = None
-    resolutions_per_s: float | None = None
-    replaced_by: str | None = None
-
-    def ends_at_us(self) -> int | None:
-        """Return the instant from which the key is no longer valid; None if there is none."""
-        ends = [each for each in (self.expires_at_us, self.revoked_at_us) if each is not None]
-        return min(ends, default=None)
-
-    def is_valid_at(self, now_us: int) -> bool:
-        """Return whether the key is neither revoked nor expired."""
-        expires_us = self.expires_at_us
-        return self.revoked_at_us is None and (expires_us is None or now_us < expires_us)

@@ -51,7 +51,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "counter/telemetry": ("counter", "counter/core", "counter/config"),
     "counter/security": ("counter", "counter/core", "counter/telemetry"),
     "counter/storage/shared": ("counter",),
-    "counter/storage/memory": ("counter", "counter/storage/shared"),
+    "counter/storage/memory": ("counter",),
     "counter/storage/memcached": ("counter", "counter/storage/shared"),
     "counter/storage/redis": ("counter", "counter/storage/shared"),
     "counter/storage": (
@@ -122,7 +122,7 @@ PROMISE = (
 )
 PROMISE_IMPORTS = (
     *("counter.errors", "counter.limits", "counter.clock", "counter.metrics"),
-    *("counter.capabilities", "counter.storage.shared.memory_keys"),
+    *("counter.api_keys", "counter.capabilities"),
 )
 PROMISE_LINES_MAX = 5_200
 #: ``python -m`` begins with the command line.
@@ -688,7 +688,11 @@ PLANTED: Cases = [
     ),
     (imports_the_wrong_room, "counter/nowhere/made.py", "import json"),
     (imports_beyond_the_promise, "counter/core/read.py", "from counter.quantities import a"),
-    (imports_beyond_the_promise, "counter/types.py", "def f():\n    from counter import names"),
+    (
+        imports_beyond_the_promise,
+        "counter/types.py",
+        "def f():\n    from counter import quantities",
+    ),
     (imports_beyond_the_promise, "counter/core/service.py", "import rollup.parts"),
     (imports_beyond_the_promise, "counter/storage/memory/x.py", "from counter.storage import y"),
     (imports_a_framework, "counter/errors.py", "def f():\n    from starlette import status"),

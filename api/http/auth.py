@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
+from counter.api_keys import ApiKey, Scope
 from counter.core.namespaces import unknown
 from counter.core.rate_limits import TokenBucket
 from counter.errors import (
@@ -23,7 +24,7 @@ from counter.errors import (
 )
 from counter.security.host_rule import HostRule
 from counter.security.keys import KeyRing
-from counter.types import ApiKey, Namespace, Scope
+from counter.types import Namespace
 
 _BEARER: Final = b"bearer "
 _EVERY: Final = "*"

@@ -28,7 +28,7 @@ from counter.errors import (
     UnsupportedMediaTypeError,
 )
 from counter.limits import COUNTER_NAME_CHARS_MAX, IDEMPOTENCY_KEY_CHARS_MAX, REQUEST_ID_CHARS_MAX
-from counter.names import check_counter_name
+from counter.quantities import check_counter_name
 from counter.security.audit_log import Who
 from counter.tokens import token_of_uuid7
 from counter.types import Namespace, Token

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN
-from counter.names import check_counter_name
+from counter.quantities import check_counter_name
 from counter.tokens import parse_generation_time, parse_nonce
 from counter.types import Event
 

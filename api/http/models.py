@@ -46,8 +46,7 @@ from api.http.problems import body_error, shown
 from counter import limits
 from counter.clock import parse_rfc3339, to_rfc3339
 from counter.errors import InvalidBodyError, InvalidParameterError
-from counter.names import check_counter_name
-from counter.quantities import format_duration, parse_duration
+from counter.quantities import check_counter_name, format_duration, parse_duration
 from counter.security.key_admin import LABEL_CHARS_MAX, NAMESPACES_MAX, RATE_MAX
 from counter.types import CounterType, PayloadCheck
 

@@ -26,9 +26,10 @@ from starlette.routing import Route as PlainRoute
 from api.http.call import NO_CONTENT, Call
 from api.http.responses import Response
 from counter import limits
+from counter.api_keys import Scope
 from counter.core.namespaces import unknown
 from counter.core.service import CounterService
-from counter.types import Namespace, Scope
+from counter.types import Namespace
 
 _BEARER: Final = HTTPBearer(
     scheme_name="key",

@@ -20,6 +20,7 @@ from api.http.problems import problem_bytes
 from api.http.streaming import StreamResponse, Streams
 from api.routes.items import Items, texts_of
 from counter import limits
+from counter.api_keys import Scope
 from counter.background import TURN_ITEMS, pause
 from counter.core.rate_limits import Allowance, BatchAllowance
 from counter.core.results import Added
@@ -34,7 +35,7 @@ from counter.errors import (
 )
 from counter.limits import MILLISECOND, SECOND
 from counter.quantities import format_duration
-from counter.types import Namespace, Scope
+from counter.types import Namespace
 
 #: How often a stream looks whether the load lets it go on.
 _LOOK_US: Final = 50 * MILLISECOND

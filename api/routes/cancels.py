@@ -13,9 +13,9 @@ from api.http.responses import Response, cancelled_text, cancelled_texts, result
 from api.http.routing import COUNTER, NAMESPACE, TTL, CallOf, InNamespace, keyed, route
 from api.routes.items import Items, token_of
 from api.telemetry.request_log import LoggedWrite
+from counter.api_keys import Scope
 from counter.core.service import CounterService
 from counter.errors import InvalidBodyError
-from counter.types import Scope
 
 _CANCELS: Final[Mapping[str, Any]] = {
     "tag": "cancels",

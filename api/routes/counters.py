@@ -44,15 +44,16 @@ from api.routes.add_stream import AddStreams
 from api.routes.items import Items, check_number, lines_of, texts_of, token_of
 from api.routes.spans import change_between
 from api.telemetry.request_log import LoggedWrite
+from counter.api_keys import Scope
 from counter.background import TURN_ITEMS
 from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.results import Added
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
-from counter.names import check_counter_name
 from counter.ports import Clock, Store
-from counter.types import Accuracy, Namespace, Scope
+from counter.quantities import check_counter_name
+from counter.types import Accuracy, Namespace
 
 #: Writes under one token, which may be that of a header.
 _KEYED: Final[Mapping[str, Any]] = {

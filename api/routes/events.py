@@ -26,12 +26,13 @@ from api.http.response_models import BatchCancelAnswer, CloudEventsAnswer
 from api.http.responses import Response, cancelled_texts, results_response
 from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
 from api.telemetry.request_log import OUTCOMES, LoggedWrite
+from counter.api_keys import Scope
 from counter.config.event_rules import EVENT_TEXT, CloudEvent, adds_of, need_extensions, rules_of
 from counter.core.results import Added, Keyed
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, TokenConflictError
 from counter.limits import EVENT_ATTRIBUTE_CHARS_MAX
-from counter.types import EventRule, Namespace, Scope
+from counter.types import EventRule, Namespace
 
 STRUCTURED: Final = b"application/cloudevents+json"
 BATCH: Final = b"application/cloudevents-batch+json"

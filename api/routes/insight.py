@@ -22,10 +22,11 @@ from api.http.routing import NAMESPACE, CallOf, InNamespace, route
 from api.routes.hot_counters import Busiest, busiest
 from api.telemetry.exposition import ApiExposition
 from api.telemetry.health import ApiHealth
+from counter.api_keys import Scope
 from counter.core.service import CounterService
 from counter.limits import BUSIEST_MAX, SECOND
 from counter.ports import Clock, Store
-from counter.types import Namespace, Scope
+from counter.types import Namespace
 from counter.windows import closed_through
 from rollup.leases import owners_of, slot_of, worker_id
 

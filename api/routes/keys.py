@@ -17,6 +17,7 @@ from api.http.models import KeyBody, NoQuery
 from api.http.response_models import KeyAnswer, KeyPostAnswer, KeysAnswer
 from api.http.responses import Response
 from api.http.routing import CallOf, route
+from counter.api_keys import ApiKey, Scope
 from counter.errors import NotFoundError, PreconditionFailedError
 from counter.ports import Clock
 from counter.security.audit_log import AdminLog
@@ -28,7 +29,6 @@ from counter.security.key_admin import (
     reaches,
     rights_of,
 )
-from counter.types import ApiKey, Scope
 
 _ID_CHARS_MAX: Final = 12
 

@@ -23,11 +23,12 @@ from api.http.responses import Response, count_text
 from api.http.routing import COUNTER, CallOf, EventStream, InNamespace, route
 from api.http.streaming import EVENT_STREAM, StreamResponse, Streams, stream_of
 from counter import limits
+from counter.api_keys import Scope
 from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.errors import CounterError, NamespaceUnknownError
 from counter.limits import SECOND
-from counter.types import Namespace, Scope
+from counter.types import Namespace
 
 _log = logging.getLogger("counter.api")
 _HEARTBEAT_S: Final = 15.0

@@ -23,6 +23,7 @@ from api.http.response_models import (
 )
 from api.http.responses import Response
 from api.http.routing import ETAG, NAMESPACE, CallOf, InNamespace, created, matched, route
+from counter.api_keys import Scope
 from counter.config.namespace_rules import (
     check_change,
     check_name,
@@ -40,7 +41,7 @@ from counter.errors import (
 )
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import EventRule, Namespace, NamespaceSettings, Scope
+from counter.types import EventRule, Namespace, NamespaceSettings
 
 _log = logging.getLogger("counter.namespaces")
 _WEAK: Final = (

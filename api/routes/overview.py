@@ -32,11 +32,12 @@ from api.routes.paging import page_of, parts_of, unknown_page
 from api.routes.reports import LongReads
 from api.telemetry.activity import Activity
 from counter import limits
+from counter.api_keys import Scope
 from counter.core.service import CounterService
 from counter.errors import NamespaceUnknownError
 from counter.limits import MILLISECOND, SECOND
 from counter.ports import Store
-from counter.types import CounterType, Namespace, Scope
+from counter.types import CounterType, Namespace
 from counter.windows import closed_through
 
 #: How old a survey may be: so much, and so much more for each counter.

@@ -40,16 +40,16 @@ from api.http.streaming import StreamResponse, stream_of
 from api.routes.paging import paged, parts_of, unknown_page
 from api.routes.spans import history_points
 from counter import limits
+from counter.api_keys import Scope
 from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
-from counter.names import check_counter_name
 from counter.ports import Clock, Store
-from counter.quantities import format_duration
+from counter.quantities import check_counter_name, format_duration
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Accuracy, Event, EventPage, Namespace, Scope, Span
+from counter.types import Accuracy, Event, EventPage, Namespace, Span
 
 _log = logging.getLogger("counter.api")
 _CSV: Final[Mapping[str, Any]] = {

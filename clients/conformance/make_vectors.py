@@ -19,7 +19,7 @@ from clients.conformance.cases import NONCE, Case, Json
 from clients.conformance.read_cases import read_cases, read_refusals, read_requests
 from counter import limits
 from counter.clock import to_rfc3339
-from counter.names import REFUSED
+from counter.quantities import REFUSED
 from counter.tokens import format_nonce
 from counter_client import tokens
 from counter_client.answers import Added

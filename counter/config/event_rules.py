@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from counter import limits
 from counter.errors import InvalidBodyError
-from counter.names import check_counter_name
+from counter.quantities import check_counter_name
 from counter.types import EventRule
 
 #: The text of an attribute: the specification has no control characters in it.

@@ -18,8 +18,7 @@ from counter.errors import (
     InvalidParameterError,
     NamespaceConflictError,
 )
-from counter.names import is_namespace_name
-from counter.quantities import format_duration, spell_duration
+from counter.quantities import format_duration, is_namespace_name, spell_duration
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
 from counter.windows import deciding_time
 

@@ -20,8 +20,9 @@ from counter.config.findings import Finding, ok, wrong
 from counter.errors import CounterError, StartupError
 
 if TYPE_CHECKING:
+    from counter.api_keys import KeyStore
     from counter.core.clock_guard import ClockGuard
-    from counter.ports import Clock, KeyStore, Store
+    from counter.ports import Clock, Store
     from counter.types import NamespaceSettings
 
 GROUP: Final = "counter.stores"

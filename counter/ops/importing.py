@@ -27,9 +27,8 @@ from typing import Any, BinaryIO, Final
 
 from counter import limits
 from counter.errors import StartupError
-from counter.names import check_counter_name
 from counter.ops.export_file import FORMAT, VERSION
-from counter.quantities import format_duration, plural
+from counter.quantities import check_counter_name, format_duration, plural
 from counter.regular_file import open_regular
 from counter_client import CounterClient, Token
 from counter_client.errors import TokenTooOldError

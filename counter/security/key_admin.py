@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from counter.api_keys import ApiKey, Scope
 from counter.clock import to_rfc3339
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.errors import (
@@ -32,10 +33,10 @@ from counter.security.keys import (
     new_id,
     new_secret,
 )
-from counter.types import ApiKey, Scope
 
 if TYPE_CHECKING:
-    from counter.ports import Clock, KeyStore
+    from counter.api_keys import KeyStore
+    from counter.ports import Clock
 
 #: Each process reads all of them every second.
 KEYS_MAX: Final = 2_000

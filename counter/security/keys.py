@@ -19,14 +19,15 @@ from contextlib import suppress
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
+from counter.api_keys import ApiKey
 from counter.background import every
 from counter.errors import CounterError, StoreUnavailableError
 from counter.limits import MINUTE, SECOND
-from counter.types import ApiKey
 
 if TYPE_CHECKING:
+    from counter.api_keys import KeyStore
     from counter.core.clock_guard import ClockGuard
-    from counter.ports import Clock, KeyStore
+    from counter.ports import Clock
 
 
 #: If the keys could not be read for this long, all are rejected, because a key may have been

@@ -18,7 +18,8 @@ from counter.quantities import plural
 from counter.storage.shared.startup_retry import StartupRetry
 
 if TYPE_CHECKING:
-    from counter.ports import Clock, KeyStore, Store
+    from counter.api_keys import KeyStore
+    from counter.ports import Clock, Store
 
 _S_contra = TypeVar("_S_contra", bound=Settings, contravariant=True)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from counter.api_keys import ApiKey, Scope
 from counter.ports import Store
 from counter.security.keys import digest_of, new_id
 from counter.testing.cases import NOW, StoreCases
-from counter.types import ApiKey, Scope
 
 
 class KeyCases(StoreCases):

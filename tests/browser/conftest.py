@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
+from counter.api_keys import Scope
 from counter.storage.sqlite import SqliteKeys
-from counter.types import Scope
 from scripts.service_process import free_ports
 from tests.browser.visits import Visit, Visits
 from tests.support.keys import made

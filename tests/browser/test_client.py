@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from clients.conformance.misbehaving import Exchange, Misbehaving, lost_after, misbehaving, regular
-from counter.types import Scope
+from counter.api_keys import Scope
 from tests.browser.conftest import FOREIGN, served
 from tests.clients.programs import TYPESCRIPT, typescript
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import counter_client.errors
 from api.http.problems import problem_types
-from counter import clock, errors, limits, names
+from counter import clock, errors, limits, quantities
 from counter_client import calls, tokens, transport
 from counter_client.errors import InvalidParameterError
 from counter_client.tokens import checked_name, checked_namespace, parse_rfc3339, to_rfc3339
@@ -57,12 +57,12 @@ def fault_of(check: Callable[[str], str], name: str) -> str:
 
 @given(ANY_TEXT)
 def test_both_accept_the_same_counter_names(name: str) -> None:
-    assert fault_of(checked_name, name) == fault_of(names.check_counter_name, name)
+    assert fault_of(checked_name, name) == fault_of(quantities.check_counter_name, name)
 
 
 @given(ANY_TEXT)
 def test_both_accept_the_same_namespaces(name: str) -> None:
-    if names.is_namespace_name(name):
+    if quantities.is_namespace_name(name):
         assert checked_namespace(name) == name
     else:
         with pytest.raises(InvalidParameterError):

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.api_keys import ApiKey, Scope
 from counter.clock import SystemClock
 from counter.errors import StartupError, StoreUnavailableError
 from counter.limits import DAY, MINUTE, SECOND
@@ -15,7 +16,7 @@ from counter.storage.cassandra.options import CassandraOptions, Placement
 from counter.storage.cassandra.store import CassandraStore, KeysAlone
 from counter.storage.cassandra.tables import CONTROL_TABLES, SCHEMA_VERSION, create_table, events_of
 from counter.storage.shared.startup_retry import StartupRetry
-from counter.types import ApiKey, Scope, Slice
+from counter.types import Slice
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import (
     DATASET,

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from counter.api_keys import ApiKey, Scope
 from counter.errors import StoreUnavailableError
 from counter.storage.sqlite import SqliteKeys
-from counter.types import ApiKey, Scope
 from tests.support.damage import ALL, flip_used
 from tests.support.keys import made
 from tests.support.seeds import seed_of

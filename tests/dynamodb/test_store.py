@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from aiobotocore.session import get_session
 
+from counter.api_keys import ApiKey, Scope
 from counter.errors import SliceMissingError, StartupError, StoreUnavailableError
 from counter.limits import HOUR, MINUTE
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions, Item, Refused, Write, put
@@ -34,7 +35,7 @@ from counter.testing.cases import (
 )
 from counter.testing.clock import FakeClock
 from counter.testing.control_cases import purge
-from counter.types import ApiKey, AtomicMark, Mark, Namespace, Scope, Span, Written
+from counter.types import AtomicMark, Mark, Namespace, Span, Written
 from tests.support.dynamodb import FreshStore, empty
 
 KEY = ApiKey("key", "a key", b"\x01" * 32, ("*",), Scope.WRITE, NOW)

@@ -18,11 +18,11 @@ from api.routes import add_stream, items
 from api.routes.add_stream import AddStreams
 from api.routes.items import Items
 from counter import background, limits
+from counter.api_keys import Scope
 from counter.background import TURN_ITEMS
 from counter.core.service import CounterService
 from counter.errors import CounterError, OverloadedError, RateLimitedError, StreamEndedError
 from counter.limits import SECOND
-from counter.types import Scope
 from tests.support.add_stream import AddStream, answers_to, line, open_stream
 from tests.support.keys import hand_out
 from tests.support.times import HOUR, START_US

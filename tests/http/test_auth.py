@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from counter.types import Scope, Token
+from counter.api_keys import Scope
+from counter.types import Token
 from tests.support.app import App
 from tests.support.keys import hand_out, made
 from tests.support.rest import fresh, item, on_wire

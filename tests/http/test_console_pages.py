@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.console.pages import files
-from counter.types import Scope
+from counter.api_keys import Scope
 from tests.support.app import App, running
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem

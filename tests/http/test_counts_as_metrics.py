@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from counter import limits
-from counter.types import Scope
+from counter.api_keys import Scope
 from tests.http.test_listing import ODD_NAMES
 from tests.support.app import App, running
 from tests.support.keys import hand_out

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from counter.api_keys import Scope
 from counter.limits import DAY
 from counter.security.key_admin import KEYS_OF_PATTERN_MAX
-from counter.types import Scope
 from tests.support.app import App
 from tests.support.keys import hand_out, made
 from tests.support.problems import assert_problem

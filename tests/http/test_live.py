@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.api_keys import Scope
 from counter.limits import SECOND
-from counter.types import Scope
 from tests.support.app import App, running, store_that_fails
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem

@@ -7,9 +7,9 @@ import pytest
 from api.routes import overview
 from api.routes.paging import page_of
 from counter import limits
+from counter.api_keys import Scope
 from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, SECOND
-from counter.types import Scope
 from tests.support.app import App
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from counter.types import Scope
+from counter.api_keys import Scope
 from tests.support.bytes_on_wire import CLOSE, JSON, add_body, get, one, request
 from tests.support.keys import hand_out
 from tests.support.wire import Wire, statuses, wired

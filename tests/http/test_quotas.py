@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from counter.types import Scope
+from counter.api_keys import Scope
 from tests.support.app import App, running
 from tests.support.keys import hand_out
 from tests.support.problems import assert_problem

@@ -14,8 +14,8 @@ from api.http.call import AsgiCall, RequestIds, Target
 from api.http.responses import Response
 from api.http.routing import Route
 from api.telemetry.request_log import RequestLog
+from counter.api_keys import Scope
 from counter.limits import INT64_MAX
-from counter.types import Scope
 from tests.support.app import App, running, store_that_fails
 from tests.support.keys import hand_out
 from tests.support.rest import Rest, fresh, item

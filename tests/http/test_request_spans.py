@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from counter.api_keys import Scope
 from counter.telemetry.otel import SpanTracing
-from counter.types import Scope
 from tests.support.app import App, running, store_that_fails
 from tests.support.keys import hand_out
 from tests.support.rest import fresh, on_wire

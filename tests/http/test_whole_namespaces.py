@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from counter import limits
+from counter.api_keys import Scope
 from counter.core.read import CountReader
 from counter.errors import StoreUnavailableError
-from counter.types import Scope
 from tests.http.test_counts_as_metrics import PATH, counts_in
 from tests.support.app import App
 from tests.support.keys import hand_out

@@ -28,7 +28,7 @@ AREAS: Final[Mapping[str, tuple[str, ...]]] = {
             "clock_guard", "namespaces", "read", "resolve", "service", "write",
         )),
         *(f"counter/{name}.py" for name in (
-            "clock", "folds", "partitions", "tokens", "types", "windows",
+            "api_keys", "clock", "folds", "partitions", "tokens", "types", "windows",
         )),
         "counter/config/event_rules.py", "counter/config/namespace_rules.py",
     ),
@@ -36,12 +36,9 @@ AREAS: Final[Mapping[str, tuple[str, ...]]] = {
         "control", "database", "decisions", "events", "live", "page_sums", "rollups", "schema",
         "window_rollup", "window_rows",
     )),
-    "memory": (
-        *(f"{_STORAGE}/memory/{name}.py" for name in (
-            "control", "events", "rollups", "store", "tables",
-        )),
-        f"{_STORAGE}/shared/memory_keys.py",
-    ),
+    "memory": tuple(f"{_STORAGE}/memory/{name}.py" for name in (
+        "control", "events", "rollups", "store", "tables",
+    )),
     "postgresql": (
         f"{_STORAGE}/postgresql/functions.sql",
         *(f"{_STORAGE}/postgresql/{name}.py" for name in (

@@ -11,6 +11,7 @@ from typing import Final
 import asyncpg
 import pytest
 
+from counter.api_keys import ApiKey, Scope
 from counter.clock import SystemClock
 from counter.errors import StoreUnavailableError
 from counter.limits import DAY, HOUR, MINUTE, SECOND
@@ -22,7 +23,6 @@ from counter.storage.postgresql.store import PostgresqlStore
 from counter.testing.cases import SETTINGS, add, atomic, nonce
 from counter.types import (
     DELETED,
-    ApiKey,
     Checkpoint,
     CounterUpdate,
     Decision,
@@ -31,7 +31,6 @@ from counter.types import (
     Outcome,
     Pending,
     Reservation,
-    Scope,
     Slice,
     WindowRow,
 )

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.api_keys import ApiKey, Scope
 from counter.errors import (
     NamespaceUnknownError,
     OverloadedError,
@@ -35,7 +36,6 @@ from counter.testing.cases import (
 )
 from counter.testing.clock import FakeClock
 from counter.types import (
-    ApiKey,
     Checkpoint,
     CounterUpdate,
     Decision,
@@ -44,7 +44,6 @@ from counter.types import (
     Outcome,
     Pending,
     Reservation,
-    Scope,
     Span,
     WindowRow,
     Written,

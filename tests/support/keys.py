@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from counter.api_keys import ApiKey, Scope
 from counter.security.keys import digest_of, key_text, new_id, new_secret
-from counter.types import ApiKey, Scope
 from tests.support.app import App
 from tests.support.times import START_US
 

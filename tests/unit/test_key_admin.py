@@ -8,6 +8,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
+from counter.api_keys import ApiKey, Scope
 from counter.core.clock_guard import ClockGuard
 from counter.errors import (
     ClockSkewError,
@@ -20,9 +21,9 @@ from counter.limits import DAY, HOUR
 from counter.security.key_admin import FORGET_AFTER_US, KEYS_MAX, KeyAdmin, Rights
 from counter.security.keys import KeyRing, key_text, new_secret
 from counter.storage.memory import MemoryStore
-from counter.storage.shared.memory_keys import MemoryKeys
+from counter.storage.memory.store import MemoryKeys
 from counter.testing.clock import FakeClock
-from counter.types import ApiKey, ClockReading, Scope
+from counter.types import ClockReading
 from tests.support.times import START_US
 
 RIGHTS: Final = Rights(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counter.api_keys import ApiKey, Scope
 from counter.core.clock_guard import ClockGuard
 from counter.errors import StoreUnavailableError
 from counter.limits import MINUTE, SECOND
@@ -27,9 +28,8 @@ from counter.security.keys import (
     new_secret,
 )
 from counter.storage.memory import MemoryStore
-from counter.storage.shared.memory_keys import MemoryKeys
+from counter.storage.memory.store import MemoryKeys
 from counter.testing.clock import FakeClock
-from counter.types import ApiKey, Scope
 from tests.support.times import START_US
 from tests.support.waiting import eventually
 

@@ -13,10 +13,10 @@ from api.http.connections import ReadQueue, Steps
 from api.http.load_shedding import LoadShedder, timeout_us
 from api.http.responses import Response
 from api.http.routing import Route
+from counter.api_keys import Scope
 from counter.core.admission import Load
 from counter.errors import InvalidParameterError, OverloadedError
 from counter.testing.clock import FakeClock
-from counter.types import Scope
 from tests.support.times import SECOND, START_US
 from tests.support.virtual import virtually
 

@@ -5,11 +5,11 @@ import unicodedata
 
 import pytest
 
-from counter import limits, names
-from counter.names import check_counter_name
+from counter import limits, quantities
+from counter.quantities import check_counter_name
 
 ALL = [chr(code) for code in range(sys.maxunicode + 1)]
-REFUSED = {chr(code) for first, last in names.REFUSED for code in range(first, last + 1)}
+REFUSED = {chr(code) for first, last in quantities.REFUSED for code in range(first, last + 1)}
 
 
 def refusal_of(name: str) -> str:
@@ -32,7 +32,7 @@ def test_a_name_valid_in_any_python_version_stays_valid() -> None:
 
 def test_each_code_point_is_a_name_or_is_listed() -> None:
     assert {each for each in ALL if refusal_of(each)} == REFUSED
-    for first, last in names.REFUSED:
+    for first, last in quantities.REFUSED:
         for code in (first, last):
             assert refusal_of(f"a{chr(code)}").endswith(f"this one holds U+{code:04X}")
 

@@ -16,7 +16,7 @@ from counter.metrics import (
     OTHER_NAMESPACES,
     NamespaceTally,
 )
-from counter.names import is_namespace_name
+from counter.quantities import is_namespace_name
 from counter.telemetry.families import counters
 from counter.testing.clock import FakeClock
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
+from counter.api_keys import ApiKey, Scope
 from counter.cli.flags import StoreFlags, ready
 from counter.cli.terminal import (
     Json,
@@ -39,7 +40,6 @@ from counter.security.key_admin import (
     rights_of,
 )
 from counter.security.keys import RING_AGE_MAX_US, id_in
-from counter.types import ApiKey, Scope
 
 #: The exit code if the stored keys do not allow it, and nothing was done.
 EXIT_REFUSED: Final = 1

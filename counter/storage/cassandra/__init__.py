@@ -20,7 +20,8 @@ from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import CounterType, NamespaceSettings, PayloadCheck
 
 if TYPE_CHECKING:
-    from counter.ports import Clock, KeyStore, Store
+    from counter.api_keys import KeyStore
+    from counter.ports import Clock, Store
 
 #: Reads of one rolled-up count, above which the cache should keep it for longer.
 _TIMES_MAX: Final = 10

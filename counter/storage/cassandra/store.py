@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from counter.api_keys import ApiKey
 from counter.capabilities import Capabilities
 from counter.errors import CounterError, SliceMissingError, StartupError, StoreUnavailableError
 from counter.ports import Clock
@@ -23,7 +24,6 @@ from counter.storage.cassandra.schema import check_overlap, replicas_in
 from counter.storage.cassandra.session import CassandraSession
 from counter.storage.cassandra.slices import CassandraPartitionSizes
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
-from counter.types import ApiKey
 
 _ALL: Final = "SELECT id, document, used FROM {control}.api_keys WHERE everyone = 0"
 _ROW: Final = "SELECT document, op FROM {control}.api_keys WHERE everyone = 0 AND id = ?"
@@ -42,7 +42,7 @@ _USED: Final = (
 
 
 class CassandraKeys:
-    """:class:`counter.ports.KeyStore`."""
+    """:class:`counter.api_keys.KeyStore`."""
 
     def __init__(self, session: CassandraSession) -> None:
         self._session = session

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from counter.api_keys import ApiKey
 from counter.errors import UnavailableError
 from counter.limits import DAY, HOUR, SECOND
 from counter.storage.dynamodb.driver import NEW, Item, Key, Refused, delete, put, update
@@ -12,7 +13,7 @@ from counter.storage.dynamodb.layout import ALONE, DECISION, EXPIRES, RESERVED, 
 from counter.storage.dynamodb.session import DynamodbSession
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.storage.shared.write_deadline import write_within
-from counter.types import ApiKey, Decision, Event, Namespace, Outcome, Reservation
+from counter.types import Decision, Event, Namespace, Outcome, Reservation
 
 #: An item says itself when it expires. DynamoDB deletes it this much later, or some days after.
 _EXPIRES_AFTER_US: Final = HOUR
@@ -135,7 +136,7 @@ _GONE_FOR_S: Final = 30 * DAY // SECOND
 
 
 class DynamodbKeys:
-    """:class:`counter.ports.KeyStore`."""
+    """:class:`counter.api_keys.KeyStore`."""
 
     def __init__(self, session: DynamodbSession) -> None:
         self._session = session

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from counter import limits
+from counter.api_keys import ApiKey
 from counter.capabilities import Capabilities, PartitionSize
 from counter.limits import SIZES_KEPT_SLICES
 from counter.metrics import StoreTally
@@ -15,7 +17,6 @@ from counter.storage.memory.events import MemoryEvents
 from counter.storage.memory.rollups import MemoryRecounts, MemoryRollups
 from counter.storage.memory.separate_writes import MemorySeparateWrites
 from counter.storage.memory.tables import Tables, token_of
-from counter.storage.shared.memory_keys import MemoryKeys
 from counter.types import Dataset, Decision, Event, Namespace, Reservation
 
 DEFAULT_DATASET: Final = Dataset(
@@ -98,6 +99,42 @@ class MemoryLeases:
     async def workers(self) -> Sequence[str]:
         now_us = self._clock.boottime_us()
         return sorted(name for name, until_us in self._workers.items() if until_us > now_us)
+
+
+class MemoryKeys:
+    """:class:`counter.api_keys.KeyStore`."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, ApiKey] = {}
+
+    async def api_keys(self) -> Sequence[ApiKey]:
+        return sorted(self._keys.values(), key=lambda each: (each.created_at_us, each.id))
+
+    async def create_api_key(self, key: ApiKey) -> bool:
+        if key.id in self._keys:
+            return False
+        self._keys[key.id] = replace(key, last_used_us=None)
+        return True
+
+    async def change_api_key(self, old: ApiKey, new: ApiKey) -> bool:
+        stored = self._keys.get(old.id)
+        if stored is None or stored != old:
+            return False
+        self._keys[old.id] = replace(new, last_used_us=stored.last_used_us)
+        return True
+
+    async def forget_api_key(self, key: ApiKey) -> bool:
+        if self._keys.get(key.id) != key:
+            return False
+        del self._keys[key.id]
+        return True
+
+    async def note_api_key_uses(self, uses: Sequence[tuple[str, int]]) -> None:
+        for key_id, used_us in uses:
+            stored = self._keys.get(key_id)
+            if stored is not None:
+                last_us = max(used_us, stored.last_used_us or 0)
+                self._keys[key_id] = replace(stored, last_used_us=last_us)
 
 
 class MemoryStore:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from counter.api_keys import ApiKey
 from counter.storage.postgresql.database import PostgresqlDatabase
 from counter.storage.shared.key_documents import KeyReader, key_document
-from counter.types import ApiKey
 
 
 class PostgresqlKeys:
-    """See :class:`counter.ports.KeyStore`."""
+    """See :class:`counter.api_keys.KeyStore`."""
 
     def __init__(self, database: PostgresqlDatabase) -> None:
         self._database = database

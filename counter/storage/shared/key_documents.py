@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from counter.types import ApiKey, Scope
+from counter.api_keys import ApiKey, Scope
 
 _APART: Final = ("id", "last_used_us")
 _KNOWN: Final = frozenset(each.name for each in fields(ApiKey)) - {*_APART}

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
 
+from counter.api_keys import ApiKey
 from counter.errors import StoreUnavailableError
 from counter.storage.shared.key_documents import KeyReader, key_document, key_from
 from counter.storage.sqlite.schema import unavailable
-from counter.types import ApiKey
 
 KEYS_FILE: Final = "keys.sqlite3"
 #: Only the owner may read it: it contains no secrets, but the rights of each key.
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class SqliteKeys:
-    """:class:`counter.ports.KeyStore` over a data directory; the first key creates the file and
+    """:class:`counter.api_keys.KeyStore` over a data directory; the first key creates the file and
     the directory."""
 
     def __init__(self, directory: Path) -> None:
