@@ -119,8 +119,8 @@ BUGS = (
         "a resolution reads the clock after it looked the event up",
         Edit(
             _Resolver.resolve,
-            "self._check_closed(namespace, events, now_us)",
-            "self._check_closed(namespace, events, self._clock.now_us())",
+            "self._check_closed(namespace, events, now_us, cancels=cancels)",
+            "self._check_closed(namespace, events, self._clock.now_us(), cancels=cancels)",
         ),
     ),
     bug(
