@@ -19,11 +19,13 @@ from counter.types import (
     AtomicMark,
     Decision,
     Event,
+    EventPage,
     Mark,
     Namespace,
     Outcome,
     Pending,
     Sight,
+    Span,
 )
 from counter.windows import closes_at, closing_limit_at, deciding_time, window_of
 
@@ -83,6 +85,8 @@ class Resolver:
             margin_us = deciding_time(namespace.dataset, window_us, accept_limit_us)
             self._check_retention(namespace, time_us, now_us, margin_us)
         found = await self._find(namespace, events)
+        if cancels and not any(found):
+            await self._check_use(namespace, events)
         separate = self._store.separate_writes
         # Without transactions an attempt that was admitted could be acknowledged after its cancel.
         if not (separate is None if cancels else all(found)):
@@ -120,6 +124,24 @@ class Resolver:
             if stored is not None and not stored.same_payload(event):
                 raise conflict(event)
         return found
+
+    async def _check_use(self, namespace: Namespace, events: Sequence[Event]) -> None:
+        """Raise TokenConflictError if the token was used by an atomic add, and *events* are a
+        single one; or the other way round. These have no event in common."""
+        first = events[0]
+        if first.item_key:
+            singles = {each.counter: each._replace(item_key=0) for each in events}
+            others = await self._store.events.find(namespace, list(singles.values()))
+            is_used, how = any(others), "a single add, a clear or a delete: cancel that"
+        else:
+            time_us = first.event_time_us
+            page = EventPage(Span(time_us, time_us + 1), limit=1, before=first)
+            items = await self._store.events.scan(namespace, first.counter, page)
+            is_used = any(each.event_id == first.event_id for each in items)
+            how = "an atomic add or of a CloudEvent: cancel that as a whole, with atomic/cancel or"
+            how += " events/cancel"
+        if is_used:
+            raise TokenConflictError(f"the token is that of {how}")
 
     @staticmethod
     async def _decide(

@@ -8,10 +8,11 @@ token too old for that is resolved instead. docs/architecture.md explains why.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from types import NoneType
-from typing import Final
+from typing import Final, TypeVar
 
 from counter import limits
 from counter.core.admission import Bounded, Load, WeightedSemaphore
@@ -57,6 +58,9 @@ from counter.types import (
 )
 from counter.windows import window_of
 
+_Result = TypeVar("_Result")
+#: :meth:`CounterService.add_atomic` or :meth:`CounterService.cancel_atomic`.
+_KeyedCall = Callable[..., Awaitable[_Result]]
 #: Writes or resolves the events of one token; the last argument says that its key is cancelled.
 _Submit = Callable[[Namespace, Sequence[Event], Allowance, bool], Awaitable[list[Added]]]
 _RESERVE_ATTEMPTS_MAX: Final = 3
@@ -238,15 +242,8 @@ class CounterService:
         """Cancel what :meth:`add_keyed` did for each list; return an outcome for each. The caller
         holds the adds in :attr:`one_by_one` meanwhile."""
         allowance.reserve(len(lists))
-        charged = BatchAllowance(allowance)
-        return await at_once(
-            partial(
-                self.cancel_atomic,
-                *(namespace, items, key, charged),
-                operation="event",
-                scope=scope,
-            )
-            for scope, key, items in lists
+        return await self._each_keyed(
+            self.cancel_atomic, namespace, lists, BatchAllowance(allowance)
         )
 
     async def cancel_atomic(
@@ -263,6 +260,7 @@ class CounterService:
         return await self._cancel(
             *(namespace, operation, scope, credential, allowance),
             partial(_events_of_atomic, items),
+            len(items),
         )
 
     async def _delete(
@@ -363,25 +361,32 @@ class CounterService:
     ) -> list[list[Added] | CounterError]:
         """Do an atomic add for each list; return an outcome for each.
 
-        A long sequence is done in parts that take turns with those of other requests, because each
-        atomic add costs a task. The caller holds the adds in :attr:`one_by_one` meanwhile.
+        The caller holds the adds in :attr:`one_by_one` meanwhile.
         """
         if refusal := self._refused(allowance.reserve, len(lists)):
             return [refusal] * len(lists)
-        outcomes: list[list[Added] | CounterError] = []
+        return await self._each_keyed(self.add_atomic, namespace, lists, BatchAllowance(allowance))
+
+    async def _each_keyed(
+        self,
+        one: _KeyedCall[_Result],
+        namespace: Namespace,
+        lists: Sequence[Keyed],
+        charged: Allowance,
+    ) -> list[_Result | CounterError]:
+        """Call *one* for each list; return an outcome for each.
+
+        A long sequence is done in parts that take turns with those of other requests, because each
+        atomic add costs a task.
+        """
+        outcomes: list[_Result | CounterError] = []
         longest = max((len(each.items) for each in lists), default=1)
         size = max(1, limits.KEYED_ADDS_AT_ONCE_MAX // 2 // longest)
-        charged = BatchAllowance(allowance)
         for start in range(0, len(lists), size):
             part = lists[start : start + size]
             async with self._keyed.holding(sum(len(each.items) for each in part)):
                 outcomes += await at_once(
-                    partial(
-                        self.add_atomic,
-                        *(namespace, items, key, charged),
-                        operation="event",
-                        scope=scope,
-                    )
+                    partial(one, namespace, items, key, charged, operation="event", scope=scope)
                     for scope, key, items in part
                 )
         return outcomes
@@ -462,30 +467,38 @@ class CounterService:
         credential: Credential,
         allowance: Allowance,
         events_of: Callable[[Token], Sequence[Event]],
+        size: int = 1,
     ) -> Cancelled:
-        """Cancel the token of the credential. An arbitrary key is cancelled first, so that it gets
-        no other time, with which a retry would count."""
+        """Cancel the token of the credential, which has *size* events. An arbitrary key is
+        cancelled first, so that it gets no other time, with which a retry would count."""
         self.require_events(namespace, "a cancel")
         if self._guard is not None:
             self._guard.check(namespace.dataset)
+        nonce = b""
         if isinstance(credential, Token):
-            events = events_of(credential)
+            # Raises TokenInFutureError; that it may be late makes no difference.
+            time_us, now_us = credential.generation_time_us, self._clock.now_us()
+            self._writer.is_late(namespace, time_us, now_us)
         else:
             nonce = _nonce_of(namespace, operation, target, credential)
             allowance.reserve(1)
-            events = await self._cancelled_key(namespace, nonce, events_of)
-        time_us = events[0].event_time_us
-        # Raises TokenInFutureError; that it may be late makes no difference.
-        self._writer.is_late(namespace, time_us, self._clock.now_us())
-        outcome = await self._settle(namespace, events, allowance, cancels=True)
+        # All that may refuse the request comes before the key is changed.
+        async with self._resolution(allowance, size):
+            if isinstance(credential, Token):
+                events = events_of(credential)
+            else:
+                events = await self._cancelled_key(namespace, nonce, events_of)
+            outcome = await self._settle(namespace, events, cancels=True)
         if outcome is Outcome.VOID:
-            raise TokenTooOldError(
+            error = TokenTooOldError(
                 "the token is older than the namespace: it was not applied and never will be, and"
                 " it cannot be recorded as cancelled; do not send it again",
                 applied=False,
             )
+            error.retry = "never"
+            raise error
         self.cancels[outcome.was_counted] += 1
-        return Cancelled(time_us, outcome.was_counted)
+        return Cancelled(events[0].event_time_us, outcome.was_counted)
 
     async def _cancelled_key(
         self, namespace: Namespace, nonce: bytes, events_of: Callable[[Token], Sequence[Event]]
@@ -671,11 +684,12 @@ class CounterService:
         is_cancelled: bool,
     ) -> list[Added]:
         """Return the results if the late token was applied; otherwise raise its error."""
-        outcome = await self._settle(namespace, events, allowance)
+        async with self._resolution(allowance, len(events)):
+            outcome = await self._settle(namespace, events)
         if outcome.is_cancelled or (is_cancelled and outcome is Outcome.VOID):
             raise TokenCancelledError(
                 "the token was cancelled: it does not count and never will;"
-                " if the add is wanted after all, send it with a new token"
+                " if the add is wanted after all, send it as a new one"
             )
         if outcome is Outcome.VOID:
             raise TokenTooOldError(
@@ -686,25 +700,24 @@ class CounterService:
         self.tally["late_applied"] += len(events)
         return [Added(each.counter, each.delta, each.event_time_us, True) for each in events]
 
+    @asynccontextmanager
+    async def _resolution(self, allowance: Allowance, size: int) -> AsyncIterator[None]:
+        """Charge for a resolution of *size* events and wait for its turn; hold it within the block.
+
+        Raises RateLimitedError and OverloadedError."""
+        allowance.resolve(1)
+        with self.late.holding(size):
+            async with self._resolving:
+                yield
+
     async def _settle(
-        self,
-        namespace: Namespace,
-        events: Sequence[Event],
-        allowance: Allowance,
-        *,
-        cancels: bool = False,
+        self, namespace: Namespace, events: Sequence[Event], *, cancels: bool = False
     ) -> Outcome:
         """Return the outcome of a late token, or cancel a token."""
-        allowance.resolve(1)
-        self.late.take(len(events))
-        try:
-            async with self._resolving:
-                outcome = await self.resolver.resolve(namespace, events, cancels=cancels)
-            if not self._store.capabilities.embedded:
-                # A resolution may take long, and the namespace may have been deleted meanwhile.
-                self.namespaces.current(namespace, self._clock.boottime_us())
-        finally:
-            self.late.give_back(len(events))
+        outcome = await self.resolver.resolve(namespace, events, cancels=cancels)
+        if not self._store.capabilities.embedded:
+            # A resolution may take long, and the namespace may have been deleted meanwhile.
+            self.namespaces.current(namespace, self._clock.boottime_us())
         return outcome
 
 

@@ -324,3 +324,21 @@ class ServiceCancelCases(_Processes, StoreCases):
                 await one.api.add_atomic(namespace, items, token)
             [outcome] = await one.api.add_keyed(namespace, [event])
             assert isinstance(outcome, TokenCancelledError)
+
+    async def test_a_token_is_cancelled_as_what_it_was_used_for(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """An item of an atomic add is none, and neither is a single add an atomic one."""
+        one, other = processes
+        single, whole = (Token(nonce(number), clock.now_us()) for number in (1, 2))
+        await one.add(namespace, "a", single)
+        await one.api.add_atomic(namespace, [("a", 1), ("b", 2)], whole)
+        for pause_us in (0, MINUTE):
+            clock.advance(pause_us)
+            with pytest.raises(TokenConflictError, match="atomic/cancel"):
+                await other.cancel(namespace, "a", whole)
+            with pytest.raises(TokenConflictError, match="a single add"):
+                await other.cancelled(
+                    lambda: other.api.cancel_atomic(namespace, [("a", 1)], single)
+                )
+        assert await one.counts(namespace, "a", "b") == [2, 2]

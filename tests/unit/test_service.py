@@ -171,3 +171,13 @@ async def test_a_batch_that_is_past_the_rate_of_keys_is_charged_once_and_counts_
     assert [type(each) for each in answers] == [RateLimitedError] * 3
     assert charged == [3]
     assert (await world.api.reader.read_one(namespace, "c", 0)).count == 0
+
+
+async def test_a_cancel_that_is_refused_leaves_its_key_as_it_was() -> None:
+    """Regression: the key was cancelled first, and then there was no room."""
+    world, namespace = await begun(shards=1)
+    most, world.api.late.most = world.api.late.most, 0
+    with pytest.raises(OverloadedError):
+        await world.api.cancel(namespace, "add", "c", 1, "key")
+    world.api.late.most = most
+    assert not (await world.api.add(namespace, "c", 1, "key")).replayed

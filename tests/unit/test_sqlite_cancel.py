@@ -125,6 +125,23 @@ async def test_the_mark_is_left_in_a_window_that_no_worker_has_passed(desk: Desk
     await desk.check(1)
 
 
+async def test_the_mark_is_in_no_window_that_a_worker_is_passing(desk: Desk) -> None:
+    """Even if the clock was set back since the worker has read it."""
+
+    async def cancel_in_the_past() -> None:
+        desk.clock.advance(-2 * MINUTE)
+        await desk.cancel()
+        desk.clock.advance(2 * MINUTE)
+
+    desk.clock.advance(5 * MINUTE)
+    with (
+        patch.object(window_rollup, "_COUNTERS_MIN", 1_000),
+        followed(desk.store, "heads", by=cancel_in_the_past),
+    ):
+        await desk.process.roll_up()
+    await desk.check(1)
+
+
 async def test_the_mark_is_not_earlier_than_the_window_to_recount(desk: Desk) -> None:
     """A worker would ignore it: the window is not closed, and nothing is left to ask again."""
     desk.clock.advance(WINDOW - SECOND)

@@ -239,6 +239,8 @@ class SqliteDatabase:
         self.watermarks: dict[int, list[int]] = {}
         #: The latest time of a token that was resolved.
         self.resolved_through_us = 0
+        #: The latest clock reading by which a worker may have closed windows.
+        self.fenced_us = 0
         #: The times of later tokens that were cancelled: few, so that other adds are not slower.
         self.cancelled_us: set[int] = set()
         #: Whether the writer's connection must be replaced.

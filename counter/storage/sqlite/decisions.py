@@ -102,8 +102,11 @@ class SqliteDecisions:
             times_us.add(events[0].event_time_us)
             if len(times_us) <= _CANCELLED_MAX:
                 return
-        self._db.resolved_through_us = max(self._db.resolved_through_us, *times_us)
-        times_us.clear()
+        now_us = self._db.clock.now_us()
+        # Those of the future stay, as far as there is room: adds of now would be slower.
+        passed_us = {each for each in times_us if each <= now_us} or set(times_us)
+        self._db.resolved_through_us = max(self._db.resolved_through_us, *passed_us)
+        times_us -= passed_us
 
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         def query(connection: sqlite3.Connection) -> int | None:

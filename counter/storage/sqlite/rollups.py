@@ -86,7 +86,13 @@ class SqliteRollups:
 
     async def fence(self) -> int:
         """Return the clock, read by the writer between two commits."""
-        return await self._db.write(lambda _: self._db.clock.now_us())
+
+        def read(_: sqlite3.Connection) -> int:
+            now_us = self._db.clock.now_us()
+            self._db.fenced_us = max(self._db.fenced_us, now_us)
+            return now_us
+
+        return await self._db.write(read)
 
     async def watermarks(self, namespace: Namespace) -> Sequence[int]:
         """Return the watermarks of the last commit, from memory."""
@@ -433,7 +439,8 @@ def request_recounts(
     (passed_us,) = connection.execute(
         "SELECT max(through) FROM watermarks WHERE namespace = ?", (namespace.id,)
     ).fetchone()
-    open_us = max(passed_us + 1, database.clock.now_us(), events[0].event_time_us)
+    clock_us = max(database.clock.now_us(), database.fenced_us)
+    open_us = max(passed_us + 1, clock_us, events[0].event_time_us)
     marked_us, recount_us = window_of(open_us, size_us), window_of(events[0].event_time_us, size_us)
     counters = list(dict.fromkeys(event.counter for event in events))
     pending = [(name, Pending(recount_us, marked_us)) for name in counters]
