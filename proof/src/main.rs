@@ -5,6 +5,7 @@
 //! scenario that needs it, and a counterexample must be found. See README.md.
 
 mod automaton;
+mod bounds;
 mod cached;
 mod checker;
 mod eras;
@@ -56,6 +57,9 @@ fn scenes() -> Vec<Scene> {
     let of_generations = of_generations.map(|each| {
         scene(each.name, each.quick, move |broken| generations::Generations { scenario: each, broken })
     });
+    let of_bounds = bounds::SCENARIOS.iter();
+    let of_bounds = of_bounds
+        .map(|each| scene(each.name, each.quick, move |broken| bounds::Bounds { scenario: each, broken }));
     let of_fence = scene("fence", true, |broken| fence::Fence { cancels: 0, broken });
     let of_cancel = scene("fence, cancel", true, |broken| fence::Fence { cancels: 1, broken });
     let of_cancels = scene("fence, two cancels", true, |broken| fence::Fence { cancels: 2, broken });
@@ -66,6 +70,7 @@ fn scenes() -> Vec<Scene> {
         .chain(of_names)
         .chain(of_eras)
         .chain(of_generations)
+        .chain(of_bounds)
         .chain([of_slices, of_cache, of_fence, of_cancel, of_cancels])
         .collect()
 }

@@ -168,6 +168,37 @@ rules! {
     CancelledRefused, "cancelled-refused", "an append goes on although its token is cancelled";
     CancelLocks, "cancel-locks", "a cancel reads the clock of its recount without the lock of appends";
     CancelRecountsInPlace, "cancel-recounts-in-place", "a cancel removes the event without a recount";
+    // Bounds of adds: not in the product yet (docs/architecture.md)
+    BoundIdentityFirst, "bound-identity-first", "the bound is looked at before the identity of an add";
+    BoundRefusalWritten, "bound-refusal-written", "a refusal is answered and not written";
+    BoundRepeatedOnce, "bound-repeated-once", "two attempts in one transaction are both decided";
+    BoundEventsBefore, "bound-events-before", "the events before an add in its transaction do not count";
+    BoundRemovalsBefore, "bound-removals-before", "a cancel before an add in its transaction does not count";
+    BoundClearRead, "bound-clear-read", "after a clear in the transaction the live tail is taken";
+    BoundLogHasThem, "bound-log-has-them", "the events before an add count twice if the log is read";
+    BoundUndoneUncounted, "bound-undone-uncounted", "an add that is rolled back within its transaction counts for the next one";
+    BoundTailForgotten, "bound-tail-forgotten", "a commit that reports an error leaves the live tail as it is";
+    BoundPendingCounts, "bound-pending-counts", "pending recounts are left out of the count";
+    BoundTowardsAllowed, "bound-towards-allowed", "an add towards a bound is refused as long as the count is past it";
+    BoundErasedAllowed, "bound-erased-allowed", "an add that a later clear has erased is decided as if it counted";
+    BoundRefusalFound, "bound-refusal-found", "a resolver looks for events that count alone";
+    BoundRefusalAdopted, "bound-refusal-adopted", "a resolver takes a refusal for an accepted add";
+    BoundRefusalUncounted, "bound-refusal-uncounted", "a cancel of a refusal says that it was counted";
+    BoundAppliedLooked, "bound-applied-looked", "a resolver that finds the decision applied takes it for an accepted add, though a refusal is stored";
+    BoundTermsCompared, "bound-terms-compared", "the payload of a refusal is what it counts, not what was asked for";
+    BoundCancelByEvent, "bound-cancel-by-event", "a cancel goes by the decision applied, though what is stored is a refusal";
+    BoundCancelGivesRoom, "bound-cancel-gives-room", "a cancelled add keeps its room";
+    BoundOfNamespaceApart, "bound-of-namespace-apart", "the namespace's bound is part of the payload";
+    BoundAwaitsAppends, "bound-awaits-appends", "a namespace's bound is in force while appends without it are under way";
+    BoundAtomicWhole, "bound-atomic-whole", "of an atomic add, only the item past its bound is refused";
+    BoundAllLocks, "bound-all-locks", "an atomic add locks one of its counters";
+    BoundLocksInOrder, "bound-locks-in-order", "locks are taken in any order";
+    BoundCountAfterLock, "bound-count-after-lock", "the count is read before the lock";
+    BoundLockUntilCommit, "bound-lock-until-commit", "the lock is released before the standby has the commit";
+    BoundOneStatement, "bound-one-statement", "checkpoint and tail are read by two statements";
+    BoundStoredAnswers, "bound-stored-answers", "an add answers what it decided, though another attempt was stored";
+    BoundRefusalWaits, "bound-refusal-waits", "a refusal is answered before the standby has it";
+    BoundReplayWaits, "bound-replay-waits", "what is found is answered before the standby has it";
 }
 
 impl Rule {
@@ -233,6 +264,20 @@ impl Rule {
             CancelAppendsEnd | CancelledRefused | OpenCancelEnded | CancelLocks | CancelRecountsInPlace => {
                 "fence, cancel"
             }
+            BoundIdentityFirst | BoundRefusalWritten | BoundRepeatedOnce | BoundEventsBefore
+            | BoundTermsCompared | BoundLogHasThem | BoundUndoneUncounted | BoundTailForgotten
+            | BoundRefusalFound | BoundRefusalAdopted => "bounds, SQLite",
+            BoundRefusalUncounted | BoundCancelGivesRoom => "bounds, SQLite, cancel",
+            BoundRemovalsBefore | BoundPendingCounts | BoundTowardsAllowed => "bounds, SQLite, down",
+            BoundClearRead | BoundErasedAllowed => "bounds, SQLite, clear",
+            BoundOfNamespaceApart => "bounds, SQLite, namespace",
+            BoundCountAfterLock | BoundLockUntilCommit | BoundRefusalWaits | BoundReplayWaits => {
+                "bounds, PostgreSQL"
+            }
+            BoundCancelByEvent | BoundAppliedLooked => "bounds, PostgreSQL, cancel",
+            BoundOneStatement => "bounds, PostgreSQL, down",
+            BoundAwaitsAppends | BoundStoredAnswers => "bounds, PostgreSQL, namespace",
+            BoundAtomicWhole | BoundAllLocks | BoundLocksInOrder => "bounds, PostgreSQL, atomic",
             _ => "one token",
         }
     }
