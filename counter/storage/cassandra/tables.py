@@ -156,7 +156,8 @@ def shown(row: Sequence[Any]) -> tuple[tuple[Any, ...], Event | None]:
     return identity, event_of(row[2], identity, delta, clear, atom)
 
 
-SCHEMA_VERSION: Final = 2
+#: A program of version 2 does not know cancelled tokens, and must not be started beside them.
+SCHEMA_VERSION: Final = 3
 _NAMESPACE: Final = uuid.UUID("9b0b6d6e-53c5-4f0a-8a53-6c2f1d1f6f6e")
 
 #: Cassandra's own default.
