@@ -46,7 +46,7 @@ rules! {
     RecountInOpenWindow, "recount-in-open-window", "the mark of a recount is left in the event's window";
     RecountLeftAgain, "recount-left-again", "recounts are left once, however long it took";
     DecidingMargin, "deciding-margin", "a token is decided until its slice may be dropped";
-    // A cancel: not in the product yet (docs/architecture.md)
+    // A cancel: Resolver with cancels (counter/core/resolve.py)
     CancelWaits, "cancel-waits", "a token is cancelled while its window is open";
     CancelClockFirst, "cancel-clock-first", "a cancel reads the clock after the look-up";
     CancelledWasApplied, "cancelled-was-applied", "a cancel of an applied token reports what it found itself";
@@ -98,6 +98,12 @@ rules! {
     AtomicMarkAgain, "atomic-mark-again", "a resolver decides an atomic add without marking it again";
     AtomicMarkByWorker, "atomic-mark-by-worker", "a worker decides an atomic add without marking it again";
     AtomicMarkLeftAgain, "atomic-mark-left-again", "a resolver does not look whether its mark of an atomic add was passed before the decision";
+    DecidedMark, "decided-mark", "a worker that finds a decision about an atomic add leaves no mark";
+    DecidedMarkInTime, "decided-mark-in-time", "a mark names a decision before the clock is checked, so the one beside it may have been passed";
+    DecidedMarkTwice, "decided-mark-twice", "a worker that finds a decision leaves one mark, which names the decision";
+    DecidedMarkNames, "decided-mark-names", "a worker that finds a mark of an earlier decision leaves no mark of the cancel";
+    DecidedMarkEnds, "decided-mark-ends", "a worker that finds a mark of the decision leaves another one";
+    AdoptedCompared, "adopted-compared", "a worker compares its mark with the decision that it looked up, not with the one that it adopts";
     HalvesSettled, "halves-settled", "an atomic add of which some items are found is left as it is";
     NothingFoundSettled, "nothing-found-settled", "an atomic add of which nothing is found is left undecided";
     DecisionLookedUp, "decision-looked-up", "a worker leaves a complete atomic add alone although it is decided";
@@ -215,7 +221,10 @@ impl Rule {
             RecountFoldsAllRows | RowsUpToWatermark => "two tokens",
             AtomicMark | AtomicMarkAgain | AtomicMarkLeftAgain | HalvesSettled | NothingFoundSettled
             | DecisionLookedUp | RewriteOnApplied => "atomic",
-            AtomicMarkByWorker => "atomic, two workers",
+            AtomicMarkByWorker | DecidedMarkEnds => "atomic, two workers",
+            DecidedMark => "atomic, void late",
+            DecidedMarkInTime | DecidedMarkTwice => "atomic, adopted late",
+            DecidedMarkNames | AdoptedCompared => "cancel, atomic, late",
             AtomicMarkEverywhere => "atomic, two shards",
             SettledBeforeSummed => "atomic, skewed",
             CancelWaits

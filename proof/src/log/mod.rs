@@ -11,7 +11,9 @@ mod worker;
 use crate::checker::{Label, Model, Situation};
 use crate::rules::Rule;
 pub use scenarios::{Scenario, SCENARIOS};
-use state::{Asker, Events, Outcome, Reader, State, Step, Store, Time, Worker, TWO};
+use state::{
+    Asker, By, Events, Marks, Outcome, Reader, Settling, Sight, State, Step, Store, Time, Worker, TWO,
+};
 
 const WINDOW: Time = 1;
 const WRITE_TIMEOUT: Time = 1;
@@ -159,24 +161,32 @@ impl Log {
     }
 
     /// Everything stops; then a worker with a right clock finishes, retention runs out, and later
-    /// adds have the counters rolled up twice more. Returns whether all counts are right after each
-    /// of these. *last*: of equal timestamps, an older write wins.
-    fn ends_right(&self, s: &State, last: bool) -> bool {
-        let Some(mut s) = self.quiet(s, last) else { return false };
+    /// adds have the counters rolled up twice more. Returns the promise that is broken after one of
+    /// these. *last*: of equal timestamps, an older write wins.
+    fn broken_at_end(&self, s: &State, last: bool) -> Option<&'static str> {
+        const COUNTS: Option<&str> =
+            Some("when all is quiet, and after retention, the count is the sum of the adds that count");
+        let Some(mut s) = self.quiet(s, last) else { return COUNTS };
         let is_whole = !self.scenario.atomic || self.read(&s, 0).0[0] == self.read(&s, 1).0[1];
         if !is_whole || !self.reads_right(&s) {
-            return false;
+            return COUNTS;
+        }
+        if !self.marks_end(&s, last) {
+            return Some("when all is quiet, workers leave no more marks of an atomic add");
         }
         s.dropped_before = self.slice_end();
         self.drop_table(&mut s);
-        (0..3).all(|_| {
+        for _ in 0..3 {
             let is_right = self.reads_right(&s);
             for at in 0..TWO {
                 let window = s.watermarks[self.shard_of(at)] + WINDOW;
                 s.counters[at].recounts[0].add(window);
             }
-            is_right && self.finish(&mut s, last)
-        })
+            if !(is_right && self.finish(&mut s, last)) {
+                return COUNTS;
+            }
+        }
+        None
     }
 
     /// Everything stops; then a worker with a right clock finishes. None: it never does.
@@ -186,9 +196,21 @@ impl Log {
         s.workers = [Worker::Idle; state::WORKERS];
         s.reader = Reader::New;
         s.asker = Asker::Over;
+        s.marks_sent = Default::default();
         s.now = self.scenario.horizon + self.scenario.skew + 2;
         // The second pass is for the recounts that the first one leaves.
         (self.finish(&mut s, last) && self.finish(&mut s, last)).then_some(s)
+    }
+
+    /// Whether no mark of an atomic add is left after three passes. The mark of an undecided one leads to
+    /// a second one, this one to one that names the decision, and this one to none.
+    fn marks_end(&self, quiet: &State, last: bool) -> bool {
+        let none = [Marks::default(); TWO];
+        let mut s = quiet.clone();
+        if s.atomic_marks == none {
+            return true;
+        }
+        self.finish(&mut s, last) && s.atomic_marks == none
     }
 
     /// A pass of a worker, after all windows with marks are closed. Returns whether it ends.
@@ -209,6 +231,7 @@ impl Log {
             let (_, state, worker) = next.swap_remove(at);
             *s = state;
             s.workers[0] = worker;
+            self.land_marks(s);
             if worker == Worker::Idle {
                 return true;
             }
@@ -230,6 +253,7 @@ impl Model for Log {
             watermarks: [0; TWO],
             counters: Default::default(),
             atomic_marks: Default::default(),
+            marks_sent: Default::default(),
             settled: Default::default(),
             retired: None,
             dropped_before: 0,
@@ -247,7 +271,15 @@ impl Model for Log {
         let requests = [Step::New; state::REQUESTS];
         let workers = [Worker::Idle; state::WORKERS];
         let asker = if self.scenario.recount { Asker::New } else { Asker::Over };
-        State { now: self.scenario.begins, requests, workers, reader: Reader::New, asker, store }
+        let mut state =
+            State { now: self.scenario.begins, requests, workers, reader: Reader::New, asker, store };
+        for step in self.scenario.led.concat() {
+            let mut next = Vec::new();
+            self.steps(&state, &mut next);
+            let taken = next.into_iter().find(|((who, what), _)| format!("{who} {what}") == step);
+            state = taken.unwrap_or_else(|| panic!("{step:?} is not possible: {state:?}")).1;
+        }
+        state
     }
 
     fn steps(&self, s: &State, out: &mut Vec<(Label, State)>) {
@@ -292,12 +324,7 @@ impl Model for Log {
         if !self.reads_right(s) {
             return Some("an acknowledged add counts once, any other at most once, a refused one never");
         }
-        if !(self.ends_right(s, false) && self.ends_right(s, true)) {
-            return Some(
-                "when all is quiet, and after retention, the count is the sum of the adds that count",
-            );
-        }
-        None
+        self.broken_at_end(s, false).or_else(|| self.broken_at_end(s, true))
     }
 
     const SITUATIONS: &'static [Situation<Log>] = SITUATIONS;
@@ -345,7 +372,7 @@ const SITUATIONS: &[Situation<Log>] = &[
         m.scenario.atomic && s.landed[0] != s.landed[1] && s.watermarks[0] >= m.scenario.tokens[0]
     }),
     ("the mark of a resolver is passed before its decision", |_, s| {
-        s.requests.iter().any(|step| matches!(step, Step::Remarked(_, window) if *window <= s.watermarks[0]))
+        s.requests.iter().any(|step| matches!(step, Step::Marking(_, window) if *window <= s.watermarks[0]))
     }),
     ("a slice is dropped before a recount of it that was asked for is done", |m, s| {
         m.scenario.recount && s.table_gone && s.counters[0].recounts[0].has_any()
@@ -356,8 +383,9 @@ const SITUATIONS: &[Situation<Log>] = &[
             && (s.watermarks[0] >= m.scenario.tokens[0]) != (s.watermarks[1] >= m.scenario.tokens[0])
     }),
     ("a worker is about to void an atomic add that another one has found whole and passed", |m, s| {
-        let is_voiding =
-            |worker: &Worker| matches!(worker, Worker::Settling(_, Some(Step::Proposing(Outcome::Void)), _));
+        let is_voiding = |worker: &Worker| {
+            matches!(worker, Worker::Settling(_, Settling { step: Some(Step::Proposing(Outcome::Void)), .. }))
+        };
         m.scenario.shards == 1
             && s.watermarks[0] >= m.scenario.tokens[0]
             && s.workers.iter().any(is_voiding)
@@ -388,9 +416,27 @@ const SITUATIONS: &[Situation<Log>] = &[
     }),
     ("a worker completes a cancel, of which one item is hidden", |_, s| {
         let is_completing = |worker: &Worker| {
-            matches!(worker, Worker::Settling(_, Some(Step::Decided(Outcome::Cancelled(_))), _))
+            matches!(
+                worker,
+                Worker::Settling(_, Settling { step: Some(Step::Decided(Outcome::Cancelled(_))), .. })
+            )
         };
         s.hidden[0] && s.landed[1] && s.workers.iter().any(is_completing)
+    }),
+    ("a worker adopts the decision that a mark names", |_, s| {
+        let adopts =
+            |each: &Worker| matches!(each, Worker::Settling(_, Settling { by: By::WorkerThatAdopts(_), .. }));
+        s.workers.iter().any(adopts)
+    }),
+    ("an atomic add is cancelled after a mark has named its decision", |_, s| {
+        s.decided[0].map_or(false, Outcome::is_cancelled) && s.atomic_marks[0].of(Sight::Decision).has_any()
+    }),
+    ("the mark of a worker is in flight, and another one has passed its window", |_, s| {
+        let marks = |each: &Worker| match each {
+            Worker::Settling(_, Settling { step: Some(Step::Marking(_, window)), .. }) => Some(*window),
+            _ => None,
+        };
+        s.workers.iter().filter_map(marks).any(|window| window <= s.watermarks[0])
     }),
     ("a slice is dropped before the token is resolved", |_, s| s.table_gone && s.requests[0] != Step::Over),
 ];

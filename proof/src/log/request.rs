@@ -1,6 +1,6 @@
 //! Requests: the path of an add (counter/core/write.py), and late tokens (counter/core/resolve.py).
 
-use super::state::{Asker, Events, Outcome, State, Step, Store, Time};
+use super::state::{Asker, By, Events, Outcome, Sight, State, Step, Store, Time, TWO};
 use super::{Item, Log, FUTURE_LIMIT, WINDOW, WRITE_TIMEOUT};
 use crate::checker::Label;
 use crate::rules::Rule;
@@ -9,16 +9,6 @@ type Next = (&'static str, State, Step);
 
 /// The step after which a resolver takes no more.
 pub const STOPS_HALF_MARKED: &str = "marks its atomic add again in one shard, and stops";
-
-/// Who resolves a token, or cancels it. A worker that looked an atomic add up when it was decided only
-/// adopts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    Client,
-    Cancel,
-    Worker,
-    WorkerThatAdopts,
-}
 
 impl Log {
     /// Append the steps of request *at*. It may stop anywhere: then it takes no more steps.
@@ -100,27 +90,46 @@ impl Log {
             }
         }
         if self.scenario.atomic && !self.breaks(Rule::AtomicMark) {
-            self.mark_atomic_everywhere(s, time);
+            for shard in self.shards_marked() {
+                if time > s.watermarks[shard] {
+                    s.atomic_marks[shard].add(Sight::Nothing, time);
+                }
+            }
         }
     }
 
-    /// `SeparateWrites.mark_atomic`: in each shard that has an item.
-    fn mark_atomic_everywhere(&self, s: &mut Store, window: Time) {
-        let shards = if self.breaks(Rule::AtomicMarkEverywhere) { 1 } else { self.scenario.shards };
-        for shard in 0..shards {
-            self.mark_atomic(s, shard, window);
+    /// The shards that have an item of the atomic add.
+    fn shards_marked(&self) -> std::ops::Range<usize> {
+        0..if self.breaks(Rule::AtomicMarkEverywhere) { 1 } else { self.scenario.shards }
+    }
+
+    /// `SeparateWrites.mark_atomic`: with `full_marks` the mark may land at any time from now on, or
+    /// never, in each shard by itself. It is not read if the watermark has passed its window.
+    fn send_mark(&self, s: &mut State, window: Time, sight: Sight) {
+        for shard in self.shards_marked() {
+            if window > s.watermarks[shard] {
+                let is_late = self.scenario.full_marks;
+                let marks = if is_late { &mut s.marks_sent[shard] } else { &mut s.atomic_marks[shard] };
+                marks.add(sight, window);
+            }
         }
     }
 
-    fn mark_atomic(&self, s: &mut Store, shard: usize, window: Time) {
-        if window > s.watermarks[shard] {
-            s.atomic_marks[shard].add(window);
-        }
-    }
-
-    /// The shards that a mark of an atomic add may reach alone.
+    /// The shards that a mark of an atomic add may reach alone, if it is not one in flight.
     fn shards_apart(&self) -> std::ops::Range<usize> {
-        0..if self.scenario.shards > 1 { self.scenario.shards } else { 0 }
+        0..if self.scenario.shards > 1 && !self.scenario.full_marks { self.scenario.shards } else { 0 }
+    }
+
+    fn is_mark_in_flight(&self, s: &State, window: Time, sight: Sight) -> bool {
+        s.marks_sent.iter().any(|sent| sent.of(sight).has(window))
+    }
+
+    /// All marks land.
+    pub fn land_marks(&self, s: &mut State) {
+        for shard in 0..TWO {
+            let sent = std::mem::take(&mut s.marks_sent[shard]);
+            s.atomic_marks[shard] = s.atomic_marks[shard].with(sent.between(s.watermarks[shard], 31));
+        }
     }
 
     /// The event is sent. From now on it may land at any time, or never.
@@ -173,38 +182,75 @@ impl Log {
                     }
                     By::Cancel => !self.breaks(Rule::CancelMarked),
                     By::Worker => !self.breaks(Rule::AtomicMarkByWorker),
-                    By::WorkerThatAdopts => false,
+                    By::WorkerThatFound => !self.breaks(Rule::DecidedMark),
+                    By::WorkerThatAdopts(_) => false,
                 };
                 if !(self.scenario.atomic && is_marked) {
                     next.push(self.decide(s, token, outcome, by));
                     return next;
                 }
                 for reading in self.readings(s.now) {
-                    let mut marked = s.clone();
-                    self.mark_atomic_everywhere(&mut marked, reading);
-                    next.push(("marks its atomic add again", marked, Step::Remarked(outcome, reading)));
+                    let mut sent = s.clone();
+                    self.send_mark(&mut sent, reading, self.first_sight(s, token, by));
+                    next.push(("marks its atomic add again", sent, Step::Marking(outcome, reading)));
                     for shard in self.shards_apart() {
                         let mut some = s.clone();
-                        self.mark_atomic(&mut some, shard, reading);
+                        if reading > s.watermarks[shard] {
+                            some.atomic_marks[shard].add(Sight::Nothing, reading);
+                        }
                         next.push((STOPS_HALF_MARKED, some, Step::Over));
                     }
                 }
             }
-            Step::Remarked(outcome, window) => {
+            Step::Marking(outcome, window)
+                if !self.is_mark_in_flight(s, window, self.first_sight(s, token, by)) =>
+            {
+                let found = by == By::WorkerThatFound;
+                let names_first = found && self.breaks(Rule::DecidedMarkInTime);
                 for reading in self.readings(s.now) {
-                    let (what, decided, step) = self.decide(s, token, outcome, by);
-                    if self.is_surely_open(window, reading) || self.breaks(Rule::AtomicMarkLeftAgain) {
-                        next.push((what, decided, step));
-                    } else {
+                    let (what, mut decided, mut step) = self.decide(s, token, outcome, by);
+                    if !(self.is_mark_in_time(window, reading) || names_first) {
                         let again = Step::Proposing(outcome);
                         next.push(("decides, but its mark may have been passed", decided, again));
+                        continue;
                     }
+                    if let Step::Decided(adopted) = step {
+                        if found && !self.breaks(Rule::DecidedMarkTwice) {
+                            self.send_mark(&mut decided, window, Sight::of(adopted));
+                            step = Step::Naming(adopted, window);
+                        }
+                    }
+                    next.push((what, decided, step));
                 }
             }
+            Step::Naming(outcome, window) if !self.is_mark_in_flight(s, window, Sight::of(outcome)) => {
+                let is_late = |reading| !self.is_mark_in_time(window, reading);
+                if self.breaks(Rule::DecidedMarkInTime) && self.readings(s.now).any(is_late) {
+                    let again = Step::Proposing(outcome);
+                    next.push(("names the decision, but its mark may have been passed", s.clone(), again));
+                } else {
+                    next.extend(self.enforce(s, token, outcome));
+                }
+            }
+            Step::Marking(..) | Step::Naming(..) => {}
             Step::Decided(outcome) => next.extend(self.enforce(s, token, outcome)),
             _ => next.extend(self.request_recounts(s, token, step, by)),
         }
         next
+    }
+
+    fn is_mark_in_time(&self, window: Time, reading: Time) -> bool {
+        self.is_surely_open(window, reading) || self.breaks(Rule::AtomicMarkLeftAgain)
+    }
+
+    /// The sight of the first mark of a resolver.
+    fn first_sight(&self, s: &State, token: usize, by: By) -> Sight {
+        match s.decided[token] {
+            Some(outcome) if by == By::WorkerThatFound && self.breaks(Rule::DecidedMarkTwice) => {
+                Sight::of(outcome)
+            }
+            _ => Sight::Nothing,
+        }
     }
 
     /// The clock, then the event. A pause between the two makes no difference: the same is found
@@ -378,7 +424,7 @@ impl Log {
 
     fn answer(&self, s: &State, token: usize, outcome: Outcome, reading: Time, by: By) -> Next {
         let mut answered = s.clone();
-        if matches!(by, By::Worker | By::WorkerThatAdopts) {
+        if !matches!(by, By::Client | By::Cancel) {
             return ("has settled the atomic add", answered, Step::Over);
         }
         if self.is_past_retention(token, reading, WINDOW + 2 * self.scenario.skew) {
@@ -406,6 +452,15 @@ impl Log {
 
     /// Writes that are in flight, and what the store does by itself.
     pub fn store_steps(&self, s: &State, out: &mut Vec<(Label, State)>) {
+        for shard in 0..self.scenario.shards {
+            for sight in [Sight::Nothing, Sight::Decision, Sight::Cancel] {
+                for window in s.marks_sent[shard].of(sight).all() {
+                    let mut landed = s.clone();
+                    landed.atomic_marks[shard].add(sight, window);
+                    out.push((("store", "a mark lands"), landed));
+                }
+            }
+        }
         for Item { at: item, time, .. } in &self.items {
             let item = *item;
             if s.sent[item] && !s.landed[item] && !s.hidden[item] && !self.is_gone(s, *time) {

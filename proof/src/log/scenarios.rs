@@ -20,6 +20,9 @@ pub struct Scenario {
     pub given_up: bool,
     /// An earlier request for the first token was acknowledged.
     pub acknowledged: bool,
+    /// Resolvers' marks of an atomic add land late, or never, and a worker that finds a decision leaves
+    /// two. Else marks land when they are sent, and such a worker leaves none: no other worker passes it.
+    pub full_marks: bool,
     pub workers: usize,
     /// With two, each counter has its own, and each shard a worker.
     pub shards: usize,
@@ -34,6 +37,8 @@ pub struct Scenario {
     pub recount: bool,
     /// When the scenario begins.
     pub begins: Time,
+    /// The steps that were taken before, in parts.
+    pub led: &'static [&'static [&'static str]],
     /// Time ends here; then everything stops, and a worker finishes.
     pub horizon: Time,
 }
@@ -48,6 +53,7 @@ pub const ONE: Scenario = Scenario {
     cancels: 0,
     given_up: false,
     acknowledged: false,
+    full_marks: false,
     workers: 1,
     shards: 1,
     reader: false,
@@ -57,6 +63,7 @@ pub const ONE: Scenario = Scenario {
     slice_end: None,
     recount: false,
     begins: 1,
+    led: &[],
     horizon: 7,
 };
 
@@ -84,9 +91,10 @@ const ATOMIC_WORKERS: Scenario = Scenario {
     atomic: true,
     given_up: true,
     requests: &[],
+    full_marks: true,
     workers: 2,
     accept_limit: 0,
-    horizon: 4,
+    horizon: 3,
     ..ONE
 };
 
@@ -101,6 +109,9 @@ const CANCEL: Scenario = Scenario {
     ..ONE
 };
 
+/// The same, and what follows after given steps.
+const ATOMIC_LED: Scenario = Scenario { begins: 3, horizon: 5, ..ATOMIC_WORKERS };
+
 /// Only workers decide about the atomic add that is cancelled.
 const CANCEL_BY_WORKERS: Scenario = Scenario {
     name: "cancel, atomic, longer",
@@ -110,6 +121,84 @@ const CANCEL_BY_WORKERS: Scenario = Scenario {
     horizon: 5,
     ..CANCEL
 };
+
+/// A worker that found no item decides void, after another one has found all items. Its mark is in a
+/// window that the other one is about to pass.
+const VOID_LATE: &[&str] = &[
+    "worker reads the clock and the marks",
+    "worker looks an atomic add up",
+    "worker is late, and looks its event up",
+    "worker marks its atomic add again",
+    "store a mark lands",
+    "store a write of an event lands",
+    "store a write of an event lands",
+    "time passes",
+    "time passes",
+    "worker reads the clock and the marks",
+    "worker looks an atomic add up",
+    "worker decides, but its mark may have been passed",
+    "worker stops",
+];
+
+/// A worker finds that decision and marks the add again, but another one has read the marks of that
+/// window before.
+const ADOPTED_LATE: &[&str] = &[
+    "worker reads the clock and the marks",
+    "worker looks an atomic add up",
+    "worker is late, and looks its event up",
+    "worker marks its atomic add again",
+    "worker reads heads",
+    "worker sums events",
+    "worker writes a counter",
+    "worker writes a counter",
+    "worker moves the watermark",
+    "time passes",
+    "time passes",
+    "worker reads the clock and the marks",
+];
+
+/// A worker decides applied and stops; another one adopts it, names it in a mark, and carries it out.
+const NAMED: &[&str] = &[
+    "store a write of an event lands",
+    "worker reads the clock and the marks",
+    "worker looks an atomic add up",
+    "worker is late, and looks its event up",
+    "worker marks its atomic add again",
+    "store a mark lands",
+    "worker decides, or adopts the decision",
+    "worker stops",
+    "worker reads the clock and the marks",
+    "worker looks an atomic add up",
+    "worker is late, and looks its event up",
+    "worker marks its atomic add again",
+    "worker decides, or adopts the decision",
+    "store a mark lands",
+    "worker writes an item again",
+    "worker leaves a recount for readers",
+    "worker has settled the atomic add",
+    "worker reads heads",
+    "worker reads rows",
+    "worker sums events",
+    "worker writes a counter",
+    "worker writes a counter",
+    "worker moves the watermark",
+];
+
+/// A cancel marks the add in the window of that mark, and replaces the decision after two workers that
+/// are about to pass the window have found it. One of them has adopted it.
+const CANCELLED_LATE: &[&str] = &[
+    "cancel is late, and looks its event up",
+    "cancel marks its atomic add again",
+    "time passes",
+    "time passes",
+    "worker reads the clock and the marks",
+    "worker reads the clock and the marks",
+    "worker looks an atomic add up",
+    "worker looks an atomic add up",
+    "worker is late, and looks its event up",
+    "worker decides, or adopts the decision",
+    "cancel decides, but its mark may have been passed",
+];
 
 pub const SCENARIOS: &[Scenario] = &[
     ONE,
@@ -152,7 +241,31 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "atomic", atomic: true, ..LONG },
     Scenario { name: "atomic, skewed", atomic: true, requests: &[0], skew: 1, horizon: 6, ..LONG },
     ATOMIC_WORKERS,
-    Scenario { name: "atomic, two shards", quick: false, shards: 2, ..ATOMIC_WORKERS },
+    Scenario { name: "atomic, two workers, longer", quick: false, horizon: 4, ..ATOMIC_WORKERS },
+    Scenario { name: "atomic, void late", led: &[VOID_LATE], ..ATOMIC_LED },
+    Scenario {
+        name: "atomic, void late, longer",
+        quick: false,
+        led: &[VOID_LATE],
+        recount: true,
+        horizon: 6,
+        ..ATOMIC_LED
+    },
+    Scenario {
+        name: "atomic, adopted late",
+        led: &[VOID_LATE, ADOPTED_LATE],
+        recount: true,
+        horizon: 7,
+        ..ATOMIC_LED
+    },
+    Scenario {
+        name: "atomic, two shards",
+        quick: false,
+        full_marks: false,
+        shards: 2,
+        horizon: 4,
+        ..ATOMIC_WORKERS
+    },
     Scenario {
         name: "retention",
         given_up: true,
@@ -168,6 +281,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "cancel, reader", quick: false, reader: true, ..CANCEL },
     Scenario { name: "cancel, atomic", quick: false, atomic: true, ..CANCEL },
     CANCEL_BY_WORKERS,
+    Scenario { name: "cancel, atomic, named", quick: false, led: &[NAMED], cancels: 1, ..ATOMIC_LED },
+    Scenario { name: "cancel, atomic, late", led: &[NAMED, CANCELLED_LATE], cancels: 1, ..ATOMIC_LED },
     Scenario { name: "cancel, atomic, two shards", workers: 2, shards: 2, horizon: 3, ..CANCEL_BY_WORKERS },
     TWO_SLICES,
     Scenario { name: "two slices, reader", quick: false, reader: true, ..TWO_SLICES },

@@ -50,6 +50,68 @@ impl Outcome {
     }
 }
 
+/// `Sight`: what no worker can have missed that has passed a mark of the atomic add.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Sight {
+    Nothing,
+    /// That it is decided.
+    Decision,
+    /// That it is cancelled.
+    Cancel,
+}
+
+impl Sight {
+    pub fn of(outcome: Outcome) -> Sight {
+        match outcome {
+            Outcome::Cancelled(_) => Sight::Cancel,
+            _ => Sight::Decision,
+        }
+    }
+}
+
+/// Of each sight, the windows in which the atomic add has a mark with it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct Marks(pub [Times; 3]);
+
+impl Marks {
+    pub fn all(self) -> Times {
+        self.0[0].with(self.0[1]).with(self.0[2])
+    }
+
+    pub fn of(self, sight: Sight) -> Times {
+        self.0[sight as usize]
+    }
+
+    pub fn add(&mut self, sight: Sight, window: Time) {
+        self.0[sight as usize].add(window);
+    }
+
+    pub fn between(self, after: Time, through: Time) -> Marks {
+        Marks(self.0.map(|each| each.between(after, through)))
+    }
+
+    pub fn with(mut self, others: Marks) -> Marks {
+        for (mine, other) in self.0.iter_mut().zip(others.0) {
+            *mine = mine.with(other);
+        }
+        self
+    }
+
+    pub fn without(mut self, others: Marks) -> Marks {
+        for (mine, other) in self.0.iter_mut().zip(others.0) {
+            mine.remove(other);
+        }
+        self
+    }
+
+    /// The windows without a mark that has *sight*.
+    pub fn lacking(self, sight: Sight) -> Times {
+        let mut windows = self.all();
+        windows.remove(self.of(sight));
+        windows
+    }
+}
+
 /// What a look-up of a token's events found.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Events {
@@ -73,8 +135,10 @@ pub enum Step {
     /// Looked up; only if the clock is read after that.
     Looked(Events),
     Proposing(Outcome),
-    /// An atomic add was marked again, in this window.
-    Remarked(Outcome, Time),
+    /// An atomic add is marked again, in this window; the mark may not have landed yet.
+    Marking(Outcome, Time),
+    /// That mark was in time. The one beside it, which names the decision, may not have landed yet.
+    Naming(Outcome, Time),
     Decided(Outcome),
     /// The events are written again, or hidden.
     Enforced(Outcome),
@@ -119,13 +183,35 @@ pub struct Update {
     pub is_written: bool,
 }
 
+/// How a worker settles an atomic add.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Settling {
+    /// The marks that it read.
+    pub marks: Marks,
+    /// None: it was not looked up yet.
+    pub step: Option<Step>,
+    pub by: By,
+}
+
+/// Who resolves a token, or cancels it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum By {
+    Client,
+    Cancel,
+    /// A worker that found no decision about an atomic add.
+    Worker,
+    /// One that found a decision.
+    WorkerThatFound,
+    /// One that found a decision, and a mark that names it.
+    WorkerThatAdopts(Sight),
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Worker {
     Idle,
     /// Marks were read, then the clock; only if that order is broken.
     Unclocked(Batch),
-    /// Settles an atomic add, and whether it was decided then. None: it was not looked up yet.
-    Settling(Batch, Option<Step>, bool),
+    Settling(Batch, Settling),
     Marked(Batch),
     /// Heads were read, and rows must be.
     Headed(Batch, [Option<Plan>; TWO]),
@@ -240,10 +326,11 @@ pub struct Store {
     /// Of each shard.
     pub watermarks: [Time; TWO],
     pub counters: [Counter; TWO],
-    /// Of each shard, the windows in which the atomic add is marked.
-    pub atomic_marks: [Times; TWO],
-    /// The windows whose mark of the atomic add was settled by the workers' process.
-    pub settled: Times,
+    /// Of each shard, the marks of the atomic add, and those in flight: each lands at any time, or never.
+    pub atomic_marks: [Marks; TWO],
+    pub marks_sent: [Marks; TWO],
+    /// The marks of the atomic add that were settled by the workers' process.
+    pub settled: Marks,
     /// The slice with all the events was retired, and when; `dropped_before`; its table is gone.
     pub retired: Option<Time>,
     pub dropped_before: Time,

@@ -1,9 +1,10 @@
 //! The rollup worker (rollup/worker.py, rollup/atomics.py, rollup/batches.py, rollup/roller.py) and
 //! the drop of slices (rollup/maintenance.py).
 
-use super::request::{By, STOPS_HALF_MARKED};
+use super::request::STOPS_HALF_MARKED;
 use super::state::{
-    Batch, Count, Events, Head, Outcome, Plan, State, Step, Time, Times, Update, Worker, TWO,
+    Batch, By, Count, Events, Head, Marks, Outcome, Plan, Settling, Sight, State, Step, Time, Times, Update,
+    Worker, TWO,
 };
 use super::{Log, WINDOW};
 use crate::checker::Label;
@@ -39,7 +40,10 @@ impl Log {
                     ("reads the clock", s.clone(), self.after_marks(s, closed))
                 })
                 .collect(),
-            Worker::Settling(batch, step, is_decided) => self.settle(s, batch, step, is_decided),
+            Worker::Settling(batch, settling) if settling.step.is_none() => {
+                self.look_atomic_up(s, batch, settling.marks)
+            }
+            Worker::Settling(batch, settling) => self.settle(s, batch, settling),
             Worker::Marked(batch) => vec![self.plan_all(s, batch)],
             Worker::Headed(batch, plans) => vec![self.read_rows(s, batch, plans)],
             Worker::Planned(batch, plans) => vec![self.sum(s, batch, plans)],
@@ -89,8 +93,9 @@ impl Log {
 
     /// Atomic adds are settled before their windows are summed.
     fn after_marks(&self, s: &State, batch: Batch) -> Worker {
-        match self.atomic_marks(s, &batch).has_any() {
-            true => Worker::Settling(batch, None, false),
+        let marks = self.atomic_marks(s, &batch);
+        match marks.all().has_any() {
+            true => Worker::Settling(batch, Settling { marks, step: None, by: By::Worker }),
             false => self.marked(batch),
         }
     }
@@ -104,58 +109,120 @@ impl Log {
     }
 
     /// `SeparateWrites.dirty_atomic`: the windows of the batch in which the atomic add is marked.
-    fn atomic_marks(&self, s: &State, batch: &Batch) -> Times {
+    fn atomic_marks(&self, s: &State, batch: &Batch) -> Marks {
         s.atomic_marks[batch.shard].between(s.watermarks[batch.shard], batch.through)
     }
 
-    /// The marks of *batch* are settled: the process remembers it for its other shards.
-    fn remember(&self, s: &mut State, batch: &Batch) {
+    /// *marks* are settled: the process remembers it for its other shards.
+    fn remember(&self, s: &mut State, marks: Marks) {
         if self.scenario.shards > 1 {
-            s.settled = s.settled.with(self.atomic_marks(s, batch));
+            s.settled = s.settled.with(marks);
         }
     }
 
-    /// `AtomicSettler.settle` and its `_resolve_halves`.
-    fn settle(&self, s: &State, batch: Batch, step: Option<Step>, is_decided: bool) -> Vec<Next> {
-        let step = if let Some(step) = step {
-            step
-        } else {
-            let found = self.find(s, 0);
-            let leaves = match found {
-                Events::All => s.decided[0].is_none() || self.breaks(Rule::DecisionLookedUp),
-                Events::Some => self.breaks(Rule::HalvesSettled),
-                Events::None => self.breaks(Rule::NothingFoundSettled),
-            };
-            let is_cancelled = s.decided[0].map_or(false, Outcome::is_cancelled);
-            let leaves = leaves || is_cancelled && self.breaks(Rule::CancelEndedByWorker);
-            let mut looked = s.clone();
-            let mut next = Worker::Settling(batch, Some(Step::New), s.decided[0].is_some());
-            if leaves || self.is_missing(s, self.scenario.tokens[0]) {
-                self.remember(&mut looked, &batch);
-                next = self.marked(batch);
-            }
-            let mut all = vec![("looks an atomic add up", looked, next)];
-            let mut unknown = self.atomic_marks(s, &batch);
-            unknown.remove(s.settled);
-            if !unknown.has_any() {
-                // Only if it is in the process that settled it.
+    /// `AtomicSettler._settle_once`, and the look-up of `_resolve_incomplete`.
+    fn look_atomic_up(&self, s: &State, batch: Batch, marks: Marks) -> Vec<Next> {
+        let unknown = marks.without(s.settled);
+        let mut all = Vec::new();
+        // It knows of those that are settled only if its process has settled them.
+        for left in [marks, unknown].iter().take(if unknown == marks { 1 } else { 2 }) {
+            if !left.all().has_any() {
                 all.push(("knows that an atomic add is settled", s.clone(), self.marked(batch)));
+                continue;
             }
-            return all;
+            for by in self.ways(s, *left) {
+                let mut looked = s.clone();
+                let mut next = Worker::Settling(batch, Settling { marks: *left, step: Some(Step::New), by });
+                if self.leaves(s) {
+                    self.remember(&mut looked, *left);
+                    next = self.marked(batch);
+                }
+                all.push(("looks an atomic add up", looked, next));
+            }
+        }
+        all
+    }
+
+    /// How a worker may begin to settle *marks*: with any of them.
+    fn ways(&self, s: &State, marks: Marks) -> Vec<By> {
+        let Some(decided) = s.decided[0] else { return vec![By::Worker] };
+        if self.breaks(Rule::DecidedMarkEnds) && self.scenario.full_marks {
+            return vec![By::WorkerThatFound];
+        }
+        let sight = Sight::of(decided);
+        if !self.scenario.full_marks {
+            return vec![By::WorkerThatAdopts(sight)];
+        }
+        let mut ways = Vec::new();
+        for each in [Sight::Decision, Sight::Cancel] {
+            if marks.of(each).has_any() && (each == sight || self.breaks(Rule::DecidedMarkNames)) {
+                ways.push(By::WorkerThatAdopts(each));
+            }
+        }
+        if ways.is_empty() || self.lacking(marks, sight).has_any() {
+            ways.push(By::WorkerThatFound);
+        }
+        ways
+    }
+
+    /// The windows whose marks do not name the decision.
+    fn lacking(&self, marks: Marks, sight: Sight) -> Times {
+        if !self.scenario.full_marks {
+            return Times::default();
+        }
+        if self.breaks(Rule::DecidedMarkNames) {
+            let mut windows = marks.lacking(Sight::Decision);
+            windows.remove(marks.of(Sight::Cancel));
+            return windows;
+        }
+        marks.lacking(sight)
+    }
+
+    /// Whether a worker leaves an atomic add as it is.
+    fn leaves(&self, s: &State) -> bool {
+        let leaves = match self.find(s, 0) {
+            Events::All => s.decided[0].is_none() || self.breaks(Rule::DecisionLookedUp),
+            Events::Some => self.breaks(Rule::HalvesSettled),
+            Events::None => self.breaks(Rule::NothingFoundSettled),
         };
-        let by = if is_decided { By::WorkerThatAdopts } else { By::Worker };
+        let is_cancelled = s.decided[0].map_or(false, Outcome::is_cancelled);
+        let leaves = leaves || is_cancelled && self.breaks(Rule::CancelEndedByWorker);
+        leaves || self.is_missing(s, self.scenario.tokens[0])
+    }
+
+    /// `Resolver.resolve` for an atomic add.
+    fn settle(&self, s: &State, batch: Batch, settling: Settling) -> Vec<Next> {
+        let Settling { marks, by, .. } = settling;
+        let step = settling.step.expect("it was looked up");
         self.resolve(s, 0, step, by)
             .into_iter()
             .map(|(what, mut state, next)| {
                 let is_settled = what == "has settled the atomic add";
-                if is_settled {
-                    self.remember(&mut state, &batch);
-                }
-                let worker = match next {
-                    Step::Over if is_settled => self.marked(batch),
-                    Step::Over if what == STOPS_HALF_MARKED => Worker::Idle,
-                    Step::Over => self.before_pending(&state, batch),
-                    _ => Worker::Settling(batch, Some(next), is_decided),
+                let going =
+                    |step: Step, by: By| Worker::Settling(batch, Settling { marks, step: Some(step), by });
+                let worker = match (next, by) {
+                    (Step::Over, By::WorkerThatAdopts(sight))
+                        if is_settled && self.lacking(marks, sight).has_any() =>
+                    {
+                        going(Step::New, By::WorkerThatFound)
+                    }
+                    (Step::Over, _) if is_settled => {
+                        self.remember(&mut state, marks);
+                        self.marked(batch)
+                    }
+                    (Step::Over, _) if what == STOPS_HALF_MARKED => Worker::Idle,
+                    (Step::Over, _) => self.before_pending(&state, batch, marks),
+                    // It was cancelled after the look-up.
+                    (Step::Decided(outcome), By::WorkerThatAdopts(sight))
+                        if matches!(step, Step::Proposing(_))
+                            && self.scenario.full_marks
+                            && sight != Sight::of(outcome)
+                            && !self.breaks(Rule::DecidedMarkNames)
+                            && !self.breaks(Rule::AdoptedCompared) =>
+                    {
+                        going(Step::Proposing(outcome), By::WorkerThatFound)
+                    }
+                    _ => going(next, by),
                 };
                 (what, state, worker)
             })
@@ -163,11 +230,11 @@ impl Log {
     }
 
     /// An atomic add that may be in flight delays its window and later ones, not earlier ones.
-    fn before_pending(&self, s: &State, batch: Batch) -> Worker {
+    fn before_pending(&self, s: &State, batch: Batch, marks: Marks) -> Worker {
         if self.breaks(Rule::SettledBeforeSummed) {
             return self.marked(batch);
         }
-        match self.atomic_marks(s, &batch).first() {
+        match marks.all().first() {
             Some(window) if window - 1 > s.watermarks[batch.shard] => {
                 self.marked(self.dirty(s, batch.shard, window - 1, batch.dropped_before))
             }
