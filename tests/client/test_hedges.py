@@ -111,12 +111,15 @@ def test_a_quick_answer_is_not_hedged() -> None:
         ("add", [200, 503], 200, []),
         ("add", [200, 404], 200, []),
         ("add", [503, 404], 503, []),
+        ("add", [503, 501], 503, []),
+        ("add", [200, 501], 200, []),
         ("add", [404, 404], 404, []),
         # A definite answer about the token holds for both of them.
         ("add", [200, 409], 409, [0]),
         ("add", [200, 410], 410, [0]),
         # Nothing becomes of a read.
         ("get", [200, 404], 404, [0]),
+        ("get", [200, 501], 501, [0]),
     ],
 )
 def test_a_refusal_of_a_hedge_does_not_end_the_first_attempt(

@@ -61,7 +61,7 @@ func (c *Client) attempt(ctx context.Context, call *call, timeout time.Duration)
 	}
 	call.ttl = -1
 	response, err := c.http.Do(request)
-	if err != nil || response.StatusCode >= http.StatusInternalServerError {
+	if err != nil || isFault(response.StatusCode) {
 		c.takeTurn(turn)
 	}
 	if err != nil {
@@ -207,10 +207,15 @@ func foreign(response *http.Response, what string, wait time.Duration) *failure 
 		next: sameToken, arrived: true, wait: wait,
 	}
 	isLater := status == http.StatusRequestTimeout || status == http.StatusTooEarly || status == http.StatusTooManyRequests
-	if status >= 300 && status < 500 && !isLater {
+	if status >= 300 && !isFault(status) && !isLater {
 		found.next = never
 	}
 	return found
+}
+
+// isFault is whether status means that a server failed; 501 is what it does not support.
+func isFault(status int) bool {
+	return status >= http.StatusInternalServerError && status != http.StatusNotImplemented
 }
 
 // ttlOf returns how long the service honours a token; negative if the header says nothing or is a

@@ -154,6 +154,23 @@ func TestTheNextURLHasItsTurnAfterNoAnswerOrAFaultOfAServer(t *testing.T) {
 	}
 }
 
+func TestWhatAServerDoesNotSupportIsRefusedAndTheNextCallAsksTheSameOne(t *testing.T) {
+	client, sent, _ := newClient(t, Config{URL: "http://one,http://two"},
+		status(501, `{"code":"not_supported","retry":"never","applied":null,"detail":"it keeps no events"}`),
+		status(501, "a page"), added)
+	for _, want := range []string{"it keeps no events", "status 501"} {
+		if _, err := client.Add(context.Background(), "c", 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Error(err)
+		}
+	}
+	if _, err := client.Add(context.Background(), "c", 1); err != nil {
+		t.Error(err)
+	}
+	if got := strings.Join(sent.hosts, " "); got != "one one one" {
+		t.Error(got)
+	}
+}
+
 func TestACallEndsAtItsDeadlineWithItsToken(t *testing.T) {
 	client, sent, clock := newClient(t, Config{Timeout: 10 * time.Second, Retries: 1000}, lost)
 	begin := clock.now

@@ -73,7 +73,7 @@ func (s *stream) connect(caller context.Context) *failure {
 	}
 	request.Header.Set("Accept", "text/event-stream")
 	response, err := s.client.http.Do(request)
-	if err != nil || response.StatusCode >= http.StatusInternalServerError {
+	if err != nil || isFault(response.StatusCode) {
 		s.client.takeTurn(turn)
 	}
 	if err != nil {

@@ -269,6 +269,11 @@ def error_of_answer(
         return unexpected(status, body, retry_after, location)
 
 
+def is_fault(status: int) -> bool:
+    """Return whether *status* means that a server failed; 501 is what it does not support."""
+    return status >= 500 and status != 501
+
+
 def unexpected(
     status: int, body: bytes, retry_after: str | None = None, location: str | None = None
 ) -> UnexpectedAnswerError:
@@ -279,7 +284,7 @@ def unexpected(
         text = body[:_TEXT_CHARS_MAX].decode("utf-8", "replace")
         what = f"with {text!r} is not from a counter service; check the base URL"
     error = UnexpectedAnswerError(f"status {status} {what}", retry_after_us=_wait_us(retry_after))
-    if status < 500 and status not in _TRY_LATER and not 200 <= status < 300:
+    if not is_fault(status) and status not in _TRY_LATER and not 200 <= status < 300:
         error.retry = "never"
     return error
 

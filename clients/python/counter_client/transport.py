@@ -27,6 +27,7 @@ from counter_client.failures import (
     UnexpectedAnswerError,
     UnreachableError,
     error_of_answer,
+    is_fault,
     too_large,
     unexpected,
 )
@@ -161,7 +162,6 @@ def context_of(options: Options, urls: Sequence[str]) -> ssl.SSLContext:
 _SEEN_MAX: Final = 200
 _SEEN_MIN: Final = 20
 _PERCENTILE: Final = 0.95
-_SERVER_FAULTS: Final = 500
 _TRY_LATER: Final = frozenset({408, 425, 429})
 #: Token conflicts, and tokens that are too old.
 _ABOUT_TOKENS: Final = frozenset({409, 410})
@@ -616,7 +616,7 @@ def _weight(request: Request, answer: Answer) -> int:
         return _NO_ANSWER if answer.sent else _NOT_SENT
     if isinstance(answer, UnexpectedAnswerError):
         return _NO_ANSWER
-    if answer.status >= _SERVER_FAULTS or answer.status in _TRY_LATER:
+    if is_fault(answer.status) or answer.status in _TRY_LATER:
         return _UNKNOWN
     if answer.status in _ABOUT_TOKENS or 200 <= answer.status < 300:
         return _DECIDES

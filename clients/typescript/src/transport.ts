@@ -87,7 +87,7 @@ export class Transport {
     try {
       return await ending.within(timeoutMs, async () => {
         const response = await this.#fetch(base, request, timeoutMs, ending.signal);
-        if (response.status >= 500) this.#leave(place);
+        if (isFault(response.status)) this.#leave(place);
         return this.#answerOf(response, request);
       });
     } catch (error) {
@@ -108,7 +108,7 @@ export class Transport {
     try {
       const opened = await ending.within(attemptTimeoutMs, async () => {
         const response = await this.#fetch(base, request, attemptTimeoutMs, ending.signal);
-        if (response.status >= 500) this.#leave(place);
+        if (isFault(response.status)) this.#leave(place);
         return response.ok ? response : this.#answerOf(response, request);
       });
       if ("kind" in opened) return yield opened as Failure;
@@ -184,7 +184,7 @@ export class Transport {
   strange(status: number, body: string, waitMs = 0): Failure {
     // A browser shows nothing of a redirect that it does not follow; its status is 0 then.
     const isRedirect = status === 0 || (status >= 300 && status < 400);
-    const again = (status >= 200 && status < 300) || status >= 500 || TRY_LATER.includes(status);
+    const again = (status >= 200 && status < 300) || isFault(status) || TRY_LATER.includes(status);
     const shown = JSON.stringify(this.#withoutKey(body).slice(0, SHOWN_CHARS_MAX));
     const what = isRedirect ? "is a redirect, which is not followed" : `with ${shown} is not from a counter service`;
     return { kind: "strange", detail: `status ${status} ${what}; check the URL`, again, waitMs };
@@ -284,6 +284,11 @@ export function isProblem(json: unknown): json is Problem {
   if (typeof json !== "object" || json === null) return false;
   const { code, retry } = json as Record<string, unknown>;
   return typeof code === "string" && (retry === "same_token" || retry === "new_token" || retry === "never");
+}
+
+/** Whether `status` means that a server failed; 501 is what it does not support. */
+function isFault(status: number): boolean {
+  return status >= 500 && status !== 501;
 }
 
 /** Return `error` and its causes, also those of several addresses. */

@@ -38,6 +38,15 @@ test("after an attempt without an answer, or a fault of a server, the next URL h
   assert.throws(() => new CounterClient({ url: [] }), /there is no URL/);
 });
 
+test("what a server does not support is refused, and the next call asks the same one", async () => {
+  const unsupported = { code: "not_supported", retry: "never", applied: null, detail: "it keeps no events" };
+  const { client, sent } = made([[501, unsupported], [501, "a page"], [200, added]], { url: ["http://one", "http://two"] });
+  await assert.rejects(client.add("c", 1), /it keeps no events/);
+  await assert.rejects(client.add("c", 1), /status 501/);
+  await client.add("c", 1);
+  assert.deepEqual(sent.map(({ host }) => host), ["one", "one", "one"]);
+});
+
 test("pauses grow exponentially, and are at least what the service asks", async () => {
   const { client, sent } = made([[503, BUSY], [503, BUSY], [503, { ...BUSY, retry_after: 2 }], [200, added]]);
   await client.add("c", 1);
