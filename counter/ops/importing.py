@@ -31,7 +31,7 @@ from counter.ops.export_file import FORMAT, VERSION
 from counter.quantities import check_counter_name, format_duration, plural
 from counter.regular_file import open_regular
 from counter_client import CounterClient, Token
-from counter_client.errors import TokenTooOldError
+from counter_client.errors import TokenCancelledError, TokenTooOldError
 
 ITEMS_MAX: Final = limits.ATOMIC_ITEMS_MAX
 #: The largest sum of the items of one atomic add.
@@ -285,8 +285,10 @@ class Importer:
     key_ttl_us: int
     #: Whether this or an earlier run has its first key.
     has_begun: bool = False
-    #: Lines, from the first one on, that are known to be counted.
+    #: Lines, from the first one on, that are known to be counted or cancelled.
     counted: int = 0
+    #: Of these, the first and the last of lines that are cancelled, numbered from 1.
+    cancelled: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def _mark(self) -> str:
@@ -299,7 +301,23 @@ class Importer:
         return self.has_begun
 
     def run(self, chunks: Iterable[Chunk], on_progress: Callable[[int], None]) -> None:
-        """Count all *chunks*; *on_progress* is called with the number of counted lines."""
+        """Count all *chunks* but the cancelled ones; *on_progress* is called with the number of
+        counted lines. Raises ImportRefusedError at the end if lines are cancelled."""
+        try:
+            self._run(chunks, on_progress)
+        except TokenCancelledError as error:
+            raise ImportRefusedError(
+                f"an add to {self._mark!r} was cancelled, so this import cannot continue:"
+                f" {self._known()} Compare the target with the file (counter export), or import the"
+                " file into another namespace"
+            ) from error
+        if self.cancelled:
+            raise ImportRefusedError(
+                f"{self._known()} Every run skips them: to count them after all, import them as"
+                " another file, with --add"
+            )
+
+    def _run(self, chunks: Iterable[Chunk], on_progress: Callable[[int], None]) -> None:
         key = Token.from_key(f"import:{self.id}")
         begun = self.client.add_and_get(self._mark, 1, token=key)
         self.has_begun = True
@@ -309,7 +327,8 @@ class Importer:
             raise self._refused()
         until = begun.event_time + timedelta(microseconds=self.key_ttl_us // 2)
         for chunk in chunks:
-            # The next chunk is sent only after this one was acknowledged.
+            # The next chunk is sent only after this one was acknowledged, or is cancelled, which
+            # stays so: another run may have counted later chunks before the cancel.
             self._count(chunk, until)
             self.counted = chunk.end
             on_progress(chunk.end)
@@ -328,15 +347,34 @@ class Importer:
             except TokenTooOldError as error:
                 if error.applied is None:
                     raise
+            except TokenCancelledError:
+                self._skip(chunk)
+                return
             # The token is void permanently, for all runs, so the next time is safe. All runs go
             # through the same times, because each key names the time before.
             key = f"import:{self.id}:{chunk.start}:{token.generation_time_us}"
 
+    def _skip(self, chunk: Chunk) -> None:
+        first = chunk.start + 1
+        if self.cancelled and self.cancelled[-1][1] == chunk.start:
+            first, _ = self.cancelled.pop()
+        self.cancelled.append((first, chunk.end))
+
+    def _known(self) -> str:
+        """Return a sentence about which lines are counted."""
+        if not self.cancelled:
+            lines = plural(self.counted, "line is known to be", "lines are known to be")
+            return f"{lines} counted, from the first one on."
+        ranges = ", ".join(f"{first:,} to {last:,}" for first, last in self.cancelled)
+        return (
+            f"of the first {self.counted:,} lines all are counted but {ranges}, whose atomic adds"
+            " were cancelled."
+        )
+
     def _refused(self) -> ImportRefusedError:
-        lines = plural(self.counted, "line is known to be", "lines are known to be")
         return ImportRefusedError(
             "this import was finished by an earlier version, or began longer ago than half of"
             f" key_ttl ({format_duration(self.key_ttl_us)}): its keys may be forgotten, and a line"
-            f" could be counted twice. {lines} counted, from the first one on. Compare the target"
+            f" could be counted twice; {self._known()} Compare the target"
             " with the file (counter export), or import the file into another namespace"
         )

@@ -15,7 +15,7 @@ import pytest
 from counter.errors import StartupError
 from counter.limits import INT64_MAX, INT64_MIN
 from counter.ops.importing import COUNT_MAX, examine
-from counter_client import CounterClient, Options
+from counter_client import CounterClient, Options, Token
 from tests.cli.shell import Shell, exit_code
 from tests.support.in_thread import Service, in_thread
 from tests.support.seeds import seed_of
@@ -310,6 +310,34 @@ def test_an_import_whose_keys_may_have_expired_counts_nothing(
         1, "import", "in.csv", "--namespace", target
     )
     assert without_marks(counts(service, target)) == {}
+
+
+def test_an_import_skips_cancelled_lines_and_stays_so(
+    service: Service, target: str, shell: Shell
+) -> None:
+    Path("in.csv").write_text("".join(f"line-{number},1\n" for number in range(1, 301)))
+    words = ("import", "in.csv", "--namespace", target)
+    shell.said(*words)
+    with CounterClient(service.url, target, options=OPTIONS) as client:
+        (event,) = client.events("line-101")
+        token = Token.parse(f"{event.event_id}@{event.event_time.isoformat()}")
+        client.cancel_atomic([(f"line-{number}", 1) for number in range(101, 201)], token=token)
+    for _ in range(2):
+        assert "all are counted but 101 to 200, " in shell.fails(1, *words)
+    assert sum(without_marks(counts(service, target)).values()) == 200
+
+
+def test_an_import_whose_first_key_is_cancelled_cannot_continue(
+    service: Service, target: str, shell: Shell
+) -> None:
+    Path("in.csv").write_text("a,1\n")
+    words = ("import", "in.csv", "--namespace", target)
+    shell.said(*words)
+    import_id = examine(Path("in.csv")).id
+    with CounterClient(service.url, target, options=OPTIONS) as client:
+        client.cancel(f"imported:{import_id}", 1, token=Token.from_key(f"import:{import_id}"))
+    assert "cannot continue: 0 lines are known" in shell.fails(1, *words, "--add")
+    assert without_marks(counts(service, target)) == {"a": 1}
 
 
 def test_a_file_that_is_truncated_during_an_import_ends_it() -> None:

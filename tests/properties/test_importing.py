@@ -13,7 +13,7 @@ import pytest
 from counter.limits import DAY, HOUR, SECOND
 from counter.ops.importing import Importer, ImportRefusedError, cut
 from counter_client import Key, Token
-from counter_client.errors import TokenTooOldError
+from counter_client.errors import TokenCancelledError, TokenTooOldError
 
 MARK = "imported:x"
 ACCEPT_US, KEY_TTL_US, RETENTION_US = 5 * SECOND, DAY, 7 * DAY
@@ -36,6 +36,7 @@ class Service:
         self.counts: Counter[str] = Counter()
         self.keys: dict[str, tuple[int, int]] = {}
         self.ends: dict[Token, bool] = {}
+        self.cancelled: set[Token] = set()
         #: Adds that landed too late to be acknowledged: seen now, they are gone one day unless
         #: somebody asks about their tokens.
         self.ghosts: dict[Token, Items] = {}
@@ -48,6 +49,8 @@ class Service:
         age_us = self.now_us - token.generation_time_us
         if age_us > RETENTION_US:
             raise TokenTooOldError("forgotten", applied=None)
+        if token in self.cancelled:
+            raise TokenCancelledError("cancelled")
         self.make_whole(token)
         if self.ghosts.pop(token, None) is not None:
             self.ends[token] = True
@@ -69,6 +72,13 @@ class Service:
         if self._is_new(token):
             self.halves[token] = items
         raise Broken
+
+    def cancel(self, token: Token, items: Items) -> None:
+        """Cancel a token that was counted."""
+        assert self.ends.pop(token)
+        self.cancelled.add(token)
+        for name, delta in items:
+            self.counts[name] -= delta
 
     def make_whole(self, token: Token) -> None:
         """A rollup worker completes or voids a half."""
@@ -248,6 +258,38 @@ def test_a_late_import_says_what_is_counted() -> None:
             importer.run(cut(LINES), lambda _: None)
     service.counts.pop(MARK)
     assert service.counts == expected(100)
+
+
+@pytest.mark.parametrize(
+    ("sent", "cancelled", "named"),
+    [(1, [0], "1 to 100"), (2, [0], "1 to 100"), (2, [1], "101 to 150"), (2, [0, 1], "1 to 150")],
+)
+def test_a_run_skips_what_was_cancelled_and_names_it(
+    sent: int, cancelled: list[int], named: str
+) -> None:
+    """An earlier run has *sent* so many atomic adds."""
+    service = Service()
+    tokens: list[tuple[Token, Items]] = []
+
+    def only_so_many(token: Token, items: Items) -> bool:
+        if len(tokens) == sent:
+            raise Broken
+        tokens.append((token, items))
+        return service.send(token, items)
+
+    run(Client(service, lambda: None, only_so_many))
+    for at in cancelled:
+        service.cancel(*tokens[at])
+    for _ in range(2):
+        importer = Importer(Client(service, lambda: None, service.send), "x", KEY_TTL_US)  # type: ignore[arg-type]
+        with pytest.raises(ImportRefusedError, match=rf"first 150 lines .* but {named}, "):
+            importer.run(cut(LINES), lambda _: None)
+    service.counts.pop(MARK)
+    whole = expected(len(LINES))
+    for at in cancelled:
+        for name, delta in tokens[at][1]:
+            whole[name] -= delta
+    assert service.counts == whole
 
 
 def test_a_late_import_still_confirms_lines_sent_in_time() -> None:
