@@ -21,6 +21,7 @@ from counter.types import (
     Checkpoint,
     CounterUpdate,
     DirtyMark,
+    Event,
     EventPage,
     Namespace,
     Pending,
@@ -32,6 +33,8 @@ from rollup.partitions import Partitions
 from rollup.roller import BatchTimes, Dirt, Plan, group, plan, update
 
 _ATTEMPTS_MAX: Final = 5
+#: Pages of events of one instant that are searched for the clear of a delete.
+_PAGES_MAX: Final = 100
 _Group = TypeVar("_Group")
 _Result = TypeVar("_Result")
 #: Checkpoints that are written to the cache.
@@ -227,8 +230,7 @@ class BatchRoller:
                 scan = partial(self.store.events.scan, namespace, each.counter)
                 is_over = bool(await scan(EventPage(Span(at_us + 1, TIME_MAX_US), limit=1)))
                 if not is_over and at_us >= dropped_before_us:
-                    then = await scan(EventPage(Span(at_us, at_us + 1), BATCH_ITEMS_MAX))
-                    is_over = not any(event.clear for event in then)
+                    is_over = not await _has_clear(scan, at_us)
                 undone[each.counter] = deletes if is_over else deletes[:-1]
         return undone
 
@@ -260,3 +262,17 @@ class BatchRoller:
                 known[counter] = again
                 rows[counter] = found
         return list(known.values()), rows
+
+
+async def _has_clear(scan: Callable[[EventPage], Awaitable[Sequence[Event]]], at_us: int) -> bool:
+    """Return whether a counter, whose events *scan* reads, has a clear at instant *at_us*; True if
+    it has more events at that instant than are read."""
+    page = EventPage(Span(at_us, at_us + 1), BATCH_ITEMS_MAX)
+    for _ in range(_PAGES_MAX):
+        events = await scan(page)
+        if any(event.clear for event in events):
+            return True
+        if len(events) < page.limit:
+            return False
+        page = page._replace(before=events[-1])
+    return True

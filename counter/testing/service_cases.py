@@ -285,7 +285,8 @@ class ServiceCancelCases(_Processes, StoreCases):
     async def test_a_cancelled_delete_leaves_what_an_earlier_one_did(
         self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
     ) -> None:
-        """The name is listed, and the count stays 0."""
+        """The count stays 0. The name is listed, because only the note of the latest delete is
+        kept; a new delete hides it."""
         one, other = processes
         await one.add(namespace, "c", Token(nonce(1), clock.now_us()))
         deletes = [Token(nonce(2), clock.now_us() + 1), Token(nonce(3), clock.now_us() + 2)]
@@ -297,6 +298,10 @@ class ServiceCancelCases(_Processes, StoreCases):
         await one.roll_up()
         assert await one.counts(namespace, "c") == [0]
         assert await other.names(namespace) == ["c"]
+        await one.delete(namespace, "c", Token(nonce(4), clock.now_us()))
+        clock.advance(MINUTE)
+        await one.roll_up()
+        assert await other.names(namespace) == []
 
     async def test_an_atomic_add_and_an_event_are_cancelled_as_a_whole(
         self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock

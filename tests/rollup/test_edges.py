@@ -1,7 +1,14 @@
-"""Adds at the edges of windows, and windows that close while a worker is at work."""
+"""Adds at the edges of windows, deletes at an instant of many adds, and windows that close while a
+worker is at work."""
 
+from unittest.mock import patch
+
+import pytest
+
+from counter.testing.cases import nonce
 from counter.types import Token
 from counter.windows import closes_at, window_of
+from rollup import batches
 from tests.rollup.world import CLOSING, WINDOW, begun
 from tests.support.parts import followed
 
@@ -56,3 +63,27 @@ async def test_a_window_that_closes_while_idle_shards_are_asked_for_is_not_passe
     assert await world.rolled_up(namespace) == {}
     await worker.tick()
     assert await world.rolled_up(namespace) == {"c": 10}
+
+
+@pytest.mark.parametrize("number", [0, 2, 5])
+@pytest.mark.parametrize(("pages", "listed"), [(100, ["c"]), (5, [])])
+async def test_a_delete_has_its_clear_among_many_events_of_its_instant(
+    number: int, pages: int, listed: list[str]
+) -> None:
+    """Regression: only the first page of them was searched, and the name was listed again. With
+    more events than are searched, a cancelled delete hides the name."""
+    world, namespace = await begun(shards=1)
+    now_us = world.clock.now_us()
+    tokens = [Token(nonce(each), now_us) for each in range(6)]
+    for each in tokens:
+        if each is not tokens[number]:
+            await world.api.add(namespace, "c", 1, each)
+    await world.api.delete(namespace, "c", tokens[number])
+    with patch.object(batches, "BATCH_ITEMS_MAX", 1), patch.object(batches, "_PAGES_MAX", pages):
+        world.clock.advance(2 * CLOSING)
+        await world.process().worker.tick()
+        assert await world.rolled_up(namespace) == {}
+        await world.api.cancel(namespace, "delete", "c", None, tokens[number])
+        world.clock.advance(2 * CLOSING)
+        await world.process().worker.tick()
+    assert list(await world.rolled_up(namespace)) == listed
