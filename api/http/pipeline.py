@@ -206,7 +206,8 @@ class Pipeline:
             self.shedder.bodies.give_back(call.held)
         if call.ttls is None:
             return response
-        is_key = not call.key_is_token and b"idempotency-key" in call.first
+        has_key = not call.key_is_token and b"idempotency-key" in call.first
+        is_key = route.by_key or has_key
         return response.with_headers(*(call.ttls.of_key if is_key else call.ttls.of_token))
 
     def admit(self, call: Call, *, is_fresh: bool = False) -> bool:

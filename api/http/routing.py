@@ -90,6 +90,7 @@ class Route(PlainRoute):
     A route that *writes* events needs a fresh copy of the namespace's settings; one that shows or
     changes the settings needs the *latest*. Each request counts as *adds* adds in rate limits; a
     batch's handler counts its adds itself. *shows* names what only a namespace with events has.
+    *by_key* says that what it writes has arbitrary keys without the header, such as CloudEvents.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Route(PlainRoute):
         self.latest = latest
         self.adds = adds
         self.shows = shows
+        self.by_key: bool = described.pop("by_key", False)
         #: Whether its requests have tokens, so that each response says how long they are honoured.
         self.takes_tokens = TTL in described.get("headers", ())
         self.takes_namespace = "namespace" in hints

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
+from api.http.call import JSON
 from api.http.connections import ReadQueue
 from api.http.models import AtomicAddBody, BatchAddBody, CancelBody
 from api.http.response_models import BatchCancelAnswer, CancelAnswer
@@ -77,9 +78,12 @@ class CancelRoutes:
         self, call: CallOf, namespace: InNamespace
     ) -> Annotated[Response, BatchCancelAnswer]:
         """Cancel adds to many counters, a token each; an outcome for each item, in order."""
+        call.content_type(JSON)
         reading = Items.of_json(await call.body(), self.batch_items_max)
         items = await call.read_in_turn(self.queue, reading)
         call.charge(len(items.events or items.adds))
+        if one := items.only():
+            call.logged["of"] = LoggedWrite(namespace, "add", one.counter, one.credential)
         outcomes = await items.cancel(self.service, namespace, call.allowance)
         call.logged["results"] = outcomes
         return results_response(cancelled_texts(outcomes))

@@ -24,7 +24,7 @@ from api.http.models import CloudEventBody
 from api.http.problems import shown
 from api.http.response_models import BatchCancelAnswer, CloudEventsAnswer
 from api.http.responses import Response, cancelled_texts, results_response
-from api.http.routing import NAMESPACE, CallOf, InNamespace, prefers, route
+from api.http.routing import NAMESPACE, TTL, CallOf, InNamespace, prefers, route
 from api.telemetry.request_log import OUTCOMES, LoggedWrite
 from counter.api_keys import Scope
 from counter.config.event_rules import EVENT_TEXT, CloudEvent, adds_of, need_extensions, rules_of
@@ -114,6 +114,8 @@ _CANCELS: Final[Mapping[str, Any]] = {
     "tag": "cancels",
     "writes": True,
     "shows": "a CloudEvent",
+    "headers": (TTL,),
+    "by_key": True,
     "declares": (cloud_event,),
     "openapi_extra": _BODIES,
 }
@@ -155,15 +157,9 @@ class EventRoutes:
         adds, reading = await self._read(call, namespace)
         with self.service.one_by_one.holding(adds):
             keyed = await self.queue.run(reading)
-            for each in keyed:
-                if not each.items:
-                    raise InvalidBodyError(
-                        f"event {shown(each.key)!r} of {shown(each.scope)!r} is of a type that no"
-                        " rule of the namespace matches: it counted nothing, and what it would"
-                        " count is not known",
-                        field="type",
-                    )
-            outcomes = await self.service.cancel_keyed(namespace, keyed, call.allowance)
+            counted = _counted(call, namespace, keyed)
+            cancelled = iter(await self.service.cancel_keyed(namespace, counted, call.allowance))
+        outcomes = [next(cancelled) if each.items else _unmatched(each) for each in keyed]
         for outcome in outcomes:
             if isinstance(outcome, TokenConflictError):
                 outcome.detail += (
@@ -194,10 +190,7 @@ class EventRoutes:
     ) -> Sequence[Sequence[Added]]:
         """Return what was added of each event, nothing for an ignored one. Raises an error unless
         all of them are counted."""
-        counted = [each for each in keyed if each.items]
-        if len(keyed) == len(counted) == 1:
-            [one] = counted
-            call.logged["of"] = LoggedWrite(namespace, "event", one.scope, one.key)
+        counted = _counted(call, namespace, keyed)
         outcomes = await self.service.add_keyed(namespace, counted, call.allowance)
         self.service.events_ignored += len(keyed) - len(counted)
         call.logged["results"] = [
@@ -260,6 +253,24 @@ def _keyed(
         if not len(keyed) % _STEP_EVENTS:
             yield
     return keyed
+
+
+def _counted(call: Call, namespace: Namespace, keyed: Sequence[Keyed]) -> Sequence[Keyed]:
+    """Return the events that a rule matches. If the request has only one event, log its token."""
+    counted = [each for each in keyed if each.items]
+    if len(keyed) == len(counted) == 1:
+        [one] = counted
+        call.logged["of"] = LoggedWrite(namespace, "event", one.scope, one.key)
+    return counted
+
+
+def _unmatched(event: Keyed) -> InvalidBodyError:
+    """Return the error of an event to be cancelled that no rule matches."""
+    return InvalidBodyError(
+        f"event {shown(event.key)!r} of {shown(event.scope)!r} is of a type that no rule of the"
+        " namespace matches: it counted nothing, and what it would count is not known",
+        field="type",
+    )
 
 
 def _extensions(body: bytes, is_batch: bool) -> Sequence[Mapping[str, Any]]:
@@ -368,7 +379,7 @@ def _all_added(
         for each, outcome in zip(events, outcomes, strict=True)
         if isinstance(outcome, CounterError)
     ]
-    event, error = min(failed, key=lambda each: isinstance(each[1], TokenConflictError))
+    event, error = min(failed, key=lambda each: each[1].retry == "never")
     error.detail = f"event {shown(event.key)!r} of {shown(event.scope)!r}: {error.detail}"
     if len(events) > 1:
         error.detail += (

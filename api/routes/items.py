@@ -80,6 +80,11 @@ class Items(NamedTuple):
             adds += [_item(line, index, problems) for index, line in enumerate(part, first + start)]
         return cls((), adds) if adds else cls(events)
 
+    def only(self) -> Add | None:
+        """Return the add of a batch that has one item, if it is valid."""
+        adds = self.adds or adds_of(self.events)
+        return adds[0] if len(adds) == 1 and isinstance(adds[0], Add) else None
+
     async def add(
         self, service: CounterService, namespace: Namespace, allowance: Allowance
     ) -> Sequence[Added | CounterError]:

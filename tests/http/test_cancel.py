@@ -1,13 +1,15 @@
 """A token that is cancelled counts nothing, and every retry of it is answered so."""
 
 import json
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.app import App, every_store
+from tests.support.app import App, every_store, running, store_that_fails
 from tests.support.problems import assert_problem, problem_of
 from tests.support.rest import Json, Rest, fresh, item, on_wire
 from tests.support.times import MINUTE, SECOND, rfc3339
@@ -142,32 +144,114 @@ async def test_the_items_of_a_batch_are_cancelled_each_by_itself(rest: Rest, app
     assert [each["code"] for each in again.json()["results"]] == ["token_cancelled"]
 
 
+async def test_a_batch_is_cancelled_in_json_only(rest: Rest) -> None:
+    """Lines, which batch/add reads, are refused by their media type."""
+    url = "/v1/namespaces/default/batch/cancel"
+    for kind in ("application/x-ndjson", "text/plain", None):
+        answer = await rest.raw(url, b'{"counter":"c","delta":1}\n', content_type=kind)
+        assert_problem(answer, "unsupported_media_type", "send application/json")
+
+
+SALES = [{"type": "sale", "counter": "sales", "delta": "data.amount"}]
+EVENTS = "/v1/namespaces/shop/events"
+
+
+def sale(number: int, amount: int = 7, kind: str = "sale") -> Json:
+    """An event that SALES count."""
+    event: Json = {"specversion": "1.0", "id": str(number), "source": "/till", "type": kind}
+    return {**event, "data": {"amount": amount}}
+
+
+async def send_events(rest: Rest, to: str, body: Json | list[Json]) -> httpx.Response:
+    """Send an event or a batch of events to the namespace ``shop``, which has the rules SALES."""
+    settings = {"counter_type": "ACCURATE", "event_rules": SALES, "key_ttl": "1h"}
+    await rest.http.put("/v1/namespaces/shop", json=settings)
+    kind = f"application/cloudevents{'-batch' if isinstance(body, list) else ''}+json"
+    return await rest.raw(to, json.dumps(body).encode(), content_type=kind)
+
+
 async def test_a_cloud_event_is_cancelled(rest: Rest, app: App) -> None:
-    """By the event itself; what it would count is not known if no rule matches it."""
-    rules = [{"type": "sale", "counter": "sales", "delta": "data.amount"}]
-    await rest.http.put(
-        "/v1/namespaces/shop", json={"counter_type": "ACCURATE", "event_rules": rules}
-    )
-    event: Json = {"specversion": "1.0", "id": "1", "source": "/till", "type": "sale"}
-    event["data"] = {"amount": 7}
-    url, kind = "/v1/namespaces/shop/events", "application/cloudevents+json"
-
-    async def send(to: str, body: Json) -> httpx.Response:
-        return await rest.raw(to, json.dumps(body).encode(), content_type=kind)
-
-    assert (await send(url, event)).status_code == 204
+    """By the event itself."""
+    assert (await send_events(rest, EVENTS, sale(1))).status_code == 204
     app.clock.advance(MINUTE)
     for _ in range(2):
-        answer = await send(f"{url}/cancel", event)
+        answer = await send_events(rest, f"{EVENTS}/cancel", sale(1))
         assert answer.status_code == 200, answer.text
         assert [each["was_counted"] for each in answer.json()["results"]] == [True]
-        assert_problem(await send(url, event), "token_cancelled", "'/till'", applied=False)
-    changed = await send(f"{url}/cancel", {**event, "data": {"amount": 8}})
+        refused = await send_events(rest, EVENTS, sale(1))
+        assert_problem(refused, "token_cancelled", "event '1' of '/till'", applied=False)
+        assert "new token" not in problem_of(refused)["detail"]
+    changed = await send_events(rest, f"{EVENTS}/cancel", sale(1, 8))
     [problem] = changed.json()["results"]
     assert problem["code"] == "token_conflict"
     assert "event_rules" in problem["detail"]
-    refused = await send(f"{url}/cancel", {**event, "type": "other"})
-    assert_problem(refused, "invalid_body", "no rule")
+
+
+async def test_an_event_that_no_rule_matches_does_not_stop_the_cancel_of_others(
+    rest: Rest, app: App
+) -> None:
+    """What it would count is not known, so it alone has a problem, in its place."""
+    batch = [sale(1), sale(2, kind="seen"), sale(3)]
+    assert (await send_events(rest, EVENTS, batch)).status_code == 204
+    app.clock.advance(MINUTE)
+    answer = await send_events(rest, f"{EVENTS}/cancel", batch)
+    assert answer.status_code == 200, answer.text
+    first, problem, last = answer.json()["results"]
+    assert (first["was_counted"], last["was_counted"]) == (True, True)
+    assert (problem["code"], problem["field"]) == ("invalid_body", "type")
+    assert "event '2' of '/till'" in problem["detail"]
+    assert await rest.within("shop").count("sales") == 0
+    alone = await send_events(rest, f"{EVENTS}/cancel", batch[1])
+    assert alone.json()["results"] == [problem]
+
+
+async def test_the_cancel_of_an_event_says_how_long_its_key_is_kept(rest: Rest) -> None:
+    """Whatever its headers are, and also if it is refused."""
+    await send_events(rest, EVENTS, sale(1))
+    keyed = await rest.within("shop").add("c", 1, key="order-1")
+    for body in (sale(1), {}):
+        answer = await send_events(rest, f"{EVENTS}/cancel", body)
+        assert answer.headers["idempotency-ttl"] == keyed.headers["idempotency-ttl"] == "3595"
+
+
+async def test_a_cancelled_event_hides_no_failure_that_a_retry_mends(rest: Rest, app: App) -> None:
+    """Otherwise the sender of the batch would drop the event that failed."""
+    await send_events(rest, EVENTS, sale(1))
+    app.clock.advance(MINUTE)
+    await send_events(rest, f"{EVENTS}/cancel", sale(1))
+    with store_that_fails(app, "append_atomic"):
+        answer = await send_events(rest, EVENTS, [sale(1), sale(2)])
+    assert_problem(answer, "store_unavailable", "event '2' of '/till'", "0 of 2 events")
+    refused = await send_events(rest, EVENTS, [sale(1), sale(2)])
+    names = ("event '1' of '/till'", "1 of 2 events")
+    assert_problem(refused, "token_cancelled", *names, applied=False)
+
+
+async def test_the_cancel_of_one_add_is_logged_with_its_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By each route; of several adds, only how many were cancelled."""
+    caplog.set_level(logging.INFO, "counter.requests")
+    async with running("memory", tmp_path, log_requests="all") as app:
+        await send_events(app.rest, EVENTS, sale(1))
+        token = fresh(app.clock.now_us())
+        app.clock.advance(MINUTE)
+        for events in (sale(1), [sale(1), sale(2, kind="seen")]):
+            await send_events(app.rest, f"{EVENTS}/cancel", events)
+        one, none = item("c", 1, token), {"counter": "c"}
+        for items in ([one], [one, none], [none]):
+            url = "/v1/namespaces/default/batch/cancel"
+            await app.http.post(url, json={"items": items})
+    lines = [each.__dict__["fields"] for each in caplog.records if each.name == "counter.requests"]
+    ingested, *cancels = [each for each in lines if each["method"] == "POST"]
+    found = [(each.get("token"), each.get("outcome", each.get("outcomes"))) for each in cancels]
+    assert found == [
+        (ingested["token"], "cancelled"),
+        (None, {"cancelled": 1, "refused": 1}),
+        (one["idempotency_token"]["token"], "cancelled"),
+        (None, {"cancelled": 1, "refused": 1}),
+        (None, "refused"),
+    ]
 
 
 @pytest.mark.parametrize(
