@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from counter_client import Count, CounterClient, Point, UnexpectedAnswerError
+from counter_client import Count, CounterClient, Point, Token, UnexpectedAnswerError
 from tests.cli.shell import Shell
 from tests.support.in_thread import Service
 from tests.support.waiting import eventually
@@ -188,6 +188,17 @@ def test_steps_without_a_change_are_one_line(shell: Shell) -> None:
     assert [line[2] for line in lines if line.startswith("…")] == ["2", "2"]
     with patch.object(CounterClient, "history", return_value=iter(points)):
         assert len(shell.documents("history", "c")) == len(points)
+
+
+def test_an_item_of_an_atomic_add_is_marked_among_events(
+    shell: Shell, service: Service, name: str
+) -> None:
+    shell.said("add", name)
+    with CounterClient(service.url) as client:
+        client.atomic([(name, 2)], token=Token.new())
+    _, item, single = shell.said("events", name).splitlines()
+    assert item.split()[2:] == ["+2", item.split()[3], "atomic"]
+    assert single.split()[2:] == ["+1", single.split()[3]]
 
 
 def test_events_are_shown_latest_first_with_tokens_to_ask_with(shell: Shell, name: str) -> None:

@@ -259,9 +259,11 @@ def _document(event: Event) -> dict[str, object]:
 
 
 def _events_table(shown: Sequence[Event]) -> str:
+    """Return a table of *shown*; an item of an atomic add cannot be cancelled by itself, so its
+    token is marked."""
     changes = ["clear" if each.clear else signed(each.delta) for each in shown]
     rows = [
-        (second(e.event_time), change, token_of(e))
+        (second(e.event_time), change, f"{token_of(e)}{'  atomic' if e.event_item_key else ''}")
         for e, change in zip(shown, changes, strict=True)
     ]
     return table(("TIME", "CHANGE", "TOKEN"), rows)
