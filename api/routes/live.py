@@ -26,7 +26,7 @@ from counter import limits
 from counter.api_keys import Scope
 from counter.core.read import Count
 from counter.core.service import CounterService
-from counter.errors import CounterError, NamespaceUnknownError
+from counter.errors import CounterError, NamespaceUnknownError, is_fault
 from counter.limits import SECOND
 from counter.types import Namespace
 
@@ -165,7 +165,7 @@ class LiveRoutes:
             elif now_s - beat_s >= _HEARTBEAT_S:
                 beat_s = now_s
                 yield _BEAT
-            if isinstance(found, CounterError) and found.status < 500:
+            if isinstance(found, CounterError) and not is_fault(found.status):
                 # A client error: waiting does not change it.
                 return
             if now_s - began_s >= self.stream_s:
