@@ -34,7 +34,14 @@ def bug(name: str, what: str, *changes: Change) -> Bug:
 
 #: Modules of bugs, by the simulated store over which they are caught.
 _ROOMS: Final[Mapping[str, Sequence[str]]] = {
-    "cassandra": ("bugs_writing", "bugs_rollup", "bugs_reading", "bugs_cache", "bugs_store"),
+    "cassandra": (
+        "bugs_writing",
+        "bugs_rollup",
+        "bugs_reading",
+        "bugs_cache",
+        "bugs_store",
+        "bugs_cancels",
+    ),
     "dynamodb": ("bugs_dynamodb",),
 }
 

@@ -42,12 +42,18 @@ _REBIRTH: Final = "tests/simulation/test_rebirth.py::"
 _CONTRACTS: Final = "tests/simulation/test_contracts.py::"
 _CACHES: Final = "tests/simulation/test_caches.py::"
 _REPLICAS: Final = "tests/simulation/test_replicas.py::"
+_SERVICE: Final = "tests/unit/test_service.py::"
+_SQLITE: Final = "tests/contracts/test_sqlite.py::"
+_SQLITE_CANCEL: Final = "tests/unit/test_sqlite_cancel.py::"
 
 _OPEN: Final = f"{_WINDOWS}test_a_window_is_open_until_the_last_add_of_it_can_have_landed"
 _LEFT: Final = f"{_RESOLUTION}test_a_recount_is_left_for_readers_and_for_the_worker"
 _LATE: Final = f"{_FAULTS}test_a_write_that_lands_in_a_closed_window_counts_once_it_is_resolved"
 _HALVES: Final = f"{_ATOMICS}test_halves_are_made_whole_by_whichever_worker_has_the_shard"
 _ACKNOWLEDGED: Final = f"{_REPLICAS}test_every_read_sees_data_of_two_replicas"
+_KEY: Final = f"{_SERVICE}test_a_key_that_is_cancelled_while_a_retry_looks_for_a_new_time_gets_none"
+_EXACTLY_ONCE: Final = f"{_SQLITE}TestServiceCancels::test_an_add_is_cancelled_exactly_once"
+_OPEN_MARK: Final = f"{_SQLITE_CANCEL}test_the_mark_is_left_in_a_window_that_no_worker_has_passed"
 _VOIDED: Final = f"{_REPLICAS}test_a_voided_event_stays_hidden_whenever_it_lands[item]"
 
 #: By bug: the test that catches it.
@@ -208,6 +214,34 @@ DIRECTED: Final[Mapping[str, str]] = {
     ),
     "marks-dropped-early": f"{_CRASHES}test_a_rollup[memory]",
     "watermark-early": f"{_CRASHES}test_a_rollup[memory]",
+    "key-not-cancelled": f"{_KEY}[1]",
+    "key-cancelled-unseen": f"{_KEY}[2]",
+    "cancelled-is-pending": _EXACTLY_ONCE,
+    "clear-on-the-first-page": (
+        f"{_EDGES}test_a_delete_has_its_clear_among_many_events_of_its_instant[100-listed0-2]"
+    ),
+    "cancelled-key-replaced": f"{_CONTRACTS}TestCancels::test_a_cancelled_key_keeps_its_time",
+    "sqlite-cancelled-key-replaced": (f"{_SQLITE}TestCancels::test_a_cancelled_key_keeps_its_time"),
+    "sqlite-cancelled-unseen": (
+        f"{_SQLITE_CANCEL}test_a_cancelled_token_of_the_future_is_refused[10000]"
+    ),
+    "sqlite-cancel-without-mark": _OPEN_MARK,
+    "sqlite-cancel-without-pending": _OPEN_MARK,
+    "sqlite-cancel-marks-a-passed-window": (
+        f"{_SQLITE_CANCEL}"
+        "test_a_process_that_starts_with_an_earlier_clock_knows_what_workers_have_passed"
+    ),
+    "sqlite-cancel-marks-a-window-being-passed": (
+        f"{_SQLITE_CANCEL}test_the_mark_is_in_no_window_that_a_worker_is_passing"
+    ),
+    "sqlite-cancel-marks-too-early": (
+        f"{_SQLITE_CANCEL}test_the_mark_is_not_earlier_than_the_window_to_recount"
+    ),
+    "sqlite-removal-not-expected": (
+        f"{_SQLITE_CANCEL}test_a_commit_that_fails_may_be_on_disk[True]"
+    ),
+    "sqlite-removal-not-noted": _EXACTLY_ONCE,
+    "sqlite-removal-counted-twice": _EXACTLY_ONCE,
 }
 
 

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, patch
@@ -10,12 +11,22 @@ import pytest
 
 from counter.core.rate_limits import Allowance
 from counter.core.results import Add, Added, Keyed
-from counter.errors import OverloadedError, RateLimitedError, TokenInFutureError, TokenTooOldError
+from counter.core.service import CounterService
+from counter.errors import (
+    OverloadedError,
+    RateLimitedError,
+    TokenCancelledError,
+    TokenConflictError,
+    TokenInFutureError,
+    TokenTooOldError,
+)
 from counter.limits import HOUR, MINUTE, TIME_MAX_US
+from counter.storage.shared.memory_cache import MemoryCache
 from counter.tokens import nonce_of_key
 from counter.types import Checkpoint, CounterUpdate, Outcome, Reservation, Span, WindowRow
 from counter.windows import window_of
 from tests.rollup.world import DATASET, WINDOW, World, begun
+from tests.support.parts import followed
 
 
 async def test_a_key_whose_time_keeps_expiring_is_refused() -> None:
@@ -181,3 +192,26 @@ async def test_a_cancel_that_is_refused_leaves_its_key_as_it_was() -> None:
         await world.api.cancel(namespace, "add", "c", 1, "key")
     world.api.late.most = most
     assert not (await world.api.add(namespace, "c", 1, "key")).replayed
+
+
+@pytest.mark.parametrize("delta", [1, 2])
+async def test_a_key_that_is_cancelled_while_a_retry_looks_for_a_new_time_gets_none(
+    delta: int,
+) -> None:
+    """The retry has seen that its token is void. A cancel with another payload changes nothing."""
+    world, namespace = await begun(shards=1)
+    other = CounterService(world.store, MemoryCache(world.clock), world.clock)
+    now_us, nonce = world.clock.now_us(), nonce_of_key(namespace.id, "add", "c", "order:1")
+    await world.store.decisions.reserve(namespace, nonce, Reservation(now_us, now_us + HOUR))
+    world.clock.advance(MINUTE)
+
+    async def cancel() -> None:
+        with nullcontext() if delta == 1 else pytest.raises(TokenConflictError):
+            await other.cancel(namespace, "add", "c", delta, "order:1")
+
+    with (
+        followed(world.store, "decide", by=cancel),
+        pytest.raises(TokenCancelledError) if delta == 1 else nullcontext(),
+    ):
+        await world.api.add(namespace, "c", 1, "order:1")
+    assert await world.counts(namespace, "c") == [delta - 1]

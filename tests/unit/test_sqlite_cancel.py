@@ -125,6 +125,24 @@ async def test_the_mark_is_left_in_a_window_that_no_worker_has_passed(desk: Desk
     await desk.check(1)
 
 
+async def test_a_process_that_starts_with_an_earlier_clock_knows_what_workers_have_passed(
+    fast_dir: Path,
+) -> None:
+    async with opened(fast_dir) as desk:
+        desk.clock.advance(10 * MINUTE)
+        await desk.process.roll_up()
+        namespace = desk.namespace
+    again = Desk(fast_dir)
+    again.namespace = namespace
+    await again.store.open()
+    again.clock.advance(MINUTE)
+    await again.cancel()
+    assert await again.count() == 1
+    again.clock.advance(20 * MINUTE)
+    await again.check(1)
+    await again.store.close()
+
+
 async def test_the_mark_is_in_no_window_that_a_worker_is_passing(desk: Desk) -> None:
     """Even if the clock was set back since the worker has read it."""
 
