@@ -126,6 +126,6 @@ BUGS = (
     bug(
         "sqlite-removal-counted-twice",
         "the live tail adds the event that a cancel has removed once more",
-        Edit(live._negated, "delta=-event.delta", "delta=event.delta"),
+        Edit(live.LiveTail.note_removed, "delta=-event.delta", "delta=event.delta"),
     ),
 )

@@ -87,7 +87,6 @@ class LiveTail:
         #: The approximate memory of all windows.
         self._bytes = 0
         self._fresh: list[tuple[Namespace, Sequence[Event]]] = []
-        self._removed: list[tuple[Namespace, Sequence[Event]]] = []
         self._expected: list[tuple[Namespace, Sequence[Event]]] = []
 
     def begin(self, namespace_id: int, from_us: int) -> None:
@@ -120,19 +119,15 @@ class LiveTail:
         self._fresh.append((namespace, events))
 
     def note_removed(self, namespace: Namespace, events: Sequence[Event]) -> None:
-        """Note that *events* are removed in the current transaction."""
-        self._removed.append((namespace, events))
+        """Note that *events* are removed in the current transaction. Without a clear a sum stays
+        unknown: what it erased is read from the log."""
+        self.note(namespace, [event._replace(delta=-event.delta) for event in events])
 
     def commit(self) -> None:
-        """Add and remove all events of the transaction, in one step for readers."""
+        """Add all events of the transaction, and take away the removed ones, in one step for
+        readers."""
         try:
             with self._lock:
-                for namespace, events in self._removed:
-                    if any(event.clear for event in events):
-                        # What it erased is not in the sums.
-                        self._forget(namespace.id, max(event[1] for event in events))
-                    else:
-                        self._fresh.append((namespace, [_negated(event) for event in events]))
                 for namespace, events in self._fresh:
                     self._add(namespace.id, namespace.settings.rollup_window_us, events)
                 while self._bytes > _TAIL_BYTES_MAX:
@@ -140,7 +135,7 @@ class LiveTail:
         except BaseException:
             self.rollback()
             raise
-        self._fresh, self._removed, self._expected = [], [], []
+        self._fresh, self._expected = [], []
 
     def rollback(self) -> None:
         """Drop the windows of the transaction, so that they are read from the events: a commit
@@ -148,7 +143,7 @@ class LiveTail:
         with self._lock:
             for namespace, events in self._expected:
                 self._forget(namespace.id, max(event[1] for event in events))
-        self._fresh, self._removed, self._expected = [], [], []
+        self._fresh, self._expected = [], []
 
     def add(self, namespace_id: int, size_us: int, events: Iterable[Event]) -> None:
         """Add committed events."""
@@ -225,7 +220,3 @@ class LiveTail:
         }
         largest = max(sizes, key=lambda key: sizes[key])
         self._forget(largest, min(self._windows[largest]))
-
-
-def _negated(event: Event) -> Event:
-    return event._replace(delta=-event.delta)
