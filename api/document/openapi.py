@@ -110,7 +110,8 @@ def _shared_parameters(paths: Mapping[str, Any]) -> dict[str, Any]:
     shared: dict[str, Any] = {}
     for parameters in lists:
         for place, each in enumerate(parameters):
-            if uses[json.dumps(each)] > 1:
+            # Generators do not name the alternatives of a shared parameter.
+            if uses[json.dumps(each)] > 1 and "anyOf" not in each["schema"]:
                 name = each["name"].title().replace("-", "")
                 while shared.setdefault(name, each) != each:
                     name += "2"

@@ -107,7 +107,7 @@ class App:
         self._lifespan = Lifespan(self._app)
         await self._lifespan.start()
         if self._over_socket:
-            server = need("api.serve").make_server(self._app, self._settings)
+            server = self._server = need("api.serve").make_server(self._app, self._settings)
             # Without the server's shutdown, which waits for connections.
             self._listener = await asyncio.get_running_loop().create_server(
                 server.protocol, "127.0.0.1", 0
@@ -126,6 +126,11 @@ class App:
         await self.http.aclose()
         if self._over_socket:
             self._listener.close()
+            # Those of others: a browser keeps its own, and the loop may end before it closes them.
+            for connection in list(self._server.shared.open):
+                connection.transport.abort()
+            while self._server.shared.open:
+                await asyncio.sleep(0)
         await self._lifespan.stop()
         forget_applications()
 
