@@ -129,8 +129,7 @@ class App:
             # Those of others: a browser keeps its own, and the loop may end before it closes them.
             for connection in list(self._server.shared.open):
                 connection.transport.abort()
-            while self._server.shared.open:
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)
         await self._lifespan.stop()
         forget_applications()
 
