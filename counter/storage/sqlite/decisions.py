@@ -95,18 +95,18 @@ class SqliteDecisions:
             "INSERT OR REPLACE INTO resolutions VALUES (?, ?, ?, ?, ?, ?)",
             (*_token_of(namespace, events[0]), *decision),
         )
-        # Now, because what follows in this transaction must see it.
-        times_us = {events[0].event_time_us}
-        if decision.outcome.is_cancelled:
-            times_us = self._db.cancelled_us
-            times_us.add(events[0].event_time_us)
-            if len(times_us) <= _CANCELLED_MAX:
-                return
-        now_us = self._db.clock.now_us()
-        # Those of the future stay, as far as there is room: adds of now would be slower.
-        passed_us = {each for each in times_us if each <= now_us} or set(times_us)
-        self._db.resolved_through_us = max(self._db.resolved_through_us, *passed_us)
-        times_us -= passed_us
+        # Noted before the commit, because later appends of this transaction must see it.
+        time_us, cancelled_us = events[0].event_time_us, self._db.cancelled_us
+        if not decision.outcome.is_cancelled:
+            self._db.resolved_through_us = max(self._db.resolved_through_us, time_us)
+            return
+        cancelled_us.add(time_us)
+        if len(cancelled_us) > _CANCELLED_MAX:
+            # Tokens of the future stay in the set if they can, so that adds of now are not slower.
+            now_us = self._db.clock.now_us()
+            passed_us = {each for each in cancelled_us if each <= now_us} or set(cancelled_us)
+            self._db.resolved_through_us = max(self._db.resolved_through_us, *passed_us)
+            cancelled_us -= passed_us
 
     async def reserve(self, namespace: Namespace, nonce: bytes, wanted: Reservation) -> int:
         def query(connection: sqlite3.Connection) -> int | None:
