@@ -22,6 +22,7 @@ from api.routes.add_stream import AddStreams
 from api.routes.cancels import CancelRoutes
 from api.routes.counters import CounterRoutes
 from api.routes.events import EventRoutes
+from api.routes.holds import HoldRoutes
 from api.routes.insight import InsightRoutes
 from api.routes.keys import KeyRoutes
 from api.routes.live import LiveRoutes
@@ -322,6 +323,7 @@ def _handlers(
         CounterRoutes(service, store, clock, settings.batch_items_max, streams, streams.queue),
         EventRoutes(service, settings.batch_items_max, streams.queue),
         CancelRoutes(service, settings.batch_items_max, streams.queue),
+        HoldRoutes(service),
         ReportRoutes(service, store, clock, admin_log, authorizer, long_reads),
         NamespaceRoutes(service, settings, admin_log),
         KeyRoutes(KeyAdmin(store.keys, clock, guard), authorizer, clock, admin_log),

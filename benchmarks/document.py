@@ -25,6 +25,10 @@ _REASONS: Final[Mapping[str, str]] = {
     ),
     "growth-rollup": "each checkpoint is on a page of its own",
     "overload": "reading bodies, including refused ones, takes 10 % of the event loop's time",
+    "postgresql-bounded-adds": (
+        "each batch sums the events of its counters since the watermark, which are thousands for a"
+        " hot counter"
+    ),
     "peers": "the ratio to raw ASGI depends on the processor",
 }
 _ROW_HEIGHT: Final = 26

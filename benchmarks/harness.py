@@ -25,7 +25,7 @@ from rich.console import Console
 from counter.clock import to_rfc3339
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-_START_TIMEOUT_S: Final = 60.0
+_START_TIMEOUT_S: Final = 180.0
 _STOP_TIMEOUT_S: Final = 60.0
 _SETTLE_TIMEOUT_S: Final = 30.0
 #: Longer than a slow commit.

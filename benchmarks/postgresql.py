@@ -77,8 +77,7 @@ class _Site:
 
 def run(bench: Bench) -> Report:
     """Single adds beside FastAPI over a PostgreSQL of the same settings, and batches."""
-    if peer_stores.postgres_version() is None:
-        raise MissingToolError("there is no `postgres` (apt-get install postgresql)")
+    require()
     every = peer_list.postgres(bench)
     targets = {each.name: _OF_PEER for each in every}
     compared = [
@@ -112,15 +111,26 @@ def run(bench: Bench) -> Report:
                 ),
             ),
         ),
-        conditions=(
-            ("PostgreSQL", f"{peer_stores.postgres_version()}, Debian's defaults, fsync on"),
-            ("asyncpg", version("asyncpg")),
-        ),
+        conditions=conditions(),
+    )
+
+
+def require() -> None:
+    """Raise MissingToolError if there is no PostgreSQL."""
+    if peer_stores.postgres_version() is None:
+        raise MissingToolError("there is no `postgres` (apt-get install postgresql)")
+
+
+def conditions() -> tuple[tuple[str, str], ...]:
+    """The versions under which adds over PostgreSQL are measured."""
+    return (
+        ("PostgreSQL", f"{peer_stores.postgres_version()}, Debian's defaults, fsync on"),
+        ("asyncpg", version("asyncpg")),
     )
 
 
 def _single(bench: Bench, setting: Setting) -> Taken:
-    return _taken(bench, setting.counters, setting.sender)
+    return taken(bench, setting.counters, setting.sender)
 
 
 def _batches(bench: Bench) -> Taken:
@@ -128,10 +138,11 @@ def _batches(bench: Bench) -> Taken:
         send = partial(load, server, "batches.lua", BASE, COUNTERS, _BATCH, weight=_BATCH)
         return partial(send, connections=_BATCHES_AT_ONCE)
 
-    return _taken(bench, COUNTERS, sender)
+    return taken(bench, COUNTERS, sender)
 
 
-def _taken(bench: Bench, counters: int, sender: Callable[[Server], Callable[..., Load]]) -> Taken:
+def taken(bench: Bench, counters: int, sender: Callable[[Server], Callable[..., Load]]) -> Taken:
+    """Load a server of its own over a PostgreSQL of its own with what *sender* makes."""
     with peer_stores.postgres(bench) as store:
         site = _Site(bench, store)
         with site.api() as server:

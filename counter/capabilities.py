@@ -1,4 +1,4 @@
-"""Define what only some stores can do: a store without any of it keeps the promise, too."""
+"""Define what no count depends on: leases of workers, and what only some stores can do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from counter.holds import Ending, Hold, HoldId
 from counter.types import Dataset, DirtyMark, Namespace, Span
 
 
@@ -61,6 +62,71 @@ class PartitionSizeStore(Protocol):
         ...
 
 
+class LeaseStore(Protocol):
+    """Live workers: each has one lease, a row that expires. All may be lost: leases only avoid
+    duplicate work, and no write depends on them."""
+
+    async def heartbeat(self, worker: str, ttl_us: int) -> None:
+        """Renew the lease of *worker* for *ttl_us*."""
+        ...
+
+    async def leave(self, worker: str) -> None:
+        """Delete the lease of *worker*."""
+        ...
+
+    async def workers(self) -> Sequence[str]:
+        """Return all live workers, in order."""
+        ...
+
+
+class HoldStore(Protocol):
+    """Holds, and their ends: each call is one transaction. ``EventStore.append_atomic`` begins a
+    hold, and ``DecisionStore.cancel`` of its token releases it.
+
+    The clock is the store's, and never steps back. A change that finds an open hold expired ends it
+    instead. Every call that takes a hold returns it as it is then; None if there is none yet.
+    """
+
+    def may_hold(self, namespace: Namespace) -> bool:
+        """Return False if no hold of the namespace is open."""
+        ...
+
+    async def find(self, namespace: Namespace, hold: HoldId) -> Hold | None:
+        """Return a hold. It may be expired, and not ended yet."""
+        ...
+
+    async def end(
+        self, namespace: Namespace, hold: HoldId, how: Ending, amount: int = 0
+    ) -> Hold | None:
+        """End a hold that is open, unless *how* is EXPIRED and it is not, or it cannot be settled
+        with *amount*. The end has a time in a window that no worker has passed."""
+        ...
+
+    async def extend(
+        self, namespace: Namespace, hold: HoldId, lasts_us: int, latest_us: int
+    ) -> Hold | None:
+        """Let an open hold expire *lasts_us* from now, or at *latest_us* if that is earlier; never
+        earlier than it would."""
+        ...
+
+    async def open(
+        self, namespace: Namespace, counter: str, after: Hold | None, limit: int
+    ) -> Sequence[Hold]:
+        """Return open holds of a counter by (expiry, token's time, nonce), those after *after*.
+        They include the expired ones that are not ended yet."""
+        ...
+
+    async def expired(self, limit: int) -> Sequence[tuple[int, str]]:
+        """Return the counters of *limit* open holds that have expired, each with the id of its
+        namespace."""
+        ...
+
+    async def expire(self, namespace: Namespace, counter: str) -> int:
+        """End holds of a counter that have expired, those that expired first, at most
+        ``ENDED_AT_ONCE_MAX``; return how many."""
+        ...
+
+
 class CountEvents(Protocol):
     """Counts the events of a time span over all counters."""
 
@@ -94,6 +160,10 @@ class Capabilities:
     #: Only one process opens the store: it knows all that is written, and the store's clock is its
     #: own.
     embedded: bool = False
+    #: Bounds are kept: an add is refused in the transaction that would write it.
+    bounds: bool = False
+    #: None if there are no holds.
+    holds: HoldStore | None = None
     #: None if a partition cannot become too large.
     partition_sizes: PartitionSizeStore | None = None
     #: None if events are not kept in order of time.

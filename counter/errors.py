@@ -103,10 +103,10 @@ class TokenAmbiguousError(
 class NotSupportedError(
     BadRequestError,
     code="not_supported",
-    title="This counter type does not support the operation",
+    title="This counter type or store does not support the operation",
     status=501,
 ):
-    """BEST_EFFORT namespaces keep no events."""
+    """BEST_EFFORT namespaces keep no events, and only some stores can keep bounds."""
 
 
 class BodyTooLargeError(
@@ -278,6 +278,45 @@ class TokenCancelledError(
     """The token was cancelled: its add does not count and never will."""
 
     applied = False
+
+
+class BoundReachedError(
+    CounterError,
+    code="bound_reached",
+    title="The add would take the counter past a bound",
+    status=409,
+    retry="never",
+):
+    """The add was refused because of a bound: it does not count and never will, though there may
+    be room later."""
+
+    applied = False
+
+
+class HoldUnknownError(NotFoundError, code="hold_unknown", title="No such hold"):
+    """There is no hold with this id; the request that makes it may still be under way."""
+
+
+class HoldSettledError(
+    CounterError, code="hold_settled", title="The hold was settled", status=409, retry="never"
+):
+    """The hold was settled with the amount in ``settled``, which counts; nothing else will."""
+
+    applied = True
+
+
+class HoldEndedError(CounterError, status=410, retry="never"):
+    """The hold has ended: it counts nothing, and never will."""
+
+    applied = False
+
+
+class HoldReleasedError(HoldEndedError, code="hold_released", title="The hold was released"):
+    """The hold was released: if the work was done, an add counts its cost."""
+
+
+class HoldExpiredError(HoldEndedError, code="hold_expired", title="The hold has expired"):
+    """The hold has expired: if the work was done, an add counts its cost."""
 
 
 class UnavailableError(

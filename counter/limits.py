@@ -140,6 +140,10 @@ FUTURE_LIMIT_MAX_US: Final = 10 * MINUTE
 RETENTION_MIN_US: Final = 10 * MINUTE
 RETENTION_MAX_US: Final = 365 * DAY
 KEY_TTL_MIN_US: Final = MINUTE
+#: The shortest hold, and the part of retention that a hold may live, so that its end is known for
+#: most of it.
+HOLD_MIN_US: Final = SECOND
+HOLD_LIVES_OF_RETENTION: Final = 10
 #: With SQLite, a wall clock that moves this much more or less than the boot clock was set. If it
 #: stays ahead for the hold time, the new time is accepted; until then nothing is written.
 CLOCK_STEP_MAX_US: Final = SECOND

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from counter.errors import (
+    BoundReachedError,
     ClockSkewError,
     CounterError,
     OverloadedError,
@@ -42,7 +43,7 @@ OTHER_NAMESPACES: Final = "_other"
 #: outcome of *unknown* ones is not known.
 TALLIES: Final = (
     *("original", "replayed", "unverified", "conflict", "late_applied", "voided", "cancelled"),
-    *("best_effort", "refused", "unknown"),
+    *("bound_reached", "best_effort", "refused", "unknown"),
 )
 TALLIED: Final[Mapping[Written, str]] = {
     Written.NEW: "original",
@@ -166,6 +167,8 @@ class AddTally(dict[str, int]):
             self["conflict"] += adds
         elif isinstance(error, TokenCancelledError):
             self["cancelled"] += adds
+        elif isinstance(error, BoundReachedError):
+            self["bound_reached"] += adds
         elif isinstance(error, TokenTooOldError) and error.applied is False:
             self["voided"] += adds
         elif isinstance(error, OverloadedError | RateLimitedError | ClockSkewError):

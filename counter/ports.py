@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from counter.api_keys import KeyStore
-from counter.capabilities import Capabilities
+from counter.capabilities import Capabilities, LeaseStore
 from counter.errors import CounterError, UnavailableError
 from counter.metrics import CacheTally, StoreTally
 from counter.types import (
@@ -75,7 +75,8 @@ class ControlPlane(Protocol):
 
     async def update_namespace(self, namespace: Namespace, updated: Namespace) -> bool:
         """Replace *namespace* by *updated*, its next version; return False if its version has
-        changed. It may land at any later time."""
+        changed. It may land at any later time. When it returns True, the bounds of *updated* are in
+        force: no add that does not keep them is still in flight."""
         ...
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
@@ -122,23 +123,6 @@ class ControlPlane(Protocol):
     async def purge(self, now_us: int) -> bool:
         """Delete a bounded amount of unreachable data: of deleted namespaces, expired keys,
         decisions that outlived their events. Return True if there is more."""
-        ...
-
-
-class LeaseStore(Protocol):
-    """Live workers: each has one lease, a row that expires. All may be lost: leases only avoid
-    duplicate work, and no write depends on them."""
-
-    async def heartbeat(self, worker: str, ttl_us: int) -> None:
-        """Renew the lease of *worker* for *ttl_us*."""
-        ...
-
-    async def leave(self, worker: str) -> None:
-        """Delete the lease of *worker*."""
-        ...
-
-    async def workers(self) -> Sequence[str]:
-        """Return all live workers, in order."""
         ...
 
 

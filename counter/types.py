@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum, IntEnum, StrEnum
 from typing import Any, Final, NamedTuple, Self
 
+from counter.bounds import NO_BOUNDS, Bounds, payload_of
+
 
 class CounterType(StrEnum):
     """How a namespace counts; docs/architecture.md compares the types."""
@@ -47,8 +49,8 @@ class Event(NamedTuple):
     counter.
 
     A tuple and not a dataclass: one is built per add, and a tuple is the cheapest immutable record.
-    ``atom`` is the fingerprint of the whole item list if the event is part of an atomic add; its
-    items have keys from 1, a single add has 0.
+    ``atom`` has the fingerprint of the whole item list if the event is part of an atomic add, whose
+    items have keys from 1 (a single add has 0), and what :mod:`counter.bounds` keeps.
     """
 
     counter: str
@@ -67,10 +69,8 @@ class Event(NamedTuple):
 
     def same_payload(self, other: Event) -> bool:
         """Return whether both events have the same payload; the delta of a clear is ignored."""
-        return (
-            self.clear == other.clear
-            and self.atom == other.atom
-            and (self.clear or self.delta == other.delta)
+        return self.clear == other.clear and (
+            self.clear or payload_of(self.delta, self.atom) == payload_of(other.delta, other.atom)
         )
 
 
@@ -84,6 +84,8 @@ class Written(Enum):
     UNVERIFIED = "unverified"
     #: The event was past its accept limit at the last check: nothing was written.
     LATE = "late"
+    #: The add was refused, now or before, because of a bound: its event counts 0.
+    BOUND_REACHED = "bound_reached"
 
 
 class Fold(NamedTuple):
@@ -232,6 +234,17 @@ class Head(NamedTuple):
     checkpoint: Checkpoint
     settled: Checkpoint
     pending: tuple[Pending, ...] = ()
+
+    def recounts(self, through_us: int, dropped_before_us: int) -> list[int]:
+        """Return the windows up to *through_us* that are to be summed again, in order. Windows at
+        or before ``settled``, or in a dropped slice, are ignored."""
+        wanted = {
+            pending.recount_us
+            for pending in self.pending
+            if self.settled.time_us < pending.recount_us <= through_us
+            and pending.recount_us >= dropped_before_us
+        }
+        return sorted(wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +401,7 @@ _ANNOUNCED: Final = "announced_eras"
 @dataclass(frozen=True, slots=True)
 class NamespaceSettings:
     """The settings of a namespace. Changeable: accept and future limit, payload check, TTLs, rates,
-    event rules."""
+    event rules, bounds."""
 
     counter_type: CounterType
     dataset: str
@@ -403,13 +416,19 @@ class NamespaceSettings:
     requests_per_s: int = 0
     adds_per_s: int = 0
     event_rules: tuple[EventRule, ...] = ()
+    #: What every add of the namespace keeps.
+    bounds: Bounds = NO_BOUNDS
 
     def document(self) -> dict[str, Any]:
-        """Return what stores keep as JSON. Without event rules it names none, because versions of
-        the program that do not know them read it, too."""
+        """Return what stores keep as JSON. Without event rules or bounds it names none, because
+        versions of the program that do not know them read it, too."""
         document = asdict(self)
-        if not self.event_rules:
-            del document["event_rules"]
+        document["bounds"] = {
+            name: each for name, each in self.bounds._asdict().items() if each is not None
+        }
+        for name in ("event_rules", "bounds"):
+            if not document[name]:
+                del document[name]
         return document
 
     @classmethod
@@ -419,6 +438,7 @@ class NamespaceSettings:
             "counter_type": CounterType(document["counter_type"]),
             "payload_check": PayloadCheck(document["payload_check"]),
             "event_rules": tuple(EventRule(**each) for each in document.get("event_rules", ())),
+            "bounds": Bounds(**document.get("bounds", {})),
         }
         kept = {name: value for name, value in document.items() if name != _ANNOUNCED}
         return cls(**{**kept, **read})

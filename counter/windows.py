@@ -1,19 +1,39 @@
-"""Compute windows of time: which one an event belongs to, and when one is closed.
+"""Compute where an event belongs: its window, when that is closed, its slice, shard and bucket; and
+fold events or windows into a count.
 
 A window ``[start, end)`` is named by its start. It is closed when no acknowledged event can be
 written in it any more: ``now >= end + accept_limit + write_timeout + 2 * clock_skew_max``. Each
 process is within ``clock_skew_max`` of the store, so two of them differ by at most twice that.
+
+``hash()`` and set order change with PYTHONHASHSEED, so all routing uses xxHash.
 """
 
 from __future__ import annotations
 
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+import xxhash
+
+from counter.bounds import terms_in
+from counter.errors import SliceMissingError
 from counter.limits import (
     CLOCK_DRIFT_PER_S_US,
     DIRECTORY_AGE_MAX_US,
     SECOND,
     STORE_CLOCK_STEP_MAX_US,
 )
-from counter.types import Dataset, Namespace, NamespaceSettings, limit_at
+from counter.types import (
+    Dataset,
+    Event,
+    Fold,
+    Namespace,
+    NamespaceSettings,
+    Slice,
+    WindowRow,
+    limit_at,
+)
 
 
 def window_of(time_us: int, window_us: int) -> int:
@@ -104,3 +124,75 @@ def first_watermark(dataset: Dataset, settings: NamespaceSettings, created_at_us
     """Return a new shard's watermark: every event that can be written is later."""
     earliest_us = created_at_us - settings.accept_limit_us - settings.rollup_window_us
     return window_of(earliest_us - 2 * dataset.clock_skew_max_us, settings.rollup_window_us) - 1
+
+
+def shard_of(counter: str, shards: int) -> int:
+    """Return the rollup shard of *counter*: xxh64 of its UTF-8 name, modulo *shards*."""
+    if shards == 1:
+        return 0
+    return xxhash.xxh64_intdigest(counter.encode()) % shards
+
+
+def event_bucket_of(event_id: bytes, event_buckets: int) -> int:
+    """Return the event bucket within a time bucket; buckets spread one counter's events over
+    partitions."""
+    return xxhash.xxh64_intdigest(event_id) % event_buckets
+
+
+def slice_start(time_us: int, slice_us: int) -> int:
+    """Return the start of the slice that contains *time_us*; slices are aligned to the epoch."""
+    return time_us - time_us % slice_us
+
+
+def slice_of(slices: Sequence[Slice], time_us: int) -> Slice:
+    """Return the slice of *slices* (in order of start) that contains *time_us*.
+
+    Raises SliceMissingError if there is none: a missing table is an error, never "not found".
+    """
+    position = bisect_right(slices, time_us, key=lambda each: each.start_us) - 1
+    if position < 0 or time_us >= slices[position].end_us:
+        raise SliceMissingError(
+            f"no time slice holds the instant {time_us} µs; slices are made ahead by the"
+            " maintenance task, and dropped after retention",
+            retry_after_us=1_000_000,
+        )
+    return slices[position]
+
+
+def fold_events(events: Iterable[Event]) -> Fold:
+    """Return the fold of *events* in any order: a clear erases every event that is not later."""
+    known = list(events)
+    clears = [event.event_time_us for event in known if event.clear]
+    if not clears:
+        return Fold(False, sum(event.delta for event in known))
+    last_us = max(clears)
+    return Fold(True, sum(event.delta for event in known if event.event_time_us > last_us))
+
+
+def apply_fold(count: int, fold: Fold) -> int:
+    """Return the count after *fold*."""
+    return fold.total if fold.cleared else count + fold.total
+
+
+def fold_rows(count: int, rows: Iterable[WindowRow]) -> int:
+    """Return the count after *rows*, earliest first."""
+    for row in rows:
+        count = row.total if row.cleared else count + row.total
+    return count
+
+
+def fingerprint(events: Sequence[Event]) -> bytes:
+    """Return the fingerprint of a token's payload: 16 bytes over each item's counter, key, delta,
+    kind and bounds."""
+    digest = hashlib.blake2b(digest_size=16, person=b"counter.payload")
+    if len(events) > 1:
+        events = sorted(events, key=lambda each: (each.counter, each.item_key))
+    for event in events:
+        name = event.counter.encode()
+        digest.update(len(name).to_bytes(4, "big"))
+        digest.update(name)
+        digest.update(event.item_key.to_bytes(4, "big"))
+        digest.update(b"clear" if event.clear else event.delta.to_bytes(9, "big", signed=True))
+        if event.atom:
+            digest.update(terms_in(event.atom))
+    return digest.digest()

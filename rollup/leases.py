@@ -21,10 +21,11 @@ from typing import Final
 import xxhash
 
 from counter.background import pause
+from counter.capabilities import LeaseStore
 from counter.core.clock_guard import ClockGuard
 from counter.errors import UnavailableError
 from counter.limits import LEASE_READ_EVERY_US, LEASE_SLOTS, LEASE_TIME_US, SECOND
-from counter.ports import Clock, LeaseStore
+from counter.ports import Clock
 
 _log = logging.getLogger("counter.leases")
 #: The slot of the work that one worker at a time does for all: making and dropping slices.

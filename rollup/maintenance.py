@@ -1,4 +1,5 @@
-"""Create slices ahead, retire and drop old ones, and delete data that is out of use."""
+"""Create slices ahead, retire and drop old ones, end expired holds, and delete data that is out of
+use."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.core.holds import expire
 from counter.errors import NamespaceUnknownError
 from counter.limits import MINUTE, PAST_SLICES_PER_STEP, SLICES_AHEAD
-from counter.partitions import slice_start
 from counter.ports import Clock, Store
 from counter.types import CounterType, Dataset, Slice
-from counter.windows import closing_lag
+from counter.windows import closing_lag, slice_start
 from rollup.partitions import Partitions
 
 _log = logging.getLogger("counter.maintenance")
@@ -35,6 +36,8 @@ class Maintenance:
         #: Slices as last read, by dataset, and how many were created and dropped here.
         self.slices: dict[str, Sequence[Slice]] = {}
         self.tally = dict.fromkeys(("made", "dropped"), 0)
+        #: Expired holds that were found and ended here.
+        self.holds_expired = 0
 
     async def run_once(self) -> None:
         """Maintain every dataset; cheap if nothing is to be done.
@@ -46,6 +49,10 @@ class Maintenance:
         # Create slices of all datasets first: writes fail without them, and drops can wait.
         for dataset in datasets:
             await self.make_slices(dataset)
+        checked_now_us(self._clock, self._guard)
+        # After that, because their ends need slices; and no slice with an open hold is dropped.
+        expired, failure = await expire(self._store, self._clock)
+        self.holds_expired += expired
         for dataset in datasets:
             await self._drop_slices(dataset)
         now_us = checked_now_us(self._clock, self._guard)
@@ -53,6 +60,8 @@ class Maintenance:
         is_due = now_us - self._purged_at_us >= MINUTE
         if is_due and not await self._store.control.purge(now_us - followed_us):
             self._purged_at_us = now_us
+        if failure is not None:
+            raise failure
 
     async def make_slices(self, dataset: Dataset, *, past_max: int = PAST_SLICES_PER_STEP) -> None:
         """Create the slices that adds need, up to SLICES_AHEAD ahead of now, and at most *past_max*

@@ -67,6 +67,8 @@ class RollupMetrics:
         yield gauge("rollup_limit", "Groups of counters let in at once.", worker.limiter.limit)
         text = "How often the limit was halved because the store was slow or failed."
         yield counter("rollup_limit_cuts", text, worker.limiter.cuts)
+        text = "Expired holds that this worker found and ended."
+        yield counter("holds_expired", text, worker.maintenance.holds_expired)
 
     def _lags(self) -> Iterator[Metric]:
         text = "Shards of this worker whose watermark it has not seen yet."

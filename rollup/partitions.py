@@ -19,11 +19,10 @@ from typing import Final
 from counter.capabilities import PartitionSize, PartitionSizeStore
 from counter.errors import UnavailableError, invariant
 from counter.limits import MINUTE, PARTITION_BYTES_MAX, SECOND, SIZES_KEPT_SLICES
-from counter.partitions import slice_start
 from counter.ports import Clock, Counted, Store
 from counter.quantities import format_bytes, spell_duration
 from counter.types import Dataset, Namespace, Slice
-from counter.windows import window_of
+from counter.windows import slice_start, window_of
 
 _log = logging.getLogger("counter.partitions")
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from counter.core.read import recounts_of
-from counter.folds import fold_rows
 from counter.types import Checkpoint, CounterUpdate, DirtyMark, Fold, Head, Pending, WindowRow
+from counter.windows import fold_rows
 
 
 @dataclass(slots=True)
@@ -92,7 +91,7 @@ def plan(counter: str, dirt: Dirt, head: Head, batch: BatchTimes) -> Plan | None
         for window_us in (*dirt.recounts, *(each for each in dirt.windows if each <= done_us))
         if head.settled.time_us < window_us <= target_us and window_us >= batch.dropped_before_us
     ]
-    pending = recounts_of(head, target_us, batch.dropped_before_us)
+    pending = head.recounts(target_us, batch.dropped_before_us)
     recounts = tuple(sorted({*asked, *pending}))
     if not (new or recounts or head.pending) and done_us >= batch.through_us:
         return None

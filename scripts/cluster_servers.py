@@ -18,7 +18,7 @@ from scripts.cluster_process import ClusterError, ServerProcess, accepts
 
 STORAGE_PORT: Final = 7000
 CASSANDRA_START_TIMEOUT_S: Final = 180.0
-CACHE_START_TIMEOUT_S: Final = 20.0
+CACHE_START_TIMEOUT_S: Final = 60.0
 
 _EXPORTS: Final = (
     *("java.base/jdk.internal.misc", "java.base/jdk.internal.ref", "java.base/sun.nio.ch"),

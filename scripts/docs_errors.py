@@ -12,6 +12,10 @@ from counter.errors import CounterError
 
 #: Pages with more about some of them.
 _MORE: Final[Mapping[str, str]] = {
+    "hold_expired": "[The states of a hold](../tokens.md#the-states-of-a-hold)",
+    "hold_released": "[The states of a hold](../tokens.md#the-states-of-a-hold)",
+    "hold_settled": "[The states of a hold](../tokens.md#the-states-of-a-hold)",
+    "hold_unknown": "[The states of a hold](../tokens.md#the-states-of-a-hold)",
     "invalid_parameter": "[Conventions](../http.md#conventions)",
     "key_invalid": "[API keys](../security.md#api-keys)",
     "key_missing": "[API keys](../security.md#api-keys)",

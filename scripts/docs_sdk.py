@@ -12,10 +12,16 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Clients": ("CounterClient", "AsyncCounterClient", "Options"),
     "Tokens": ("Token", "Key", "Unfinished"),
     "Answers": ("Added", "AddedCount", "Cleared", "Count", "Event", "Point", "Resolved"),
+    "Holds": ("Hold", "AsyncHold", "AsyncHolding", "HoldState", "HoldCount", "HoldEvent"),
     "Buffers": ("Buffer", "AsyncBuffer", "Rejected"),
     "Hooks": ("Attempt", "Flush", "Sending", "Watch", "otel.traced_by"),
     "Errors": (
         "CounterError",
+        "BoundReachedError",
+        "HoldSettledError",
+        "HoldReleasedError",
+        "HoldExpiredError",
+        "HoldUnknownError",
         "UnknownOutcomeError",
         "UnreachableError",
         "UnexpectedAnswerError",
@@ -33,8 +39,8 @@ shows them in use. Instants are `datetime`s in UTC; names that end in `_s` are s
 [Errors](errors.md) names each beside its code.
 
 In signatures, a `Credential` is a `Token` or a `Key`; `Items` are pairs of a counter and a delta,
-or a mapping; `Settings` is a dictionary of a namespace's settings; `LiveUpdate` is a `Count`, or
-the `CounterError` of a temporary failure.
+triples with `Bounds`, or a mapping; `Settings` is a dictionary of a namespace's settings;
+`LiveUpdate` is a `Count`, or the `CounterError` of a temporary failure.
 """
 
 

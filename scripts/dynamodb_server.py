@@ -15,7 +15,7 @@ from scripts.cluster_jars import DYNAMODB, java
 from scripts.cluster_process import ServerProcess, accepts
 from scripts.service_process import HOST, free_ports
 
-START_TIMEOUT_S: Final = 60.0
+START_TIMEOUT_S: Final = 180.0
 _PROGRAM: Final = Path(__file__).with_name("DynamodbOnLoopback.java")
 
 

@@ -30,7 +30,7 @@ JARS: Final = Jars(
     kept_in=f"kafka-jars-{KAFKA}",
 )
 DIRECTORY: Final = ROOT / ".cluster" / "kafka"
-_START_TIMEOUT_S: Final = 60.0
+_START_TIMEOUT_S: Final = 180.0
 #: The name of the (one-broker) cluster and its disk; any 16 bytes in base64 do.
 _CLUSTER_ID: Final = "Y291bnRlci10dXRvcmlhbA"
 

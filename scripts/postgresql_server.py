@@ -21,7 +21,7 @@ from typing import Final
 from scripts.cluster_process import ClusterError, ServerProcess
 from scripts.service_process import HOST, free_ports
 
-START_TIMEOUT_S: Final = 60.0
+START_TIMEOUT_S: Final = 180.0
 _PROGRAMS: Final = Path("/usr/lib/postgresql")
 _USER: Final = "counter"
 

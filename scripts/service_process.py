@@ -19,8 +19,8 @@ HOST: Final = "127.0.0.1"
 #: Below the range of outgoing ports: a client that connects while the service is down could
 #: otherwise get the service's port as its own, and connect to itself.
 PORTS: Final = range(20_000, 30_000)
-START_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 20.0
+START_TIMEOUT_S: Final = 180.0
+STOP_TIMEOUT_S: Final = 60.0
 LOG_TAIL_CHARS: Final = 4_000
 
 

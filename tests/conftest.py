@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 from counter.config.store_kinds import store_names
 from tests.support.app import App, forget_applications, running
 from tests.support.cluster import (
-    allow_time_to_start,
     any_cache,
     breakable,
     breakable_cache,
@@ -94,7 +93,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    allow_time_to_start(items)
     schedule(config, items)
     # Their fixtures, which have the names of stores, do not exist.
     missing = STORE_FOLDERS.keys() - {*store_names()}

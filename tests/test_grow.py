@@ -75,7 +75,7 @@ async def works(process: subprocess.Popen[bytes], log: Path) -> str:
         assert process.poll() is None, text
         return text if _WORKING.search(text) else None
 
-    return await eventually(state, "the process works", seconds=120)
+    return await eventually(state, "the process works")
 
 
 async def applied(words: list[str]) -> None:

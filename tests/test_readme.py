@@ -42,6 +42,7 @@ _MASKS = (
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<id>"),
     (re.compile(r"(?<=x-request-id: )\S+"), "<id>"),
     (re.compile(r'"next_page":"[\w-]+"'), '"next_page":"<page>"'),
+    (re.compile(r'(?<="hold":")[\w-]+'), "<hold>"),
     (re.compile(r'(?<=retry-after: )\d+|(?<="retry_after": )\d+'), "<seconds>"),
     (re.compile(r"\d+(\.\d+)? s\b"), "<seconds> s"),
     (re.compile(r"\d+(\.\d+)? [kM]B\b"), "<size>"),

@@ -24,6 +24,7 @@ TAGS: Final = (
     {"name": "counters", "description": "Add to a counter, read it, clear it."},
     {"name": "batches", "description": "The same for many counters in one request."},
     {"name": "cancels", "description": "Cancel what a token counted, or would count."},
+    {"name": "holds", "description": "Reserve an amount; settle, release or extend it."},
     {"name": "events", "description": "CloudEvents, which rules map to counters."},
     {"name": "history", "description": "Events, charts, names and recounts."},
     {"name": "namespaces", "description": "Settings that counters share."},
@@ -86,11 +87,21 @@ def document_of(app: FastAPI) -> dict[str, Any]:
             # What FastAPI would answer to a wrong parameter: here that is a problem.
             operation["responses"].pop("422", None)
             used.update(operation["responses"])
+            for response in operation["responses"].values():
+                if "$ref" in response:
+                    # It is the name of the status, and what is referred to has one.
+                    response.pop("description", None)
     components["headers"] = _HEADERS
     components["parameters"] = _shared_parameters(document["paths"])
     components["responses"] = _problems(used)
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
+    for name, schema in components["schemas"].items():
+        if schema.get("title") == name:
+            del schema["title"]
+        for each in schema.get("properties", {}).values():
+            # It is the name of the property again.
+            each.pop("title", None)
     _keep_integers(document)
     for name in _OWN_PREFIX & components["schemas"].keys():
         schema = components["schemas"][name]

@@ -152,7 +152,7 @@ class FastExchange(Call):
         """Return the response to an add that a shared write could not decide."""
         token = Token(event.event_id, event.event_time_us)
         added = await self.connection.service.add(
-            namespace, event.counter, event.delta, token, self.allowance
+            namespace, event.counter, event.delta, token, self.allowance, event.atom
         )
         return added_response(namespace, added)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
+from api.http.token_bucket import TokenBucket
 from counter.api_keys import ApiKey, Scope
 from counter.core.namespaces import unknown
-from counter.core.rate_limits import TokenBucket
 from counter.errors import (
     KeyInvalidError,
     KeyMissingError,

@@ -103,8 +103,8 @@ class Target(NamedTuple):
     route: RouteInfo | None
     namespace: str = ""
     counter: str = ""
-    #: The id of a key.
-    key_id: str = ""
+    #: The id of a key or of a hold.
+    item: str = ""
     #: Makes the error for a path that has no route, or that has an invalid name.
     refusal: Callable[[], CounterError] | None = None
 
@@ -155,7 +155,7 @@ class Call:
         self.route = target.route
         self.namespace = target.namespace
         self.counter = target.counter
-        self.key_id = target.key_id
+        self.item = target.item
         self.headers = headers
         self.first = first
         self.id = request_id

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from counter.bounds import terms_if_bounded
 from counter.limits import COUNTER_NAME_CHARS_MAX, INT64_MAX, INT64_MIN
 from counter.quantities import check_counter_name
 from counter.tokens import parse_generation_time, parse_nonce
@@ -30,12 +31,16 @@ class _Token(Struct, forbid_unknown_fields=True, gc=False):
 class _Add(Struct, forbid_unknown_fields=True, gc=False):
     delta: _Delta
     idempotency_token: _Token | None = None
+    at_least: _Delta | None = None
+    at_most: _Delta | None = None
 
 
 class _Item(Struct, forbid_unknown_fields=True, gc=False):
     counter: Annotated[str, Meta(min_length=1, max_length=COUNTER_NAME_CHARS_MAX)]
     delta: _Delta
     idempotency_token: _Token
+    at_least: _Delta | None = None
+    at_most: _Delta | None = None
 
 
 class _Batch(Struct, forbid_unknown_fields=True, gc=False):
@@ -58,7 +63,8 @@ def read_add(body: bytes, counter: str) -> Event | None:
             return None
         nonce = parse_nonce(token.token)
         time_us = parse_generation_time(token.generation_time)
-        return _new(Event, (counter, time_us, nonce, 0, add.delta, False, None))
+        terms = terms_if_bounded(add.delta, add.at_least, add.at_most)
+        return _new(Event, (counter, time_us, nonce, 0, add.delta, False, terms))
     except _NOT_USUAL:
         return None
 
@@ -72,7 +78,8 @@ def read_change(body: bytes) -> int | None:
             # It is not used, but must be valid.
             parse_generation_time(token.generation_time)
             parse_nonce(token.token)
-        return change.delta
+        # The models say that there are no bounds.
+        return change.delta if change.at_least is change.at_most is None else None
     except _NOT_USUAL:
         return None
 
@@ -113,7 +120,9 @@ def _events(items: list[_Item]) -> list[Event]:
                 0,
                 item.delta,
                 False,
-                None,
+                None
+                if item.at_least is item.at_most is None
+                else terms_if_bounded(item.delta, item.at_least, item.at_most),
             ),
         )
         for item in items

@@ -80,6 +80,25 @@ Delta = Annotated[
         description="How much to add; less than 0 takes away.",
     ),
 ]
+#: Null is accepted and is not in the schema, which stays small. A union with SkipJsonSchema[None]
+#: would add its branches to the field's name in errors.
+_Bound = Annotated[
+    Annotated[int, Field(ge=limits.INT64_MIN, le=limits.INT64_MAX)] | None,
+    WithJsonSchema(
+        {
+            "type": "integer",
+            "format": "int64",
+            "minimum": limits.INT64_MIN,
+            "maximum": limits.INT64_MAX,
+        }
+    ),
+]
+AtLeast = Annotated[
+    _Bound, Field(description="Refuse the add if it would take the count below this.")
+]
+AtMost = Annotated[
+    _Bound, Field(description="Refuse the add if it would take the count above this.")
+]
 DurationText = Annotated[
     int,
     BeforeValidator(_duration, json_schema_input_type=str),
@@ -150,6 +169,8 @@ class AddBody(Body):
     model_config = example(_ADD_EXAMPLE)
 
     delta: Delta
+    at_least: AtLeast = None
+    at_most: AtMost = None
     idempotency_token: TokenBody | None = None
 
 
@@ -159,13 +180,48 @@ class ClearBody(Body):
     idempotency_token: TokenBody | None = None
 
 
+Amount = Annotated[Int64, Field(ge=limits.INT64_MIN, le=limits.INT64_MAX, examples=[50])]
+
+
+class HoldBody(Body):
+    model_config = example(
+        {"amount": 50, "expires_in": "15m", "at_most": 1_000, "idempotency_token": TOKEN_EXAMPLE}
+    )
+
+    amount: Amount = Field(
+        description="How much to reserve; not 0. A negative one reserves room above `at_least`."
+    )
+    expires_in: DurationText = Field(
+        description="For how long: at least 1s, at most a tenth of retention."
+    )
+    at_least: AtLeast = None
+    at_most: AtMost = None
+    idempotency_token: TokenBody | None = None
+
+
+class SettleBody(Body):
+    model_config = example({"amount": 37})
+
+    amount: Amount = Field(description="What counts: 0, or with the sign of the hold.")
+
+
+class ExtendBody(Body):
+    model_config = example({"expires_in": "15m"})
+
+    expires_in: DurationText = Field(description="For how long from now.")
+
+
 class CancelBody(Body):
     model_config = example(_ADD_EXAMPLE)
 
-    operation: Literal["add", "clear", "delete"] = Field(
+    operation: Literal["add", "clear", "delete", "hold"] = Field(
         default="add", description="What the token was sent with."
     )
     delta: Delta | None = Field(default=None, description="That of the add.")
+    amount: Amount | None = Field(default=None, description="That of the hold.")
+    expires_in: DurationText | None = Field(default=None, description="That of the hold.")
+    at_least: AtLeast = None
+    at_most: AtMost = None
     idempotency_token: TokenBody | None = None
 
 
@@ -173,6 +229,8 @@ class CancelBody(Body):
 class BatchAddItem(TypedDict):
     counter: CounterName
     delta: Delta
+    at_least: NotRequired[AtLeast]
+    at_most: NotRequired[AtMost]
     idempotency_token: NotRequired[TokenBody | None]
 
 
@@ -188,6 +246,8 @@ class BatchAddBody(Body):
 class AtomicItem(Body):
     counter: CounterName
     delta: Delta
+    at_least: AtLeast = None
+    at_most: AtMost = None
 
 
 class AtomicAddBody(Body):
@@ -289,6 +349,13 @@ class CloudEventBody(BaseModel):
     data_base64: str | None = None
 
 
+class BoundsBody(Body):
+    """What every add of a namespace keeps."""
+
+    at_least: AtLeast = None
+    at_most: AtMost = None
+
+
 class NamespaceBody(Body):
     """A namespace's settings. What an update leaves out stays as it is."""
 
@@ -341,6 +408,9 @@ class NamespaceBody(Body):
         default=None,
         max_length=limits.EVENT_RULES_MAX,
         description="What CloudEvents add; all rules that match an event apply.",
+    )
+    bounds: BoundsBody | None = Field(
+        default=None, description="Bounds that every add keeps; `{}` for none."
     )
 
 
@@ -474,6 +544,12 @@ class PageQuery(QueryModel):
 
 class PrefixQuery(QueryModel):
     prefix: str | SkipJsonSchema[None] = Field(None, description="Only names that start with it.")
+
+
+class HoldsQuery(PageQuery):
+    """A page of the open holds of a counter."""
+
+    counter: str = Field(description="The counter.")
 
 
 class SearchQuery(PageQuery):

@@ -336,14 +336,14 @@ def known_error(error: Exception) -> CounterError:
 
 def _target_of(route: Route, names: Mapping[str, str]) -> Target:
     """Return the target of a request to *route* with *names* in its path, which are not decoded."""
-    namespace, key_id = names.get("namespace", ""), names.get("key", "")
+    namespace, item = names.get("namespace", ""), names.get("key") or names.get("hold") or ""
     counter, refusal = "", None
     if "counter" in names:
         try:
             counter = counter_of_segment(names["counter"].encode("latin-1"))
         except InvalidParameterError as error:
             refusal = partial(InvalidParameterError, error.detail, **error.fields)
-    return Target(route.method, route, namespace, counter, key_id, refusal)
+    return Target(route.method, route, namespace, counter, item, refusal)
 
 
 def _nothing_at(path: str, method: str, allowed: Sequence[str]) -> CounterError:

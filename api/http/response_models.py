@@ -14,6 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from api.http.models import (
     TOKEN_EXAMPLE,
+    BoundsBody,
     DurationOut,
     EventRuleBody,
     Int64,
@@ -32,6 +33,13 @@ _WHOSE: Final[Mapping[str, Any]] = {"namespace": "default", "counter": "views"}
 _OUTCOME: Final[Mapping[str, Any]] = {"event_time": _TIME, "replayed": False}
 _ADDED: Final[Mapping[str, Any]] = {**_WHOSE, "delta": 1, **_OUTCOME}
 _COUNT: Final[Mapping[str, Any]] = {**_WHOSE, "count": 1, "as_of": _AS_OF, "accuracy": "accurate"}
+_HOLD: Final[Mapping[str, Any]] = {
+    **_WHOSE,
+    "hold": "AAZJqFLO6PpfOg8ObwxPfp07DF8dLjpLdmlld3M",
+    "amount": 50,
+    "state": "open",
+    "expires_at": "2026-01-31T08:30:30.000250Z",
+}
 _NAMESPACE: Final[Mapping[str, Any]] = {
     "namespace": "videos",
     "created_at": "2026-01-31T08:00:00.000000Z",
@@ -128,6 +136,14 @@ class CountAnswer(_Whose):
         )
     )
     accuracy: Accuracy = Field(description="How exact the count is.")
+    held: Int64 | SkipJsonSchema[None] = Field(
+        None,
+        description="What open holds of positive amounts reserve; of an accurate count, if it is"
+        " not 0.",
+    )
+    held_down: Int64 | SkipJsonSchema[None] = Field(
+        None, description="The same of negative amounts."
+    )
     retry_safe: Literal[False] | SkipJsonSchema[None] = Field(
         None, description="Always false, and only of BEST_EFFORT: a retry may count twice."
     )
@@ -137,6 +153,55 @@ class CountAnswer(_Whose):
     from_: TimeOut | SkipJsonSchema[None] = Field(
         None, alias="from", description="The first instant of that span."
     )
+
+
+class HoldAnswer(_Whose):
+    model_config = example(_HOLD)
+
+    hold: str = Field(description="Its id.")
+    amount: Int64 = Field(description="What it reserves.")
+    state: Literal["open", "settled", "released", "expired"] = Field(
+        description="Whether it is open, or how it has ended."
+    )
+    expires_at: TimeOut | SkipJsonSchema[None] = Field(None, description="When it will expire.")
+    ended_at: TimeOut | SkipJsonSchema[None] = Field(None, description="When it ended.")
+    settled: Int64 | SkipJsonSchema[None] = Field(None, description="What was settled.")
+    over: Literal[True] | SkipJsonSchema[None] = Field(
+        None, description="More was settled than was held: it counts in full."
+    )
+
+
+class HoldAndCountAnswer(HoldAnswer):
+    model_config = example({**_HOLD, "count": 0, "held": 50, "as_of": _AS_OF})
+
+    count: Int64 = Field(description=_OF_ANY_SIZE)
+    held: Int64 = Field(description="What open holds that go the same way reserve together.")
+    as_of: TimeOut = Field(description="The instant that both are exact as of.")
+
+
+class HoldsAnswer(Answer):
+    model_config = example(
+        {"holds": [_HOLD], "next_page": "WzE3Njk4NDczMzAwMDAyNTAsICI1ZjNhMGYwZSJd"}
+    )
+
+    holds: list[HoldAnswer] = Field(description="Open holds, those that expire first.")
+    next_page: _Page
+
+
+class RefusedAdd(Answer):
+    delta: Int64 = Field(description="What it was to add.")
+    at_least: Int64 | SkipJsonSchema[None] = Field(None, description="The bound, if it is that.")
+    at_most: Int64 | SkipJsonSchema[None] = Field(None, description="The bound, if it is that.")
+    count: Int64 = Field(description="The count that decided, of the counter that had no room.")
+    held: Int64 | SkipJsonSchema[None] = Field(None, description="What open holds reserved then.")
+
+
+class HoldOfEvent(Answer):
+    amount: Int64 = Field(description="What the hold reserves, or reserved.")
+    state: Literal["begun", "settled", "released", "expired"] = Field(
+        description="Whether the event begins the hold, or how it ends it."
+    )
+    hold: str | SkipJsonSchema[None] = Field(None, description="Its id, if the event begins it.")
 
 
 class EventAnswer(Answer):
@@ -149,6 +214,14 @@ class EventAnswer(Answer):
         None, description="What was added; not there for a clear."
     )
     clear: Literal[True] | SkipJsonSchema[None] = Field(None, description="It is a clear.")
+    at_least: Int64 | SkipJsonSchema[None] = Field(None, description="The bound of the request.")
+    at_most: Int64 | SkipJsonSchema[None] = Field(None, description="The bound of the request.")
+    refused: RefusedAdd | SkipJsonSchema[None] = Field(
+        None, description="It was refused because of a bound, and counts 0."
+    )
+    hold: HoldOfEvent | SkipJsonSchema[None] = Field(
+        None, description="It begins a hold, or ends one: then `delta` is what was settled."
+    )
 
 
 class EventsAnswer(Answer):
@@ -310,6 +383,9 @@ class NamespaceAnswer(Answer):
     event_rules: list[EventRuleBody] | SkipJsonSchema[None] = Field(
         None, description="What CloudEvents add; not there without rules."
     )
+    bounds: BoundsBody | SkipJsonSchema[None] = Field(
+        None, description="Bounds that every add keeps; not there without any."
+    )
 
 
 class NamespacePutAnswer(NamespaceAnswer):
@@ -463,6 +539,7 @@ class Outcomes(Answer):
     late_applied: _Tally
     voided: _Tally
     cancelled: _Tally
+    bound_reached: _Tally
     best_effort: _Tally
     refused: _Tally
     unknown: _Tally

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from math import ceil
@@ -208,7 +208,10 @@ def results_response(texts: Iterable[str]) -> Response:
 
 def count_text(name: str, count: Count, extra: str = "") -> str:
     """Return the response to a get in namespace *name*, in JSON, with *extra* members."""
-    counter, value, as_of_us, accuracy = count
+    counter, value, as_of_us, accuracy, held = count
+    if any(held):
+        for member, amount in zip(("held", "held_down"), held, strict=True):
+            extra += f',"{member}":{amount}' if amount else ""
     extra = ',"retry_safe":false' if accuracy is Accuracy.BEST_EFFORT else extra
     return (
         f'{{"namespace":"{name}","counter":{json_text(counter)},'
@@ -241,5 +244,26 @@ def metrics_head(name: str, as_of_us: int) -> str:
 
 def metric_text(name: str, count: Count) -> str:
     """Return the sample of a count in namespace *name*."""
-    counter = count.counter.replace("\\", r"\\").replace('"', r"\"")
-    return f'counter_value{{namespace="{name}",counter="{counter}"}} {count.count}\n'
+    return _sample("counter_value", name, count.counter, count.count)
+
+
+def held_metrics(name: str, counts: Sequence[Count]) -> str:
+    """Return the families of what is held beside *counts* in namespace *name*, without those that
+    have no samples."""
+    texts = []
+    families = (("counter_held", "positive"), ("counter_held_down", "negative"))
+    for place, (family, sign) in enumerate(families):
+        samples = [
+            _sample(family, name, each.counter, each.held[place])
+            for each in counts
+            if each.held[place]
+        ]
+        if samples:
+            help_text = f"Rolled-up sum of a counter's open holds of {sign} amounts."
+            texts += [f"# TYPE {family} gauge\n# HELP {family} {help_text}\n", *samples]
+    return "".join(texts)
+
+
+def _sample(family: str, name: str, counter: str, value: int) -> str:
+    counter = counter.replace("\\", r"\\").replace('"', r"\"")
+    return f'{family}{{namespace="{name}",counter="{counter}"}} {value}\n'

@@ -40,6 +40,7 @@ _BEARER: Final = HTTPBearer(
 _ALWAYS: Final = frozenset({400, 401, 403, 429, 431, 500, 503})
 _WITH_BODY: Final = frozenset({408, 413, 415})
 NAMESPACE: Final = "/v1/namespaces/{namespace}"
+HOLD: Final = f"{NAMESPACE}/holds/{{hold}}"
 COUNTER: Final = f"{NAMESPACE}/counters/{{counter}}"
 REPLAYED: Final = "Idempotency-Replayed"
 TTL: Final = "Idempotency-TTL"
@@ -167,6 +168,8 @@ class Route(PlainRoute):
         declares = list(declares)
         if "{counter}" in self.path:
             declares.insert(0, of_counter)
+        elif "{hold}" in self.path:
+            declares.insert(0, of_hold)
         elif "{namespace}" in self.path:
             declares.insert(0, of_namespace)
         elif "{key}" in self.path:
@@ -284,6 +287,13 @@ def of_key(
     ],
 ) -> None:
     """A path with a key."""
+
+
+def of_hold(
+    namespace: _NamespaceName,
+    hold: Annotated[str, Path(description="The id of the hold, as it was answered.")],
+) -> None:
+    """A path with a namespace and a hold."""
 
 
 def of_counter(namespace: _NamespaceName, counter: _CounterName) -> None:

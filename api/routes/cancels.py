@@ -12,9 +12,10 @@ from api.http.models import AtomicAddBody, BatchAddBody, CancelBody
 from api.http.response_models import BatchCancelAnswer, CancelAnswer
 from api.http.responses import Response, cancelled_text, cancelled_texts, results_response
 from api.http.routing import COUNTER, NAMESPACE, TTL, CallOf, InNamespace, keyed, route
-from api.routes.items import Items, token_of
+from api.routes.items import Items, items_of, terms_from, token_of, wanted_from
 from api.telemetry.request_log import LoggedWrite
 from counter.api_keys import Scope
+from counter.core.holds import Wanted
 from counter.core.service import CounterService
 from counter.errors import InvalidBodyError
 
@@ -44,19 +45,19 @@ class CancelRoutes:
         self, call: CallOf, namespace: InNamespace, body: CancelBody
     ) -> Annotated[Response, CancelAnswer]:
         """Cancel an add, a clear or a delete: its token counts nothing from now on."""
-        is_add = body.operation == "add"
-        if is_add != (body.delta is not None):
-            needed = (
-                "give that of the add" if is_add else f"a {body.operation} has none: leave it out"
-            )
-            raise InvalidBodyError(
-                f"delta is {'missing' if is_add else body.delta}: {needed}", field="delta"
-            )
+        wanted = _wanted(body)
+        terms = None if wanted else _terms(body)
         credential = call.credential(token_of(body.idempotency_token))
         call.logged["of"] = LoggedWrite(namespace, body.operation, call.counter, credential)
-        cancelled = await self.service.cancel(
-            *(namespace, body.operation, call.counter, body.delta, credential, call.allowance)
-        )
+        if wanted is not None:
+            cancelled = await self.service.cancel_hold(
+                namespace, call.counter, wanted, credential, call.allowance
+            )
+        else:
+            cancelled = await self.service.cancel(
+                *(namespace, body.operation, call.counter, body.delta, credential, call.allowance),
+                terms,
+            )
         call.logged["results"] = (cancelled,)
         return Response.text(cancelled_text(cancelled))
 
@@ -66,7 +67,7 @@ class CancelRoutes:
     ) -> Annotated[Response, CancelAnswer]:
         """Cancel an atomic add as a whole."""
         credential = call.credential(token_of(body.idempotency_token))
-        items = [(item.counter, item.delta) for item in body.items]
+        items = items_of(body.items)
         call.charge(len(items))
         call.logged["of"] = LoggedWrite(namespace, "atomic", "", credential)
         cancelled = await self.service.cancel_atomic(namespace, items, credential, call.allowance)
@@ -87,3 +88,35 @@ class CancelRoutes:
         outcomes = await items.cancel(self.service, namespace, call.allowance)
         call.logged["results"] = outcomes
         return results_response(cancelled_texts(outcomes))
+
+
+def _terms(body: CancelBody) -> bytes | None:
+    """Return the terms of an add that is to be cancelled. Raises InvalidBodyError."""
+    is_add = body.operation == "add"
+    if is_add != (body.delta is not None):
+        needed = "give that of the add, or the operation that the token was sent with"
+        wrong = f"delta is missing: {needed}"
+        if not is_add:
+            wrong = f"delta is {body.delta}, and a {body.operation} has none: leave it out"
+        raise InvalidBodyError(wrong, field="delta")
+    for name in ("amount", "expires_in"):
+        if getattr(body, name) is not None:
+            raise InvalidBodyError(f"only a hold has {name}: leave it out", field=name)
+    terms = terms_from(body.delta or 0, body.at_least, body.at_most)
+    if terms is not None and not is_add:
+        raise InvalidBodyError(
+            f"a {body.operation} has no bounds: leave them out", field="at_least"
+        )
+    return terms
+
+
+def _wanted(body: CancelBody) -> Wanted | None:
+    """Return the hold that is to be cancelled; None if it is none. Raises InvalidBodyError."""
+    if body.operation != "hold":
+        return None
+    if body.delta is not None:
+        raise InvalidBodyError("a hold has no delta, but an amount: leave it out", field="delta")
+    for name in ("amount", "expires_in"):
+        if getattr(body, name) is None:
+            raise InvalidBodyError(f"{name} is missing: give that of the hold", field=name)
+    return wanted_from(body.amount or 0, body.expires_in or 0, body.at_least, body.at_most)

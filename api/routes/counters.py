@@ -41,7 +41,7 @@ from api.http.responses import (
 )
 from api.http.routing import COUNTER, NAMESPACE, REPLAYED, TTL, CallOf, InNamespace, keyed, route
 from api.routes.add_stream import AddStreams
-from api.routes.items import Items, check_number, lines_of, texts_of, token_of
+from api.routes.items import Items, check_number, items_of, lines_of, terms_from, texts_of, token_of
 from api.routes.spans import change_between
 from api.telemetry.request_log import LoggedWrite
 from counter.api_keys import Scope
@@ -186,8 +186,9 @@ class CounterRoutes:
     async def _add(self, call: Call, namespace: Namespace, body: AddBody) -> Added:
         credential = call.credential(token_of(body.idempotency_token))
         call.logged["of"] = LoggedWrite(namespace, "add", call.counter, credential)
+        terms = terms_from(body.delta, body.at_least, body.at_most)
         added = await self.service.add(
-            namespace, call.counter, body.delta, credential, call.allowance
+            namespace, call.counter, body.delta, credential, call.allowance, terms
         )
         call.logged["results"] = (added,)
         return added
@@ -198,7 +199,7 @@ class CounterRoutes:
     ) -> Annotated[Response, AtomicAddAnswer]:
         """Add to many counters under one token: all of them or none."""
         credential = call.credential(token_of(body.idempotency_token))
-        items = [(item.counter, item.delta) for item in body.items]
+        items = items_of(body.items)
         call.charge(len(items))
         call.logged["of"] = LoggedWrite(namespace, "atomic", "", credential)
         added = call.logged["results"] = await self.service.add_atomic(

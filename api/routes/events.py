@@ -380,6 +380,9 @@ def _all_added(
         if isinstance(outcome, CounterError)
     ]
     event, error = min(failed, key=lambda each: each[1].retry == "never")
+    if len(failed) < len(events) or any(each.applied is not False for _, each in failed):
+        # The answer is about the whole request: false would mean that no event of it counts.
+        error.applied = None
     error.detail = f"event {shown(event.key)!r} of {shown(event.scope)!r}: {error.detail}"
     if len(events) > 1:
         error.detail += (
@@ -400,7 +403,9 @@ def _outcomes(
                 "source": event.scope,
                 "id": event.key,
                 "outcome": OUTCOMES[each[0].replayed] if each else "ignored",
-                "adds": [{"counter": counter, "delta": delta} for counter, delta in event.items],
+                "adds": [
+                    {"counter": counter, "delta": delta} for counter, delta, *_ in event.items
+                ],
             }
         )
         if not len(outcomes) % _STEP_EVENTS:

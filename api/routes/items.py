@@ -14,13 +14,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.http.connections import Steps
 from api.http.fast_json import read_batch, read_lines
-from api.http.models import BatchAddBody, BatchAddItem, TokenBody, check_size, read_body
+from api.http.models import AtomicItem, BatchAddBody, BatchAddItem, TokenBody, check_size, read_body
 from api.http.problems import ItemProblems, body_error
 from api.http.responses import added_texts
 from counter.background import TURN_ITEMS
+from counter.bounds import Bounds, terms_if_bounded
+from counter.core.adds import adds_of
+from counter.core.holds import Wanted
 from counter.core.rate_limits import Allowance
-from counter.core.results import Add, Added, Cancelled
-from counter.core.service import CounterService, adds_of
+from counter.core.results import Add, Added, Cancelled, Item
+from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError
 from counter.limits import ADD_STREAM_LINE_BYTES_MAX
 from counter.tokens import parse_generation_time, parse_nonce
@@ -165,6 +168,34 @@ def token_of(body: TokenBody | None) -> Token | None:
     return Token(nonce, time_us)
 
 
+def terms_from(delta: int, at_least: int | None, at_most: int | None, at: str = "") -> bytes | None:
+    """The terms of an add; None if it has no bounds. *at* is the path to it. Raises
+    InvalidBodyError."""
+    try:
+        return terms_if_bounded(delta, at_least, at_most)
+    except ValueError as error:
+        raise InvalidBodyError(f"{at}{error}", field=f"{at}at_least") from error
+
+
+def wanted_from(amount: int, lasts_us: int, at_least: int | None, at_most: int | None) -> Wanted:
+    """The hold that a body asks for. Raises InvalidBodyError."""
+    # Raises if no count is within the bounds.
+    terms_from(amount, at_least, at_most)
+    return Wanted(amount, lasts_us, Bounds(at_least, at_most))
+
+
+def items_of(items: Sequence[AtomicItem]) -> list[Item]:
+    """The items of an atomic add. Raises InvalidBodyError."""
+    return [
+        Item(
+            each.counter,
+            each.delta,
+            terms_from(each.delta, each.at_least, each.at_most, f"items.{index}."),
+        )
+        for index, each in enumerate(items)
+    ]
+
+
 def _raw_items(body: bytes, most: int) -> Sequence[Raw]:
     """Return the items of a JSON body, each in JSON. Raises InvalidBodyError if it has none, or
     more than *most*."""
@@ -206,7 +237,8 @@ def _add_of_json(raw: bytes | None, index: int) -> Add:
     item = _BATCH_ADD_ITEM.validate_json(raw)
     try:
         token = token_of(item.get("idempotency_token"))
+        terms = terms_from(item["delta"], item.get("at_least"), item.get("at_most"))
     except InvalidBodyError as error:
         error.detail = f"items.{index}.{error.detail}"
         raise
-    return Add(item["counter"], item["delta"], token)
+    return Add(item["counter"], item["delta"], token, terms)

@@ -73,13 +73,13 @@ class KeyRoutes:
     async def revoke_key(self, call: CallOf) -> KeyAnswer:
         """Revoke a key permanently, by its id."""
         reached = {each.id for each in await self._reached(_must_hold(call))}
-        if call.key_id not in reached:
+        if call.item not in reached:
             # A whole key may have been sent: logs must not have its secret.
             raise NotFoundError(
-                f"there is no key {call.key_id[:_ID_CHARS_MAX]!r}; GET /v1/keys lists them by id"
+                f"there is no key {call.item[:_ID_CHARS_MAX]!r}; GET /v1/keys lists them by id"
             )
         async with self.admin_log.act("key.revoke", call.who) as act:
-            revoked, _ = await self.admin.revoke(call.key_id)
+            revoked, _ = await self.admin.revoke(call.item)
             act.to |= {"key": revoked.id}
         return KeyAnswer(**key_document(revoked, self.clock.now_us()))
 

@@ -24,6 +24,7 @@ from api.http.response_models import (
 from api.http.responses import Response
 from api.http.routing import ETAG, NAMESPACE, CallOf, InNamespace, created, matched, route
 from counter.api_keys import Scope
+from counter.bounds import Bounds
 from counter.config.namespace_rules import (
     check_change,
     check_name,
@@ -120,7 +121,8 @@ class NamespaceRoutes:
             return _response(created, 201, self._warnings(created))
         _check_conditions(call, current)
         settings = replace(current.settings, **changes)
-        if settings != current.settings:
+        # Bounds that are sent again, because an answer was lost, must be in force at this one.
+        if settings != current.settings or "bounds" in changes:
             async with self._acts("namespace.change", call, current.settings, settings):
                 check_change(current, settings)
                 current = await namespaces.update(current, settings)
@@ -234,9 +236,12 @@ def _changes(body: NamespaceBody) -> dict[str, Any]:
     given = body.model_dump(exclude_unset=True)
     for name, value in given.items():
         if value is None:
-            raise InvalidBodyError(f"{name} is null; leave it out instead", field=name)
+            none = ", or give {} to have none" if name == "bounds" else ""
+            raise InvalidBodyError(f"{name} is null; leave it out to keep it{none}", field=name)
     if "event_rules" in given:
         given["event_rules"] = tuple(EventRule(**each) for each in given["event_rules"])
+    if "bounds" in given:
+        given["bounds"] = Bounds(**given["bounds"])
     return {f"{name}_us" if name in _DURATIONS else name: value for name, value in given.items()}
 
 

@@ -28,7 +28,7 @@ from api.http.response_models import (
 )
 from api.http.routing import CallOf, route
 from api.routes.insight import InsightRoutes
-from api.routes.paging import page_of, parts_of, unknown_page
+from api.routes.paging import CounterLists, page_of, parts_of, unknown_page
 from api.routes.reports import LongReads
 from api.telemetry.activity import Activity
 from counter import limits
@@ -104,6 +104,11 @@ class OverviewRoutes:
     surveys: dict[int, _Survey] = field(default_factory=dict)
     rollups: dict[int, _Rollup] = field(default_factory=dict)
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def lists(self) -> CounterLists:
+        """All counters of a namespace, in parts."""
+        return CounterLists(self.service.reader, self.store)
 
     @route("GET", "/v1/overview", Scope.READ, tag="insight")
     async def get_overview(
@@ -215,7 +220,7 @@ class OverviewRoutes:
 
     async def _survey_of(self, namespace: Namespace, now_us: int) -> _Survey:
         number, largest, latest = 0, list[_Counter](), list[_Counter]()
-        async for names in self.service.reader.names(namespace, "", limits.BATCH_ITEMS_MAX):
+        async for names in self.lists.names(namespace, ""):
             number += len(names)
             if number > limits.COUNTERS_TOGETHER_MAX:
                 return _Survey(now_us, limits.COUNTERS_TOGETHER_MAX, is_whole=False)
@@ -266,9 +271,7 @@ class OverviewRoutes:
             if searched >= limits.SEARCH_NAMES_MAX:
                 return _found(call, found, searched, page_of([each.name, ""]))
             searched += _NAMESPACE_COSTS
-            names = self.service.reader.names(
-                each, "", limits.BATCH_ITEMS_MAX, after=after if each.name == first else None
-            )
+            names = self.lists.names(each, "", after=after if each.name == first else None)
             async for part in self._in_turns(each, names):
                 searched += len(part)
                 for name in part:

@@ -31,25 +31,37 @@ from api.http.response_models import (
     EventAnswer,
     EventsAnswer,
     HistoryAnswer,
+    HoldOfEvent,
     RecountAnswer,
+    RefusedAdd,
     SumAnswer,
 )
-from api.http.responses import Response, count_text, json_text, metric_text, metrics_head
+from api.http.responses import (
+    Response,
+    count_text,
+    held_metrics,
+    json_text,
+    metric_text,
+    metrics_head,
+)
 from api.http.routing import COUNTER, NAMESPACE, CallOf, InNamespace, OpenMetrics, route
 from api.http.streaming import StreamResponse, stream_of
-from api.routes.paging import paged, parts_of, unknown_page
+from api.routes.holds import format_hold
+from api.routes.paging import CounterLists, paged, parts_of, unknown_page
 from api.routes.spans import history_points
 from counter import limits
 from counter.api_keys import Scope
+from counter.bounds import bounds_of, delta_in, delta_of_terms, kind_in, refusal_in
 from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
+from counter.holds import KINDS, HoldId
 from counter.ports import Clock, Store
 from counter.quantities import check_counter_name, format_duration
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Accuracy, Event, EventPage, Namespace, Span
+from counter.types import Accuracy, Event, EventPage, Namespace, Span, Token
 
 _log = logging.getLogger("counter.api")
 _CSV: Final[Mapping[str, Any]] = {
@@ -88,6 +100,11 @@ class ReportRoutes:
     admin_log: AdminLog
     authorizer: Authorizer
     long_reads: LongReads
+
+    @property
+    def lists(self) -> CounterLists:
+        """All counters of a namespace, in parts."""
+        return CounterLists(self.service.reader, self.store)
 
     @route("GET", f"{COUNTER}/events", Scope.READ, tag="history", shows="the event log")
     async def list_events(
@@ -174,7 +191,7 @@ class ReportRoutes:
                 await self._charge_all(
                     call, namespace, prefix, "order", "order is -count", "order=name"
                 )
-                found = await self.service.reader.largest(
+                found = await self.lists.largest(
                     namespace, prefix, query.max_staleness, after=place, limit=most
                 )
             counts, last = paged(found, query.limit, lambda each: [each.count, each.counter])
@@ -195,7 +212,7 @@ class ReportRoutes:
         async with self.long_reads.reading(namespace.id):
             why, advice = "a sum reads all of them", "add up the counts of several prefixes"
             await self._charge_all(call, namespace, prefix, "sum", why, advice)
-            async for part in reader.names(namespace, prefix, limits.BATCH_ITEMS_MAX):
+            async for part in self.lists.names(namespace, prefix):
                 found += await reader.read(namespace, part, query.max_staleness)
         is_exact = all(each.accuracy is Accuracy.ACCURATE for each in found)
         return SumAnswer(
@@ -224,7 +241,7 @@ class ReportRoutes:
             await self._charge_all(
                 call, namespace, prefix, "prefix", why, "a prefix to each scrape"
             )
-            as_of_us, parts = await self.service.reader.rolled_up(namespace, prefix)
+            as_of_us, parts = await self.lists.rolled_up(namespace, prefix)
         head = metrics_head(namespace.name, as_of_us).encode()
         pieces = partial(self._exposition, call, namespace, head, parts)
         return StreamResponse.of(OPENMETRICS, stream_of(pieces), lambda: None)
@@ -234,7 +251,7 @@ class ReportRoutes:
     ) -> None:
         """Take from the caller's rate as many requests as pages would read all counters with
         *prefix*. Raises InvalidParameterError if there are too many."""
-        number = await self.service.reader.count_names(namespace, prefix, field, why, advice)
+        number = await self.lists.count_names(namespace, prefix, field, why, advice)
         if number > limits.PAGE_ITEMS_MAX:
             call.charge_requests((number - 1) // limits.PAGE_ITEMS_MAX)
 
@@ -248,6 +265,8 @@ class ReportRoutes:
         """Yield an exposition in pieces, as fast as the client reads them. One that ends without
         ``# EOF`` is not whole."""
         yield head
+        # Samples of one family follow each other, so those of what is held come last.
+        held: list[Count] = []
         async with aclosing(parts):
             while True:
                 try:
@@ -261,8 +280,9 @@ class ReportRoutes:
                     return
                 if part is None:
                     break
+                held += [each for each in part if any(each.held)]
                 yield "".join(metric_text(namespace.name, each) for each in part).encode()
-        yield b"# EOF\n"
+        yield f"{held_metrics(namespace.name, held)}# EOF\n".encode()
 
 
 def _place_of_list(page: str, by_count: bool) -> tuple[int | None, str]:
@@ -388,6 +408,21 @@ def _event_of_page(counter: str, page: str | None) -> Event | None:
 
 def _event(event: Event) -> EventAnswer:
     changed: dict[str, Any] = {"clear": True} if event.clear else {"delta": event.delta}
+    own = bounds_of(event.atom)._asdict()
+    changed |= {name: bound for name, bound in own.items() if bound is not None}
+    if why := refusal_in(event.atom):
+        decided: dict[str, Any] = {"count": why.count, why.name: why.bound} | (
+            {"held": why.held} if why.held else {}
+        )
+        changed["refused"] = RefusedAdd(delta=delta_in(event.delta, event.atom), **decided)
+    if kind := KINDS[kind_in(event.atom)]:
+        is_begun = kind == "hold"
+        amount = delta_of_terms(event.atom)
+        shown: dict[str, Any] = {"amount": amount, "state": "begun" if is_begun else kind}
+        if is_begun and not why:
+            token = Token(event.event_id, event.event_time_us)
+            shown["hold"] = format_hold(HoldId(event.counter, token))
+        changed["hold"] = HoldOfEvent(**shown)
     return EventAnswer(
         event_time=event.event_time_us,
         event_id=format_nonce(event.event_id),

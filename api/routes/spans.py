@@ -12,10 +12,10 @@ from counter.clock import to_rfc3339
 from counter.core.read import CountReader
 from counter.core.service import CounterService
 from counter.errors import InvalidParameterError
-from counter.folds import apply_fold, fold_rows
 from counter.ports import EventStore
 from counter.quantities import format_duration
 from counter.types import Checkpoint, Namespace, Span, WindowRow
+from counter.windows import apply_fold, fold_rows
 
 
 def history_points(

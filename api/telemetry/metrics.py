@@ -46,6 +46,8 @@ class Metrics(Collector):
         text = "Cancels of tokens, retries included, by whether the token was counted."
         cancels = {str(was).lower(): n for was, n in self.service.cancels.items()}
         yield counters("cancels", text, "was_counted", cancels)
+        text = "Holds that were begun, extended, settled or released, retries included."
+        yield counters("holds", text, "outcome", self.service.holds.tally)
         text = "CloudEvents that no rule of their namespace is for."
         yield counter("cloud_events_ignored", text, self.service.events_ignored)
         text = "Counts looked up in the cache."

@@ -44,6 +44,10 @@ _BEFORE_WORK: Final = frozenset({"overloaded", "rate_limited"})
 _OWN_OUTCOMES: Final[Mapping[str, str]] = {
     "token_conflict": "conflict",
     "token_cancelled": "cancelled",
+    "bound_reached": "bound_reached",
+    "hold_settled": "hold_settled",
+    "hold_released": "hold_released",
+    "hold_expired": "hold_expired",
     "token_pending": "pending",
 }
 
@@ -150,6 +154,8 @@ def _of_call(call: Call) -> dict[str, Any]:
 def end_of(response: Response | None, writes: bool, logged: dict[str, Any]) -> dict[str, Any]:
     """Return how a request ended and the outcome of its adds."""
     found: dict[str, Any] = {"status": None if response is None else response.status}
+    if "hold" in logged:
+        found["hold"] = logged["hold"]
     of = logged.get("of")
     if isinstance(of, LoggedWrite):
         found |= of.fields()
@@ -160,6 +166,8 @@ def end_of(response: Response | None, writes: bool, logged: dict[str, Any]) -> d
             found["outcome"] = outcome_of(problem["code"], problem["applied"], response.status)
     elif "results" in logged:
         found |= _results(logged["results"])
+    elif "outcome" in logged:
+        found["outcome"] = logged["outcome"]
     return found
 
 

@@ -156,8 +156,9 @@ def _load_all(run: Run, server: Server, base: str) -> None:
     """Adds in batches, single adds, gets, and the cache."""
     address = httpx.URL(server.url)
     job = Job("batches", address.host, address.port or 80, base, run.counters, api_key=run.api_key)
-    batches = replace(job, connections=_BATCH_CONNECTIONS, items=_BATCH_ITEMS)
-    _loaded(run, "batch_adds", batches, server, weight=_BATCH_ITEMS)
+    items = min(_BATCH_ITEMS, run.counters)
+    batches = replace(job, connections=_BATCH_CONNECTIONS, items=items)
+    _loaded(run, "batch_adds", batches, server, weight=items)
     adds = replace(job, kind="adds", connections=run.connections)
     figure = _loaded(run, "api_adds", adds, server)
     if run.shared:
@@ -170,7 +171,7 @@ def _load_all(run: Run, server: Server, base: str) -> None:
         _loaded(run, "cache_keys", Job("cache", *servers[0]), None)
     if not run.shared:
         # Rolled up during the measurement.
-        once = replace(job, items=min(_BATCH_ITEMS, run.counters), once=True)
+        once = replace(job, items=items, once=True)
         _note(run, _done(once))
 
 

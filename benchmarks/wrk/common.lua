@@ -24,6 +24,11 @@ function common.generation_time(us)
   return string.format("%s.%06dZ", second_text, latest_us % 1000000)
 end
 
+-- The microseconds of the latest generation_time.
+function common.latest_us()
+  return latest_us
+end
+
 -- How many microseconds ago the generation_time was that comes back in the body of a response; nil
 -- if there is none.
 function common.passed_us(body)
@@ -60,11 +65,11 @@ function common.nonce()
   return prefix .. string.format("%016x", issued)
 end
 
--- The body of an add of 1, under a token of the given time, or of now.
-function common.add_body(us)
+-- The body of an add of 1, under a token of the given time, or of now; with more members, if any.
+function common.add_body(us, more)
   return string.format(
-    '{"delta":1,"idempotency_token":{"token":"%s","generation_time":"%s"}}',
-    common.nonce(), common.generation_time(us))
+    '{"delta":1,%s"idempotency_token":{"token":"%s","generation_time":"%s"}}',
+    more or "", common.nonce(), common.generation_time(us))
 end
 
 function common.begin(run)

@@ -192,7 +192,8 @@ def _after_a_lost_answer() -> list[Case]:
         for error in shapes(kind):
             if error.retry == "never":
                 error.retry_after_us = None
-                decides = error.code in ("token_conflict", "token_cancelled")
+                conflicts = error.code in ("token_conflict", "hold_settled")
+                decides = error.applied is False or conflicts
                 outcome = refused_outcome(error) if decides else UNKNOWN
                 name = f"lost, then {error.code}"
                 found.append(make_case(name, [LOST, problem_answer(error), SUCCESS], outcome, 2))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from api.document.problem_page import shapes
 from api.http.problems import problem_of, problem_types
-from counter.errors import CounterError
+from counter.errors import BoundReachedError, CounterError, HoldSettledError
+from counter_client.tokens import Token, parse_rfc3339
 
 Json = Any
 Case = dict[str, Json]
@@ -17,6 +19,7 @@ SUCCESS: Final = {"success": True}
 LOST: Final = {"lost": True}
 TIME: Final = "2026-01-31T08:15:30.000250Z"
 TOKEN_TEXT: Final = f"{NONCE}@{TIME}"
+TOKEN: Final = Token(uuid.UUID(NONCE).bytes, parse_rfc3339(TIME))
 GIVEN: Final = {"token": {"token": NONCE, "generation_time": TIME}}
 UNKNOWN: Final = {"outcome": "unknown"}
 PAGE: Final = {"headers": {"Content-Type": "text/html"}, "body": "<html>Sorry</html>"}
@@ -75,7 +78,12 @@ def done_outcome(**more: Json) -> Case:
 
 def refused_outcome(error: CounterError) -> Case:
     """Return the outcome of a call that the service refused with *error*."""
-    return {"outcome": "refused", "code": error.code, "applied": error.applied}
+    found = {"outcome": "refused", "code": error.code, "applied": error.applied}
+    if isinstance(error, BoundReachedError):
+        found |= {name: str(value) for name, value in error.fields.items()}
+    elif isinstance(error, HoldSettledError):
+        found["settled"] = str(error.fields["settled"])
+    return found
 
 
 def got_outcome() -> Case:

@@ -14,8 +14,10 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from clients.conformance.add_cases import add_cases
+from clients.conformance.bound_cases import bound_cases, bound_refusals, bound_requests
 from clients.conformance.cancel_cases import cancel_cases, cancel_of, cancel_requests
-from clients.conformance.cases import NONCE, Case, Json
+from clients.conformance.cases import NONCE, TOKEN, Case, Json
+from clients.conformance.hold_cases import hold_cases, hold_refusals, hold_requests
 from clients.conformance.read_cases import read_cases, read_refusals, read_requests
 from counter import limits
 from counter.clock import to_rfc3339
@@ -27,7 +29,7 @@ from counter_client.calls import Call, Calls
 from counter_client.errors import InvalidParameterError
 from counter_client.options import Options
 from counter_client.retrying import Budget, Policy
-from counter_client.tokens import Credential, Key, Token
+from counter_client.tokens import Credential, HoldId, Key, Token
 
 VECTORS: Final = Path(__file__).parent / "vectors"
 _TEXTS: Final = (
@@ -171,7 +173,8 @@ def request_vectors() -> list[Case]:
     found.append(
         ({"do": "get", "counter": "views", "max_staleness": "5s"}, calls.get("views", "5s"))
     )
-    found += [*cancel_requests(calls), *read_requests(calls)]
+    found += [*bound_requests(calls), *cancel_requests(calls), *read_requests(calls)]
+    found += hold_requests(calls)
     return [{"command": command, "request": _request(call)} for command, call in found]
 
 
@@ -231,18 +234,20 @@ def refused_vectors() -> list[Case]:
         cancel_of("increment"),
         _add("c", 1) | {"key": ""},
         _add("c", 1) | {"key": "grün"},
+        *bound_refusals(),
+        *hold_refusals(),
         *read_refusals(),
     ]
     calls = Calls("default")
     for each in found:
-        if each["do"] == "add" and "key" not in each:
+        if each["do"] == "add" and set(each) == {"do", "counter", "delta"}:
             _must_refuse(calls.add, each["counter"], int(each["delta"]), None)
     return found
 
 
 def answer_vectors() -> list[Case]:
     """Return answers to a call and its outcome."""
-    found = [*add_cases(), *cancel_cases()]
+    found = [*add_cases(), *cancel_cases(), *bound_cases(), *hold_cases()]
     for number, case in enumerate(found):
         # The name selects the case; the same with every credential.
         if "items" in case["command"]:
@@ -252,8 +257,10 @@ def answer_vectors() -> list[Case]:
         elif "unfinished" in case["command"]:
             text = case["command"]["unfinished"].replace("COUNTER", f"{number}-0")
             case["command"]["unfinished"] = text
-        else:
+        elif "hold" not in case["command"]:
             case["command"]["counter"] = f"{number}-0"
+        hold = json.dumps(str(HoldId(TOKEN, f"{number}-0")))
+        found[number] = json.loads(json.dumps(case).replace('"HOLD"', hold))
     for number, case in enumerate(read_cases(), len(found)):
         text = json.dumps(case).replace('"NUMBER"', str(number)).replace("CASE", str(number))
         found.append(json.loads(text))

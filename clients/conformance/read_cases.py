@@ -27,7 +27,7 @@ from clients.conformance.cases import (
     refused_outcome,
     results_answer,
 )
-from clients.conformance.scripted import COUNT
+from clients.conformance.scripted import COUNT, event_ids
 from counter import limits
 from counter_client import transport
 from counter_client.calls import Call, Calls, tokens
@@ -120,7 +120,8 @@ def read_cases() -> list[Case]:
     found = [_of(f"{do}", [SUCCESS], do, 1) for do in _COMMANDS]
     found += [case for do in _COMMANDS for case in _ends(do)]
     found += [case for do in _FIELDS for case in _misfits(do)]
-    return [*found, *_alike(), *_oversized(), *_pages(), *_of_many(), *_live(), *_buffers()]
+    found += [*_alike(), *_oversized(), *_pages(), *_of_many(), *_live(), *_buffers()]
+    return [*found, _bounded_events()]
 
 
 def _counted(name: str) -> Case:
@@ -128,13 +129,7 @@ def _counted(name: str) -> Case:
 
 
 def _event(key: int, *, clear: bool = False) -> Case:
-    return {
-        "event_time": TIME,
-        "event_id": f"5b056d1d-7f27-cb17-0000-{key:012d}",
-        "event_item_key": key,
-        "delta": "0" if clear else str(limits.INT64_MAX),
-        "clear": clear,
-    }
+    return event_ids(key) | {"delta": "0" if clear else str(limits.INT64_MAX), "clear": clear}
 
 
 _BOTH: Final = [_counted("CASE-0"), _counted("CASE-1")]
@@ -173,9 +168,15 @@ _OF_COUNT: Final = {
     "as_of": NO_TIMES,
     "accuracy": MISFITS["accuracy"],
 }
+_REFUSED: Final = {"delta": 2, "count": COUNT, "at_most": 9}
+_NO_REFUSALS: Final[Sequence[Json]] = (
+    *(*_NO_LISTS, []),
+    *(_REFUSED | {name: "1"} for name in _REFUSED),
+    *({name: _REFUSED[name] for name in _REFUSED if name != left} for left in _REFUSED),
+)
 _OF_PAGE: Final[Mapping[str, Sequence[Json]]] = {"next_page": (1, True, [])}
 #: Values that do not fit, by the list or the object of the answer ("" for the answer itself) and
-#: its member. All of them are needed, but for the delta of an event that is a clear.
+#: its member. All of them are needed, but for those of ``_OPTIONAL``.
 _FIELDS: Final[Mapping[str, Mapping[str, Mapping[str, Sequence[Json]]]]] = {
     "get_many": {
         "": {"results": (*_NO_LISTS, [])},
@@ -208,6 +209,8 @@ _FIELDS: Final[Mapping[str, Mapping[str, Mapping[str, Sequence[Json]]]]] = {
             "event_item_key": _NO_NUMBERS,
             "delta": _NO_NUMBERS,
             "clear": (None, "true", 1),
+            **dict.fromkeys(("at_least", "at_most"), _NO_NUMBERS),
+            "refused": _NO_REFUSALS,
         },
     },
     "busiest": {
@@ -234,7 +237,9 @@ _FIELDS: Final[Mapping[str, Mapping[str, Mapping[str, Sequence[Json]]]]] = {
         for each in ("create", "change")
     },
 }
-_OPTIONAL: Final = {("events", "delta"), ("events", "clear")}
+_OPTIONAL: Final = {
+    ("events", name) for name in ("delta", "clear", "at_least", "at_most", "refused")
+}
 
 
 def _of(
@@ -338,6 +343,30 @@ def _pages() -> Iterator[Case]:
             case = _of(f"{do}: at most {limit}", pages, do, requests, ends)
             case["command"]["limit"] = limit
             yield case
+
+
+def _bounded_events() -> Case:
+    """Adds of the event log: accepted, refused by its own bound, and by one of the namespace."""
+    least, most = limits.INT64_MIN, limits.INT64_MAX
+    lowest = {"delta": -1, "count": -COUNT, "at_least": least}
+    logged: list[tuple[Mapping[str, int], Mapping[str, int]]] = [
+        ({"delta": most, "at_least": least, "at_most": most}, {}),
+        ({"delta": 0, "at_most": 9}, _REFUSED),
+        ({"delta": 0}, lowest),
+    ]
+    answered, shown = [], []
+    for key, (numbers, refused) in enumerate(logged):
+        why = {"refused": refused} if refused else {}
+        answered.append({**event_ids(key), **numbers, **why})
+        texts = {name: _digits(each) for name, each in why.items()}
+        shown.append({**_event(key), **_digits(numbers), **texts})
+    answer = SUCCESS | {"of": "", "members": {"events": answered}}
+    ends = {"outcome": "done", "events": shown}
+    return _of("events: bounded adds", [answer], "events", 1, ends)
+
+
+def _digits(numbers: Mapping[str, int]) -> dict[str, str]:
+    return {name: str(each) for name, each in numbers.items()}
 
 
 def _of_many() -> Iterator[Case]:

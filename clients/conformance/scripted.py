@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,13 @@ from itertools import cycle
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
-from clients.conformance.cases import SUCCESS, TIME, Json
+from clients.conformance.cases import NONCE, SUCCESS, TIME, Json
+from counter_client.tokens import HoldId, Token, parse_rfc3339
 
 #: More than any double holds: a client that reads it as one reports another count.
 COUNT: Final = 2**64
+#: The amount of each hold.
+HELD: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,9 @@ class Asked:
         body = self.body if isinstance(self.body, dict) else {}
         if "items" in body:
             return [each["counter"] for each in body["items"]]
+        if self.parts[2:3] == ["holds"]:
+            hold = self.hold
+            return [self.query["counter"] if hold is None else hold.counter]
         return body.get("counters") or self.parts[3:4]
 
     def case(self) -> str | None:
@@ -65,6 +72,12 @@ class Asked:
             case "GET" | "DELETE", ["namespaces"] | ["namespaces", "default"]:
                 return f"{self.method} {'/'.join(self.parts)}"
         return None
+
+    @property
+    def hold(self) -> HoldId | None:
+        """Return the hold that it is about."""
+        is_of_one = self.parts[2:3] == ["holds"] and len(self.parts) > 3
+        return HoldId.parse(self.parts[3]) if is_of_one else None
 
     @property
     def key(self) -> str | None:
@@ -98,6 +111,8 @@ def case_of(command: Mapping[str, Json]) -> str:
             return "DELETE namespaces/default"
         case "resolve" | "cancel":
             return _before_dash(json.loads(command["unfinished"])["items"][0][0])
+    if "hold" in command:
+        return _before_dash(HoldId.parse(command["hold"]).counter)
     names = (
         *(each["counter"] for each in command.get("items", ())),
         *command.get("counters", ()),
@@ -148,6 +163,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_POST(self) -> None:
+        """Answer."""
+        self._answer()
+
+    def do_PATCH(self) -> None:
         """Answer."""
         self._answer()
 
@@ -214,6 +233,8 @@ def _success(asked: Asked, results: Sequence[Json] | None) -> Json:
     if asked.parts[-1:] == ["cancel"]:
         token = body.get("idempotency_token", {"generation_time": TIME})
         return {"cancelled": True, "was_counted": False, "event_time": token["generation_time"]}
+    if "holds" in asked.parts[2:]:
+        return _held(asked)
     if body is None or ("items" not in body and "idempotency_token" not in body and not asked.key):
         return _read(asked)
     if "items" in body:
@@ -231,6 +252,31 @@ def _success(asked: Asked, results: Sequence[Json] | None) -> Json:
     if "delta" not in body:
         del added["delta"]
     return added | ({"count": COUNT, "as_of": TIME} if "-and-get" in asked.path else {})
+
+
+def _held(asked: Asked) -> Json:
+    """Return a proper answer to what is about holds."""
+    [counter] = asked.counters()
+    hold = asked.hold
+    if hold is None:
+        given = {"token": NONCE, "generation_time": TIME}
+        token = (asked.body or {}).get("idempotency_token", given)
+        nonce, time_us = uuid.UUID(token["token"]).bytes, parse_rfc3339(token["generation_time"])
+        hold = HoldId(Token(nonce, time_us), counter)
+    found = {"namespace": "default", "counter": counter, "hold": str(hold), "amount": HELD}
+    open_ = found | {"state": "open", "expires_at": TIME}
+    sums = {"count": COUNT, "held": COUNT, "as_of": TIME}
+    match asked.method, asked.parts[-1]:
+        case "POST", "settle":
+            settled = asked.body["amount"]
+            return found | {"state": "settled", "ended_at": TIME, "settled": settled} | sums
+        case "POST", "release":
+            return found | {"state": "released", "ended_at": TIME} | sums
+        case "POST", _:
+            return open_ | {"amount": asked.body["amount"]} | sums
+        case "GET", "holds":
+            return {"holds": [open_, dict(open_)], "next_page": None}
+    return open_
 
 
 def _read(asked: Asked) -> Json:
@@ -285,15 +331,13 @@ def _list(query: Mapping[str, str]) -> dict[str, Json]:
 
 def _events() -> list[dict[str, Json]]:
     """An add and a clear."""
-    first, second = (
-        {
-            "event_time": TIME,
-            "event_id": f"5b056d1d-7f27-cb17-0000-{key:012d}",
-            "event_item_key": key,
-        }
-        for key in range(2)
-    )
-    return [first | {"delta": 2**63 - 1}, second | {"clear": True}]
+    return [event_ids(0) | {"delta": 2**63 - 1}, event_ids(1) | {"clear": True}]
+
+
+def event_ids(key: int) -> dict[str, Json]:
+    """Return what identifies an event: an item of an atomic add."""
+    nonce = f"5b056d1d-7f27-cb17-0000-{key:012d}"
+    return {"event_time": TIME, "event_id": nonce, "event_item_key": key}
 
 
 def _settings(namespace: str) -> dict[str, Json]:

@@ -13,10 +13,15 @@ from threading import Lock, Semaphore
 from typing import Any, Final
 
 from counter_client import (
+    BoundReachedError,
+    Bounds,
     Count,
     CounterClient,
     CounterError,
     Event,
+    HoldCount,
+    HoldSettledError,
+    HoldState,
     Key,
     Options,
     Rejected,
@@ -29,7 +34,10 @@ from counter_client import (
 )
 
 _AT_ONCE_MAX: Final = 32
-_WRITES: Final = ("add", "add_and_get", "clear", "delete", "atomic", "batch", "resolve", "cancel")
+_WRITES: Final = (
+    *("add", "add_and_get", "clear", "delete", "atomic", "batch", "resolve", "cancel"),
+    *("hold", "settle", "release"),
+)
 #: No buffer flushes by itself before this.
 _DELAY_S: Final = 60.0
 Json = Any
@@ -88,10 +96,12 @@ def _run(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
     counter = command.get("counter", "")
     match command["do"]:
         case "add":
-            added = client.add(counter, int(command["delta"]), token=token)
+            bounds = _bounds(command)._asdict()
+            added = client.add(counter, int(command["delta"]), token=token, **bounds)
             return {"replayed": added.replayed}
         case "add_and_get":
-            found = client.add_and_get(counter, int(command["delta"]), token=token)
+            bounds = _bounds(command)._asdict()
+            found = client.add_and_get(counter, int(command["delta"]), token=token, **bounds)
             return {"replayed": found.replayed, "count": str(found.count)}
         case "clear" | "delete" as verb:
             ended = (client.clear if verb == "clear" else client.delete)(counter, token=token)
@@ -102,14 +112,57 @@ def _run(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
             return {"results": _batch(client, _items(command))}
         case "get":
             count = client.get(counter, max_staleness=command.get("max_staleness"))
-            return {"count": str(count.count), "accuracy": count.accuracy}
+            held = _digits(held=count.held or None, held_down=count.held_down or None)
+            return {"count": str(count.count), "accuracy": count.accuracy, **held}
         case "buffer":
-            return {"failed": _buffer(client, _items(command))}
+            return {"failed": _buffer(client, command["items"])}
         case "resolve":
             return {"applied": client.resolve(command["unfinished"]).applied}
         case "cancel":
             return {"was_counted": client.cancel_unfinished(command["unfinished"]).was_counted}
+    return _hold(client, command)
+
+
+def _hold(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
+    hold, token = command.get("hold", ""), _credential(command)
+    match command["do"]:
+        case "hold":
+            amount, lasts, bounds = command["amount"], command["expires_in"], _bounds(command)
+            begun = client.hold(
+                *(command["counter"], int(amount)),
+                expires_in=lasts,
+                token=token,
+                **bounds._asdict(),
+            ).began
+            return {"hold": begun.id, "amount": str(begun.amount), **_sums(begun)}
+        case "settle":
+            ended = client.settle_hold(hold, int(command["amount"]))
+            return {**_digits(settled=ended.settled), "over": ended.over, **_sums(ended)}
+        case "release":
+            return _sums(client.release_hold(hold))
+        case "extend":
+            return _held(client.extend_hold(hold, command["expires_in"]))
+        case "get_hold":
+            return _held(client.get_hold(hold))
+        case "holds":
+            return {"holds": [_held(each) for each in client.holds(command["counter"])]}
     return _read(client, command)
+
+
+def _sums(found: HoldCount) -> dict[str, Json]:
+    return _digits(count=found.count, held=found.held)
+
+
+def _held(found: HoldState) -> dict[str, Json]:
+    times = {"expires_at": found.expires_at, "ended_at": found.ended_at}
+    return {
+        "hold": found.id,
+        "amount": str(found.amount),
+        "state": found.state,
+        "over": found.over,
+        **_digits(settled=found.settled),
+        **{name: _text(moment) for name, moment in times.items() if moment is not None},
+    }
 
 
 def _read(client: CounterClient, command: Mapping[str, Json]) -> dict[str, Json]:
@@ -195,13 +248,22 @@ def _counted(count: Count) -> dict[str, Json]:
 
 
 def _event(event: Event) -> dict[str, Json]:
+    bounds = _digits(at_least=event.at_least, at_most=event.at_most)
+    refused = {} if event.refused is None else {"refused": _digits(**event.refused)}
     return {
         "event_time": _text(event.event_time),
         "event_id": event.event_id,
         "event_item_key": event.event_item_key,
         "delta": str(event.delta),
         "clear": event.clear,
+        **bounds,
+        **refused,
     }
+
+
+def _digits(**numbers: int | None) -> dict[str, str]:
+    """Return *numbers* as text, without those that are None."""
+    return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
 def _live(client: CounterClient, counter: str, until: int) -> int:
@@ -218,14 +280,14 @@ def _text(moment: datetime) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
-def _buffer(client: CounterClient, items: list[tuple[str, int]]) -> list[dict[str, Json]]:
+def _buffer(client: CounterClient, items: list[Mapping[str, str]]) -> list[dict[str, Json]]:
     """Add *items* through a buffer; return what is not counted for sure."""
     failed: list[dict[str, Json]] = []
     rejected: tuple[Rejected, ...] = ()
     try:
         with client.buffer(max_delay=_DELAY_S) as buffer:
-            for counter, delta in items:
-                buffer.add(counter, delta)
+            for each in items:
+                buffer.add(each["counter"], int(each["delta"]))
     except RejectedError as error:
         rejected = error.items
     except UnsentError as error:
@@ -254,11 +316,15 @@ def _credential(command: Mapping[str, Json]) -> Token | Key | None:
     return Token.parse(f"{command['token']['token']}@{command['token']['generation_time']}")
 
 
-def _items(command: Mapping[str, Json]) -> list[tuple[str, int]]:
-    return [(each["counter"], int(each["delta"])) for each in command["items"]]
+def _bounds(given: Mapping[str, str]) -> Bounds:
+    return Bounds(**{name: int(given[name]) for name in Bounds._fields if name in given})
 
 
-def _batch(client: CounterClient, items: list[tuple[str, int]]) -> list[dict[str, Json]]:
+def _items(command: Mapping[str, Json]) -> list[tuple[str, int, Bounds]]:
+    return [(each["counter"], int(each["delta"]), _bounds(each)) for each in command["items"]]
+
+
+def _batch(client: CounterClient, items: list[tuple[str, int, Bounds]]) -> list[dict[str, Json]]:
     try:
         results = client.batch(items)
     except CounterError as error:
@@ -288,7 +354,20 @@ def _failed(error: CounterError, *, is_read: bool = False) -> dict[str, Json]:
     ):
         return {"outcome": "unknown"}
     code = error.fields.get("code", error.code)
-    return {"outcome": "refused", "code": code, "applied": error.applied}
+    return {"outcome": "refused", "code": code, "applied": error.applied, **_reached(error)}
+
+
+def _reached(error: CounterError) -> dict[str, Json]:
+    """Return what a refusal because of a bound says, if it says all of it; and what was settled."""
+    if isinstance(error, HoldSettledError):
+        return _digits(settled=error.settled)
+    if not isinstance(error, BoundReachedError):
+        return {}
+    bounds = _digits(at_least=error.at_least, at_most=error.at_most)
+    if None in (error.counter, error.count, error.room) or not bounds:
+        return {}
+    numbers = _digits(count=error.count, held=error.held, room=error.room)
+    return {"counter": error.counter, **numbers, **bounds}
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from counter.cli.terminal import (
 
 #: What the exit codes of all commands mean; docs/cli.md has those of each.
 _CODES: Final = (
-    "Exit codes: 0 done; 1 rejected, not found, or a problem found; 2 nothing done; 3 a problem"
-    " found and repaired; 4 unknown, or partly done; 130 interrupted."
+    "Exit codes: 0 done; 1 rejected, not found, or a problem found; 2 nothing done; 3 found"
+    " and repaired; 4 unknown, or partly done; 5 past a bound; 130 interrupted."
 )
 _GROUPS: Final[Mapping[str, str]] = {
     "namespace": "Create, show, change and delete namespaces.",
@@ -48,13 +48,14 @@ _GROUPS: Final[Mapping[str, str]] = {
 #: The panels of ``counter --help`` with their commands, in the order in which they are shown.
 _PANELS: Final[Sequence[tuple[Group, Sequence[str]]]] = (
     (Group("Count", sort_key=1), ("add", "get", "cancel", "clear", "delete", "token")),
-    (Group("Look", sort_key=2), ("list", "watch", "top", "history", "events")),
-    (Group("Move", sort_key=3), ("export", "import", "backup", "restore")),
+    (Group("Hold", sort_key=2), ("hold", "settle", "release", "extend", "holds")),
+    (Group("Look", sort_key=3), ("list", "watch", "top", "history", "events")),
+    (Group("Move", sort_key=4), ("export", "import", "backup", "restore")),
     (
-        Group("Run", sort_key=4),
+        Group("Run", sort_key=5),
         ("serve", "rollup", "schema", "namespace", "key", "context", "completion"),
     ),
-    (Group("Check", sort_key=5), ("doctor", "config", "audit", "recount", "plan")),
+    (Group("Check", sort_key=6), ("doctor", "config", "audit", "recount", "plan")),
 )
 #: The positional arguments of commands that need not have all of them.
 _ARGUMENTS: Final[Mapping[str, str]] = {
@@ -74,7 +75,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 
         One token is made before anything is sent, and all attempts use it.
           counter add views
-          counter add stock -3 --get
+          counter add stock -3 --at-least 0
           counter add orders --key order-123
           counter add --stream < visits.txt
         """,
@@ -87,7 +88,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
           counter get views --json
         """,
         "counters:cancel": """
-        Cancel an add, a clear or a delete by its token or key, permanently.
+        Cancel a write or a hold by its token or key, permanently.
 
         It counts nothing from then on, whether it was counted, is in flight or never arrives.
           counter cancel orders --key order-123
@@ -105,6 +106,35 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         asks, unless --yes is given.
           counter delete views
           counter delete views --yes
+        """,
+        "holds:hold": """
+        Reserve an amount of a counter, once, and print the id of the hold.
+
+        Bounds are kept with what is held. The hold is open until it is settled, released, or
+        expires.
+          counter hold spend 50 --expires-in 15m --at-most 1000
+          counter hold stock -2 --expires-in 10m --at-least 0 --key order-123
+        """,
+        "holds:settle": """
+        Count what the work cost, and end a hold.
+
+        Send it as often as you like: it counts once. The cost has the sign of the hold, or is 0.
+          counter settle AAZJqrFpTXpfOg8ObwxPfp07DF8dLjpLc3BlbmQ 37
+        """,
+        "holds:release": """
+        Give all of a hold back: it counts nothing.
+          counter release AAZJqrFpTXpfOg8ObwxPfp07DF8dLjpLc3BlbmQ
+        """,
+        "holds:extend": """
+        Let a hold expire later.
+
+        It never expires earlier than it would, and at most a tenth of retention after it began.
+          counter extend AAZJqrFpTXpfOg8ObwxPfp07DF8dLjpLc3BlbmQ --expires-in 15m
+        """,
+        "holds:holds": """
+        Print the open holds of a counter, those that expire first.
+          counter holds spend
+          counter holds spend --limit 0 --json
         """,
         "counters:list_": """
         Print counters with their counts, by name or the largest first.
@@ -229,6 +259,8 @@ _COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         Change settings of a namespace; omitted ones stay as they are.
           counter namespace change videos --cache-ttl 5s
           counter namespace change orders --event-rules rules.toml
+          counter namespace change stock --at-least 0
+          counter namespace change stock --no-bounds
         """,
         "namespace:list_": """
         Show all namespaces.

@@ -9,9 +9,9 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 from cyclopts import Parameter
 
@@ -35,7 +35,11 @@ from counter.quantities import parse_duration
 from counter.tokens import token_of_uuid7
 from counter_client import (
     Attempt,
+    BoundReachedError,
+    Bounds,
+    Count,
     CounterClient,
+    HoldState,
     Key,
     Options,
     Sending,
@@ -61,6 +65,8 @@ EXIT_NO: Final = 1
 #: As if a process cannot start: bad input, or nothing could be done and nothing is changed.
 EXIT_NOT_DONE: Final = EXIT_CANNOT_START
 EXIT_UNKNOWN: Final = 4
+#: The add was refused, and its token never counts; there may be room for another one later.
+EXIT_BOUND: Final = 5
 
 #: The environment variable of the key: a flag would be visible in the list of processes.
 KEY_VARIABLE: Final = "COUNTER_API_KEY"
@@ -138,7 +144,31 @@ class ServiceFlags(PlaceFlags):
     ] = "default"
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BoundFlags:
+    """The bounds of an add."""
+
+    at_least: Annotated[int | None, flag("The least count that an add may lead to", "NUMBER")] = (
+        None
+    )
+    at_most: Annotated[int | None, flag("The greatest count that an add may lead to", "NUMBER")] = (
+        None
+    )
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds that are given."""
+        return Bounds(self.at_least, self.at_most)
+
+    def words(self) -> list[str]:
+        """Return the arguments that give the bounds."""
+        given = self.bounds.members()
+        return [word for x in given for word in (f"--{x.replace('_', '-')}", str(given[x]))]
+
+
 #: The flags of a command that is given none.
+NO_BOUND_FLAGS: Final = BoundFlags()
 DEFAULT_SERVICE: Final = ServiceFlags()
 
 
@@ -199,12 +229,13 @@ class Attempts:
             remark(f"{attempt.url} does not answer; trying again for {self._timeout}")
 
 
-def delta_of(text: str) -> int:
-    """Parse the delta. Raises StartupError, and InvalidParameterError if it is out of bounds."""
+def delta_of(text: str, name: str = "DELTA") -> int:
+    """Parse the delta, or another integer of 64 bits. Raises StartupError, and
+    InvalidParameterError if it has more."""
     if text.startswith("--"):
         raise StartupError(f"{text[:40]} is not a flag of this command")
     if _INTEGER.fullmatch(text) is None:
-        raise StartupError(f"DELTA: {text[:40]!r} is not an integer; write it like 5 or -5")
+        raise StartupError(f"{name}: {text[:40]!r} is not an integer; write it like 5 or -5")
     return check_delta(int(text))
 
 
@@ -295,6 +326,8 @@ def exit_code(error: CounterError) -> int:
         return EXIT_UNKNOWN
     if isinstance(error, TokenTooOldError):
         return EXIT_NO if error.applied is False else EXIT_UNKNOWN
+    if isinstance(error, BoundReachedError):
+        return EXIT_BOUND
     if isinstance(error, NotSupportedError):
         return EXIT_NO
     not_done = (BadRequestError, UnavailableError, KeyMissingError, KeyInvalidError)
@@ -334,6 +367,16 @@ def _fault(error: object) -> str:
     return text if error.get("value") is None else f"{text} (it is {error['value']})"
 
 
+def fields_of(answer: Count | HoldState) -> dict[str, Any]:
+    """Return the members of *answer* that are set; what is held of a count only if it is not 0."""
+    members = asdict(answer)
+    if isinstance(answer, Count):
+        members |= {name: members[name] or None for name in ("held", "held_down")}
+    return {
+        name: value for name, value in members.items() if value is not None and value is not False
+    }
+
+
 def why_unknown(error: UnknownOutcomeError) -> str:
     """Return the cause of the last attempt's failure."""
     cause = error.__cause__
@@ -343,26 +386,29 @@ def why_unknown(error: UnknownOutcomeError) -> str:
 def report_unfinished(unfinished: Unfinished, flags: ServiceFlags, *, why: str) -> None:
     """Report that the outcome is unknown, and print the command that determines it on its own
     line."""
-    remark(f"it is unknown whether it is counted: {why}\n{FINISHING}")
+    what = "held" if unfinished.operation == "hold" else "counted"
+    remark(f"it is unknown whether it is {what}: {why}\n{FINISHING}")
     print_error(finishing(unfinished, flags))
 
 
 def finishing(unfinished: Unfinished, flags: ServiceFlags) -> str:
     """Return the command that sends the same request again, quoted for a shell."""
     known = replace(flags, namespace=unfinished.namespace)
-    of_one = unfinished.operation in ("add", "add-and-get", "clear", "delete")
+    of_one = unfinished.operation in ("add", "add-and-get", "clear", "delete", "hold")
     if not of_one or not _is_shown(unfinished.items[0][0]):
         text = json.dumps(json.loads(str(unfinished)))
         return shlex.join(["counter", "token", "resolve", text, *known.words()])
-    [(counter, delta)] = unfinished.items
-    is_add = unfinished.operation not in ("clear", "delete")
-    command = "add" if is_add else unfinished.operation
-    what = [counter, str(delta)] if is_add else [counter]
+    [(counter, delta, bounds)] = unfinished.adds
+    has_number = unfinished.operation not in ("clear", "delete")
+    command = unfinished.operation.removesuffix("-and-get")
+    what = [counter, str(delta)] if has_number else [counter]
     with_get = ["--get"] if unfinished.operation == "add-and-get" else []
     key = unfinished.token_text.removeprefix("key:")
     is_key = key != unfinished.token_text
     credential = ["--key", key] if is_key else ["--token", unfinished.token_text]
-    how = [*with_get, *_valued(credential), *_valued(known.words())]
+    lasts = [] if unfinished.expires_in is None else ["--expires-in", unfinished.expires_in]
+    valued = [*BoundFlags(**bounds._asdict()).words(), *lasts, *credential, *known.words()]
+    how = [*with_get, *_valued(valued)]
     # A name that looks like a flag comes after all flags.
     is_odd = counter.startswith("-")
     words = [*how, "--", *what] if is_odd else [*what, *how]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from counter import limits
+from counter.bounds import NO_BOUNDS, terms_if_bounded
 from counter.config.event_rules import check_rules
 from counter.core.namespaces import FIXED
 from counter.errors import (
@@ -17,6 +18,7 @@ from counter.errors import (
     InvalidBodyError,
     InvalidParameterError,
     NamespaceConflictError,
+    NotSupportedError,
 )
 from counter.quantities import format_duration, is_namespace_name, spell_duration
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
@@ -60,6 +62,7 @@ def check_change(namespace: Namespace, settings: NamespaceSettings) -> None:
 def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
     """Raise InvalidBodyError, naming field, value and bound, if a rule is broken."""
     check_rules(settings.event_rules)
+    _check_bounds(settings)
     bounds: dict[str, tuple[int, int]] = {
         "accept_limit": (
             limits.MILLISECOND,
@@ -109,6 +112,17 @@ def check_settings(settings: NamespaceSettings, dataset: Dataset) -> None:
             f" retention of {format_duration(dataset.retention_us)}; at most"
             f" {limits.WINDOWS_PER_RETENTION_MAX} are allowed, so at least {least_us:g}s",
             field="rollup_window",
+        )
+
+
+def _check_bounds(settings: NamespaceSettings) -> None:
+    try:
+        terms_if_bounded(0, *settings.bounds)
+    except ValueError as error:
+        raise InvalidBodyError(f"bounds: {error}", field="bounds") from error
+    if settings.bounds != NO_BOUNDS and settings.counter_type is CounterType.BEST_EFFORT:
+        raise NotSupportedError(
+            "bounds need events, and a BEST_EFFORT namespace keeps none: use EVENTUAL or ACCURATE"
         )
 
 

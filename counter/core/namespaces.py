@@ -12,18 +12,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from counter import limits
+from counter.bounds import NO_BOUNDS
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.errors import (
     InvalidBodyError,
     NamespaceUnknownError,
+    NotSupportedError,
     PreconditionFailedError,
     UnavailableError,
     invariant,
 )
-from counter.partitions import slice_start
 from counter.ports import Clock, Store
 from counter.types import CounterType, Dataset, Namespace, NamespaceSettings
-from counter.windows import settling_time
+from counter.windows import settling_time, slice_start
 
 #: The shortest time between two reads that requests cause: unknown names share one read.
 _REREAD_EVERY_US: Final = 100 * limits.MILLISECOND
@@ -145,6 +146,7 @@ class Namespaces:
         clock were ahead, the first watermark would pass adds that other processes acknowledge
         later.
         """
+        self._check_bounds(settings)
         dataset = await self.dataset(settings.dataset)
         now_us = checked_now_us(self._clock, self._guard, dataset)
         created = await self._store.control.create_namespace(name, settings, now_us)
@@ -161,6 +163,7 @@ class Namespaces:
         Raises PreconditionFailedError if the namespace has changed meanwhile, ClockSkewError, and
         UnavailableError if the change is to be sent again.
         """
+        self._check_bounds(settings)
         for field in FIXED:
             kept = getattr(settings, field) == getattr(namespace.settings, field)
             invariant(kept, f"{field} of namespace {namespace.name!r} would change")
@@ -169,6 +172,11 @@ class Namespaces:
             era_from_us = await self._era_start(namespace.dataset)
             namespace = await self._announce(namespace, settings.accept_limit_us, era_from_us)
         return await self._replace(namespace, namespace.changed(settings, era_from_us))
+
+    def _check_bounds(self, settings: NamespaceSettings) -> None:
+        """Raise NotSupportedError if *settings* have bounds that cannot be kept."""
+        if settings.bounds != NO_BOUNDS:
+            require_bounds(self._store)
 
     async def _announce(
         self, namespace: Namespace, accept_limit_us: int, era_from_us: int
@@ -242,6 +250,15 @@ class Namespaces:
         known = ", ".join(each.name for each in datasets)
         raise InvalidBodyError(
             f"dataset {name[:80]!r} is not known; known are: {known}", field="dataset"
+        )
+
+
+def require_bounds(store: Store) -> None:
+    """Raise NotSupportedError if *store* cannot keep bounds."""
+    if not store.capabilities.bounds:
+        raise NotSupportedError(
+            "a bound is kept in the transaction that adds, and this store has none: use SQLite or"
+            " PostgreSQL"
         )
 
 

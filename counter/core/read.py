@@ -3,15 +3,13 @@ live tail."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from heapq import nsmallest
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from counter import limits
 from counter.core.clock_guard import ClockGuard
-from counter.errors import InvalidParameterError, SliceMissingError, UnavailableError
-from counter.folds import apply_fold, fold_rows
-from counter.partitions import shard_of
+from counter.errors import SliceMissingError, UnavailableError
+from counter.holds import held_name
 from counter.ports import Cache, Clock, Store
 from counter.types import (
     Accuracy,
@@ -22,6 +20,7 @@ from counter.types import (
     Span,
     WindowRow,
 )
+from counter.windows import apply_fold, fold_rows, shard_of
 
 _NEVER: Final = Checkpoint(0, 0)
 EMPTY_HEAD: Final = Head(_NEVER, _NEVER)
@@ -39,6 +38,8 @@ class Count(NamedTuple):
     count: int  # type: ignore[assignment]  # no caller uses tuple.count()
     as_of_us: int
     accuracy: Accuracy
+    #: What open holds reserve upwards and downwards, of the same moment; 0 if that was not read.
+    held: tuple[int, int] = (0, 0)
 
 
 async def read_heads_and_rows(
@@ -73,6 +74,7 @@ class CountReader:
         self._cache = cache
         self._clock = clock
         self._guard = guard
+        self._holds = store.capabilities.holds
         #: Cache look-ups of counts, by result.
         self.lookups = dict.fromkeys(("hit", "miss"), 0)
 
@@ -104,6 +106,10 @@ class CountReader:
             return (await self.read(namespace, (counter,), max_staleness_us))[0]
         now_us = self._clock.now_us()
         oldest_us = _oldest_us(namespace, max_staleness_us, now_us)
+        if oldest_us >= now_us and self._holds is not None and self._holds.may_hold(namespace):
+            names = (counter, held_name(counter, 1), held_name(counter, -1))
+            count, up, down = await self.read(namespace, names, max_staleness_us)
+            return count._replace(held=(up.count, down.count))
         if oldest_us < now_us:
             (entry,) = await self._cache.get_many(namespace, (counter,))
             if entry is not None and entry.time_us >= oldest_us:
@@ -149,7 +155,7 @@ class CountReader:
             self.lookups["miss"] += len(missing)
         live: dict[str, Checkpoint] = {}
         if missing:
-            stored = await self._read_rolled_up(namespace, missing)
+            stored = await self.rolled_up(namespace, missing)
             if oldest_us < now_us:
                 await self._cache.put_many(namespace, list(stored.items()))
             # An accurate read always gets the tail; otherwise a wrong clock could make it skip the
@@ -168,10 +174,10 @@ class CountReader:
             for counter in counters
         ]
 
-    async def _read_rolled_up(
+    async def rolled_up(
         self, namespace: Namespace, counters: Sequence[str]
     ) -> dict[str, Checkpoint]:
-        """Return counts as rolled up.
+        """Return the rolled-up count of each of *counters*.
 
         The watermark is read FIRST: if it is read after the checkpoint, it may include a window
         that the checkpoint does not.
@@ -192,7 +198,7 @@ class CountReader:
         if head is None:
             return Checkpoint(watermark_us, 0)
         as_of_us = max(watermark_us, head.checkpoint.time_us)
-        if head.pending and recounts_of(head, as_of_us, 0):
+        if head.pending and head.recounts(as_of_us, 0):
             # Rows are guaranteed to exist only up to the watermark.
             return await self._recount(namespace, counter, watermark_us)
         return Checkpoint(as_of_us, head.checkpoint.count)
@@ -217,7 +223,7 @@ class CountReader:
             if head.settled.time_us > as_of_us:
                 as_of_us = head.settled.time_us
                 continue
-            recounts = recounts_of(head, as_of_us, dropped_before_us)
+            recounts = head.recounts(as_of_us, dropped_before_us)
             try:
                 sums = await self._store.events.sums(namespace, [(counter, p) for p in recounts])
             except SliceMissingError:
@@ -266,80 +272,6 @@ class CountReader:
         as_of_us, settled, rows = await self._settled_and_rows(namespace, counter, watermark_us)
         return settled, [row for row in rows if row.window_us < to_us], as_of_us
 
-    async def rolled_up(
-        self, namespace: Namespace, prefix: str
-    ) -> tuple[int, AsyncGenerator[list[Count], None]]:
-        """Return an instant, and the rolled-up counts of all counters with *prefix*, ordered by
-        name, in parts that are read on demand. Each count includes every add up to the instant.
-
-        The cache is not used: another process's cache may be older, and counts would go back."""
-        # Read first, so that the names and counts that are read later include all up to it.
-        watermark_us = min(await self._store.rollups.watermarks(namespace))
-
-        async def parts() -> AsyncGenerator[list[Count], None]:
-            async for part in self.names(namespace, prefix, limits.METRICS_PIECE_COUNTERS):
-                stored = await self._read_rolled_up(namespace, part)
-                yield [
-                    Count(name, each.count, each.time_us, Accuracy.EVENTUAL)
-                    for name, each in stored.items()
-                ]
-
-        return watermark_us, parts()
-
-    async def largest(
-        self,
-        namespace: Namespace,
-        prefix: str,
-        max_staleness_us: int | None,
-        *,
-        after: tuple[int | None, str | None],
-        limit: int,
-    ) -> list[Count]:
-        """Return the *limit* counters with *prefix* that have the largest counts, largest first,
-        *after* a count and name. It holds no more than these and a batch at once."""
-
-        def place(each: Count) -> tuple[int, str]:
-            return -each.count, each.counter
-
-        count, last = after
-        largest: list[Count] = []
-        async for part in self.names(namespace, prefix, limits.BATCH_ITEMS_MAX):
-            found = await self.read(namespace, part, max_staleness_us)
-            if last is not None and count is not None:
-                found = [each for each in found if place(each) > (-count, last)]
-            largest = nsmallest(limit, [*largest, *found], key=place)
-        return largest
-
-    async def count_names(
-        self, namespace: Namespace, prefix: str, field: str, why: str, advice: str
-    ) -> int:
-        """Return the number of counters with *prefix*. Raises InvalidParameterError about *field*,
-        with *why* and *advice*, if there are too many to be read together."""
-        number = 0
-        async for part in self.names(namespace, prefix, limits.BATCH_ITEMS_MAX):
-            number += len(part)
-            if number > limits.COUNTERS_TOGETHER_MAX:
-                raise InvalidParameterError(
-                    f"{why}, and more than {limits.COUNTERS_TOGETHER_MAX} counters begin with"
-                    f" {prefix[:40]!r}: give a longer prefix, or {advice}",
-                    field=field,
-                )
-        return number
-
-    async def names(
-        self, namespace: Namespace, prefix: str, size: int, *, after: str | None = None
-    ) -> AsyncIterator[Sequence[str]]:
-        """Yield the names with *prefix*, those after *after*, in parts of *size*."""
-        while True:
-            part = await self._store.control.counters(
-                namespace, prefix=prefix, after=after, limit=size
-            )
-            if part:
-                yield part
-            if len(part) < size:
-                return
-            after = part[-1]
-
 
 def _oldest_us(namespace: Namespace, max_staleness_us: int | None, now_us: int) -> int:
     """Return the earliest acceptable instant of a count; *now_us* or later if no rolled-up count
@@ -347,21 +279,6 @@ def _oldest_us(namespace: Namespace, max_staleness_us: int | None, now_us: int) 
     if max_staleness_us is None and namespace.settings.counter_type is CounterType.EVENTUAL:
         return 0
     return now_us - (max_staleness_us or 0) + namespace.dataset.clock_skew_max_us
-
-
-def recounts_of(head: Head, through_us: int, dropped_before_us: int) -> list[int]:
-    """Return the windows up to *through_us* that the head's pending recounts ask to be summed
-    again.
-
-    Windows at or before ``settled``, or in a dropped slice, are ignored.
-    """
-    wanted = {
-        pending.recount_us: None
-        for pending in head.pending
-        if head.settled.time_us < pending.recount_us <= through_us
-        and pending.recount_us >= dropped_before_us
-    }
-    return sorted(wanted)
 
 
 def _settled_us(head: Head | None) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from counter.core.adds import bound_reached
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
 from counter.errors import TokenConflictError, TokenPendingError, TokenTooOldError
-from counter.folds import fingerprint
 from counter.ports import Clock, SeparateWrites, Store
 from counter.types import (
     OTHER_PAYLOAD,
@@ -27,9 +27,15 @@ from counter.types import (
     Sight,
     Span,
 )
-from counter.windows import closes_at, closing_limit_at, deciding_time, window_of
+from counter.windows import closes_at, closing_limit_at, deciding_time, fingerprint, window_of
 
 _Decide = Callable[[Namespace, Sequence[Event], Decision], Awaitable[Decision]]
+
+
+def is_before(namespace: Namespace, time_us: int) -> bool:
+    """Return whether a token's time is so early that the namespace never had an event of it."""
+    earliest_us = namespace.created_at_us - namespace.eras[0].accept_limit_us
+    return time_us < earliest_us - 2 * namespace.dataset.clock_skew_max_us
 
 
 class Resolver:
@@ -67,7 +73,8 @@ class Resolver:
         have missed that has passed the atomic mark.
 
         Raises TokenConflictError, TokenPendingError while an admitted write may be in flight,
-        TokenTooOldError with ``applied: None`` past retention, ClockSkewError.
+        BoundReachedError for a refused add, TokenTooOldError with ``applied: None`` past retention,
+        ClockSkewError.
         """
         # Read the clock BEFORE the look-up. If it were read later, a window could close in between,
         # and a write that landed meanwhile would be voided.
@@ -76,8 +83,7 @@ class Resolver:
             # After the clock, so that a pause between the two counts against the copy.
             namespace = self._namespaces.current(namespace, self._clock.boottime_us())
         time_us = events[0].event_time_us
-        earliest_us = namespace.created_at_us - namespace.eras[0].accept_limit_us
-        if time_us < earliest_us - 2 * namespace.dataset.clock_skew_max_us:
+        if is_before(namespace, time_us):
             return Outcome.VOID
         if not by_worker:
             window_us = namespace.settings.rollup_window_us
@@ -92,11 +98,15 @@ class Resolver:
         if not (separate is None if cancels else all(found)):
             await self._check_closed(namespace, events, now_us, cancels=cancels)
         if separate is None and any(found) and not cancels:
-            return Outcome.APPLIED
+            return _applied(found)
         decide = self._store.decisions.cancel if cancels else self._store.decisions.decide
         decide_once = partial(self._decide, decide, namespace, events, _proposed(found, cancels))
         if separate is None or not events[0].item_key:
             outcome = (await decide_once()).outcome
+            if separate is None and outcome is Outcome.APPLIED and not cancels:
+                # It was written meanwhile. If it is gone again, it was cancelled since.
+                found = await self._find(namespace, events)
+                outcome = _applied(found) if any(found) else (await decide_once()).outcome
         else:
             outcome = await self._decide_marked(
                 *(separate, namespace, events, decide_once), is_decided=is_decided, sight=sight
@@ -138,8 +148,9 @@ class Resolver:
             page = EventPage(Span(time_us, time_us + 1), limit=1, before=first)
             items = await self._store.events.scan(namespace, first.counter, page)
             is_used = any(each.event_id == first.event_id for each in items)
-            how = "an atomic add or of a CloudEvent: cancel that as a whole, with atomic/cancel or"
-            how += " events/cancel"
+            how = "an atomic add, a CloudEvent or a hold: cancel that as a whole, by atomic/cancel,"
+            how += ' events/cancel, or as the operation "hold"; the settle of a hold is corrected'
+            how += " with an add"
         if is_used:
             raise TokenConflictError(f"the token is that of {how}")
 
@@ -258,6 +269,13 @@ class Resolver:
                 f" known for {(retention_us - margin_us) // 1_000_000} s",
                 applied=None,
             )
+
+
+def _applied(found: Sequence[Event | None]) -> Outcome:
+    """Return APPLIED. Raises BoundReachedError if what was found is a refusal."""
+    if error := bound_reached(found):
+        raise error
+    return Outcome.APPLIED
 
 
 def _proposed(found: Sequence[Event | None], cancels: bool) -> Outcome:

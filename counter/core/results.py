@@ -15,6 +15,7 @@ token of another payload     OTHER       CONFLICT             conflict      toke
 late; counted before                     LATE        APPLIED  late_applied  true
 late; never counted                      LATE        VOID     voided        token_too_old
 cancelled                                LATE        CANCEL*  cancelled     token_cancelled
+refused because of a bound           BOUND_*     APPLIED  bound_reached bound_reached
 best-effort counter changed                                   best_effort   null
 nothing was written                                           refused       the refusal's code
 not known; ask again                                          unknown       the failure's code
@@ -40,11 +41,23 @@ REPLAYED: Final[Mapping[Written, bool | None]] = {
 
 
 class Add(NamedTuple):
-    """One add of a batch."""
+    """One add of a batch; a bounded one has the *terms* of :mod:`counter.bounds`."""
 
     counter: str
     delta: int
     credential: Credential
+    terms: bytes | None = None
+
+
+class Item(NamedTuple):
+    """One item of an atomic add."""
+
+    counter: str
+    delta: int
+    terms: bytes | None = None
+
+
+Items = Sequence[Item | tuple[str, int]]
 
 
 class Keyed(NamedTuple):
@@ -52,7 +65,7 @@ class Keyed(NamedTuple):
 
     scope: str
     key: str
-    items: Sequence[tuple[str, int]]
+    items: Items
 
 
 class Added(NamedTuple):

@@ -1,8 +1,7 @@
 """Implement the writes: add, clear, add many, add atomically. :class:`CountReader` reads.
 
 An add is admitted by its token's age, its mark is made durable, its age is checked AGAIN, its event
-is written, and it is acknowledged if the deadline that began at that second check has not passed. A
-token too old for that is resolved instead. docs/architecture.md explains why.
+is written, and it is acknowledged within a deadline; a token too old for that is resolved instead.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ from types import NoneType
 from typing import Final, TypeVar
 
 from counter import limits
+from counter.core.adds import adds_of, event_of, events_of_atomic, has_terms
 from counter.core.admission import Bounded, Load, WeightedSemaphore
-from counter.core.clock_guard import ClockGuard, checked_now_us
+from counter.core.clock_guard import ClockGuard
 from counter.core.gather import AddGatherer, Done, at_once
-from counter.core.key_times import KeyTimes
-from counter.core.namespaces import Namespaces
+from counter.core.holds import Held, Holds, Wanted, ended_error, longest_of_hold
+from counter.core.key_times import Key, KeyTimes
+from counter.core.namespaces import Namespaces, require_bounds
 from counter.core.rate_limits import UNLIMITED, Allowance, BatchAllowance
 from counter.core.read import CountReader
 from counter.core.resolve import Resolver, conflict
-from counter.core.results import REPLAYED, Add, Added, Cancelled, Credential, Keyed
+from counter.core.results import REPLAYED, Add, Added, Cancelled, Credential, Items, Keyed
 from counter.core.write import EventWriter
 from counter.errors import (
     CounterError,
@@ -33,13 +34,12 @@ from counter.errors import (
     RateLimitedError,
     SliceMissingError,
     TokenCancelledError,
-    TokenConflictError,
     TokenInFutureError,
     TokenMissingError,
     TokenTooOldError,
     UnavailableError,
 )
-from counter.folds import fingerprint
+from counter.holds import HoldId, events_of_hold, held_name, is_held, is_hold, request_of
 from counter.metrics import AddTally
 from counter.ports import Cache, Clock, Store
 from counter.tokens import nonce_of_key
@@ -71,7 +71,8 @@ _OF_ONE: Final = (SliceMissingError, NamespaceUnknownError, TokenInFutureError)
 class CounterService:
     """The counter service over its ports. It is stateless: any number of instances may run.
 
-    There are three kinds of add; the other methods prepare one of them:
+    There are three kinds of add, which end as :mod:`counter.core.results` says; the other methods
+    prepare one of them:
 
     * single: :meth:`add`, :meth:`clear` and :meth:`delete` do everything that an add can need:
       they reserve the time of an arbitrary key, write, and resolve a late token;
@@ -80,8 +81,6 @@ class CounterService:
       for adds that all have tokens. :meth:`add_soon` makes one write of the adds that arrive in
       one iteration of the event loop, from any number of requests;
     * atomic: :meth:`add_atomic` counts all of its items or none. :meth:`add_keyed` does many.
-
-    Each ends in one outcome: the table in :mod:`counter.core.results`.
     """
 
     def __init__(
@@ -110,7 +109,9 @@ class CounterService:
         self._keyed = WeightedSemaphore(limits.KEYED_ADDS_AT_ONCE_MAX)
         self.resolver = Resolver(store, clock, guard, self.namespaces)
         self._key_times = KeyTimes(store, clock, guard)
+        self.issue_tokens = self._key_times.issue_tokens
         self.reader = CountReader(store, cache, clock, guard)
+        self.holds = Holds(store, clock, guard, self.reader)
 
     async def add(
         self,
@@ -119,10 +120,14 @@ class CounterService:
         delta: int,
         credential: Credential,
         allowance: Allowance = UNLIMITED,
+        terms: bytes | None = None,
     ) -> Added:
-        """Count *delta* exactly once for the token, including retries and hedges.
+        """Count *delta* exactly once for the token, including retries and hedges. Raises
+        BoundReachedError if it is refused by the bounds in *terms*, or by the namespace's.
 
         The caller's *allowance* is charged for a late token, and for an arbitrary key."""
+        with self.tally.recording_failures():
+            self._check_bounded(namespace, terms is not None)
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             [result] = await self._increment(namespace, [(counter, delta)])
             if isinstance(result, CounterError):
@@ -131,7 +136,7 @@ class CounterService:
         with self.tally.recording_failures():
             [added] = await self._with_token(
                 *(namespace, "add", counter, credential, allowance),
-                lambda token: [_event_of(counter, token, delta)],
+                lambda token: [event_of(counter, token, delta, terms)],
             )
             return added
 
@@ -155,6 +160,8 @@ class CounterService:
         return True
 
     def _may_share_a_write(self, namespace: Namespace, event: Event) -> bool:
+        if event.atom and not self._store.capabilities.bounds:
+            return False
         strict = namespace.settings.payload_check is PayloadCheck.STRICT
         if strict and self._store.separate_writes is not None:
             # Compare-and-sets of one counter contend, so they would delay the adds of others.
@@ -202,7 +209,7 @@ class CounterService:
                 return Added(counter, 0, self._clock.now_us(), None)
             [cleared] = await self._with_token(
                 *(namespace, operation, counter, credential, allowance),
-                lambda token: [_event_of(counter, token, None)],
+                lambda token: [event_of(counter, token, None)],
                 submit,
             )
             return cleared
@@ -215,12 +222,14 @@ class CounterService:
         delta: int | None,
         credential: Credential,
         allowance: Allowance = UNLIMITED,
+        terms: bytes | None = None,
     ) -> Cancelled:
-        """Cancel an add of *delta*, or a clear or delete if that is None: its token counts nothing
-        from now on, and never will. An arbitrary key is one of the *operation*."""
+        """Cancel an add of *delta* with *terms*, or a clear or delete if *delta* is None: its token
+        counts nothing from now on, and never will. An arbitrary key is one of the *operation*."""
+        self._check_bounded(namespace, terms is not None)
         return await self._cancel(
             *(namespace, operation, counter, credential, allowance),
-            lambda token: [_event_of(counter, token, delta)],
+            lambda token: [event_of(counter, token, delta, terms)],
         )
 
     async def cancel_many(
@@ -233,7 +242,8 @@ class CounterService:
         charged = BatchAllowance(allowance, len(adds))
         with self.one_by_one.holding(len(adds)):
             return await at_once(
-                partial(self.cancel, namespace, "add", *each, charged) for each in adds
+                partial(self.cancel, namespace, "add", *each[:3], charged, each.terms)
+                for each in adds
             )
 
     async def cancel_keyed(
@@ -249,7 +259,7 @@ class CounterService:
     async def cancel_atomic(
         self,
         namespace: Namespace,
-        items: Sequence[tuple[str, int]],
+        items: Items,
         credential: Credential,
         allowance: Allowance = UNLIMITED,
         *,
@@ -257,9 +267,10 @@ class CounterService:
         scope: str = "",
     ) -> Cancelled:
         """Cancel an atomic add as a whole; the arguments are those of :meth:`add_atomic`."""
+        self._check_bounded(namespace, has_terms(items))
         return await self._cancel(
             *(namespace, operation, scope, credential, allowance),
-            partial(_events_of_atomic, items),
+            partial(events_of_atomic, items),
             len(items),
         )
 
@@ -292,6 +303,14 @@ class CounterService:
         self, namespace: Namespace, adds: Sequence[Add], allowance: Allowance = UNLIMITED
     ) -> list[Added | CounterError]:
         """Do each add separately, with one commit for those on time; return an outcome for each."""
+        bounded = sum(each.terms is not None for each in adds)
+        try:
+            self._check_bounded(namespace, bounded > 0)
+        except NotSupportedError as fault:
+            self.tally.record_failure(fault, bounded)
+            plain = [each for each in adds if each.terms is None]
+            others = iter(await self.add_many(namespace, plain, allowance))
+            return [fault if each.terms else next(others) for each in adds]
         if namespace.settings.counter_type is CounterType.BEST_EFFORT:
             return await self._increment(namespace, [(each.counter, each.delta) for each in adds])
         if self._guard is not None:
@@ -302,14 +321,14 @@ class CounterService:
         early: list[tuple[int, int]] = []
         now_us = self._clock.now_us()
         _, last_us = self._writer.on_time_range(namespace, now_us)
-        for index, (counter, delta, token) in enumerate(adds):
+        for index, (counter, delta, token, terms) in enumerate(adds):
             if isinstance(token, Token):
                 time_us = token.generation_time_us
                 if time_us > last_us:
                     early.append((time_us, index))
                 elif not self._writer.is_late(namespace, time_us, now_us):
                     fresh.append(index)
-                    events.append(Event(counter, time_us, token.nonce, 0, delta))
+                    events.append(Event(counter, time_us, token.nonce, 0, delta, False, terms))
         if early:
             # One refusal serves all: when the latest of them may be sent, all may.
             error = self._writer.future_error(namespace, max(early)[0], now_us, len(early))
@@ -324,6 +343,8 @@ class CounterService:
         self, namespace: Namespace, events: Sequence[Event], allowance: Allowance = UNLIMITED
     ) -> list[Added | CounterError]:
         """Do :meth:`add_many` for adds that all have tokens; at least one."""
+        if not self._store.capabilities.bounds and any(event[6] for event in events):
+            return await self.add_many(namespace, adds_of(events), allowance)
         times = [event[1] for event in events]
         first_us, last_us = self._writer.on_time_range(namespace, self._clock.now_us())
         on_time = first_us <= min(times) and max(times) <= last_us
@@ -340,7 +361,7 @@ class CounterService:
     async def add_atomic(
         self,
         namespace: Namespace,
-        items: Sequence[tuple[str, int]],
+        items: Items,
         credential: Credential,
         allowance: Allowance = UNLIMITED,
         *,
@@ -351,10 +372,48 @@ class CounterService:
         *operation* and *scope*."""
         with self.tally.recording_failures(len(items)):
             self.require_events(namespace, "an atomic add")
+            self._check_bounded(namespace, has_terms(items))
             return await self._with_token(
                 *(namespace, operation, scope, credential, allowance),
-                partial(_events_of_atomic, items),
+                partial(events_of_atomic, items),
             )
+
+    async def hold(
+        self,
+        namespace: Namespace,
+        counter: str,
+        wanted: Wanted,
+        credential: Credential,
+        allowance: Allowance = UNLIMITED,
+    ) -> Held:
+        """Reserve an amount, once for the token. Raises BoundReachedError, and the error of its end
+        if it has ended."""
+        self.holds.check(namespace, wanted)
+        holds: list[HoldId] = []
+
+        def events_of(token: Token) -> list[Event]:
+            holds.append(HoldId(counter, token))
+            return events_of_hold(holds[-1], *wanted)
+
+        with self.tally.recording_failures():
+            await self._with_token(namespace, "hold", counter, credential, allowance, events_of)
+        return await self.holds.begun(namespace, holds[-1])
+
+    async def cancel_hold(
+        self,
+        namespace: Namespace,
+        counter: str,
+        wanted: Wanted,
+        credential: Credential,
+        allowance: Allowance = UNLIMITED,
+    ) -> Cancelled:
+        """Cancel the token of a hold: it is released, or never is one. Raises the error of its end
+        if it was settled or has expired."""
+        self.holds.check(namespace, wanted)
+        return await self._cancel(
+            *(namespace, "hold", counter, credential, allowance),
+            lambda token: events_of_hold(HoldId(counter, token), *wanted),
+        )
 
     async def add_keyed(
         self, namespace: Namespace, lists: Sequence[Keyed], allowance: Allowance = UNLIMITED
@@ -391,33 +450,22 @@ class CounterService:
                 )
         return outcomes
 
-    async def issue_tokens(self, count: int) -> list[Token]:
-        """Return *count* tokens in strictly increasing order of ``(generation_time, nonce)``.
-
-        The order holds over restarts, too, as long as the clock does not step back. The nonce is
-        the store's own 8 bytes and a sequence number.
-        """
-        # All later tokens would keep a time from the future.
-        now_us = checked_now_us(self._clock, self._guard)
-        block = await self._store.control.lease_tokens(count, now_us)
-        return [
-            Token(block.issuer + number.to_bytes(8, "big"), block.time_us)
-            for number in range(block.first, block.first + count)
-        ]
-
     async def recount(self, namespace: Namespace, counter: str, from_us: int, to_us: int) -> int:
-        """Request a recount of every rolled-up window that meets ``[from, to)``; return how
-        many."""
+        """Request a recount of every rolled-up window that meets ``[from, to)``, also of what is
+        held; return how many the counter has."""
         self.require_events(namespace, "a recount")
         size_us = namespace.settings.rollup_window_us
         dropped_before_us = await self._store.control.dropped_before(namespace.dataset)
         span = Span(max(from_us - size_us + 1, dropped_before_us), to_us)
-        [rows] = await self._store.rollups.rows(namespace, [counter], span)
-        windows = [(counter, row.window_us) for row in rows]
+        ways = () if self._store.capabilities.holds is None else (1, -1)
+        names = [counter, *(held_name(counter, way) for way in ways)]
+        rows = await self._store.rollups.rows(namespace, names, span)
+        found = zip(names, rows, strict=True)
+        windows = [(name, row.window_us) for name, of in found for row in of]
         for start in range(0, len(windows), limits.BATCH_ITEMS_MAX):
             part = windows[start : start + limits.BATCH_ITEMS_MAX]
             await self.resolver.request_recounts(namespace, part, for_readers=False)
-        return len(windows)
+        return len(rows[0])
 
     @staticmethod
     def require_events(namespace: Namespace, what: str) -> None:
@@ -427,6 +475,12 @@ class CounterService:
                 f"{what} needs events; namespace {namespace.name!r} is BEST_EFFORT, which keeps"
                 " none: use an EVENTUAL or ACCURATE namespace"
             )
+
+    def _check_bounded(self, namespace: Namespace, is_bounded: bool) -> None:
+        """Raise NotSupportedError if an add is bounded, and bounds cannot be kept here."""
+        if is_bounded:
+            self.require_events(namespace, "a bound")
+            require_bounds(self._store)
 
     async def _with_token(
         self,
@@ -445,12 +499,12 @@ class CounterService:
             self._guard.check(namespace.dataset)
         if isinstance(credential, Token):
             return await submit(namespace, events_of(credential), allowance, False)
-        nonce = _nonce_of(namespace, operation, target, credential)
+        key = _key_of(namespace, operation, target, credential)
         allowance.reserve(1)
         void_us: int | None = None
         for _ in range(_RESERVE_ATTEMPTS_MAX):
-            void_us, is_cancelled = await self._key_times.reserve(namespace, nonce, void_us)
-            events = events_of(Token(nonce, void_us))
+            void_us, is_cancelled = await self._key_times.reserve(namespace, key, void_us)
+            events = events_of(Token(key.nonce, void_us))
             try:
                 return await submit(namespace, events, allowance, is_cancelled)
             except TokenTooOldError as error:
@@ -474,20 +528,20 @@ class CounterService:
         self.require_events(namespace, "a cancel")
         if self._guard is not None:
             self._guard.check(namespace.dataset)
-        nonce = b""
+        key = Key(b"", 0)
         if isinstance(credential, Token):
             # Raises TokenInFutureError; that it may be late makes no difference.
             time_us, now_us = credential.generation_time_us, self._clock.now_us()
             self._writer.is_late(namespace, time_us, now_us)
         else:
-            nonce = _nonce_of(namespace, operation, target, credential)
+            key = _key_of(namespace, operation, target, credential)
             allowance.reserve(1)
         # All that may refuse the request comes before the key is changed.
         async with self._resolution(allowance, size):
             if isinstance(credential, Token):
                 events = events_of(credential)
             else:
-                events = await self._cancelled_key(namespace, nonce, events_of)
+                events = await self._cancelled_key(namespace, key, events_of)
             outcome = await self._settle(namespace, events, cancels=True)
         if outcome is Outcome.VOID:
             error = TokenTooOldError(
@@ -497,19 +551,24 @@ class CounterService:
             )
             error.retry = "never"
             raise error
+        if outcome is Outcome.APPLIED:
+            if is_hold(events):
+                raise ended_error(await self.holds.get(namespace, request_of(events)[0]))
+            # A cancel with another payload was given up meanwhile.
+            raise UnavailableError("the cancel has to begin again", retry_after_us=1)
         self.cancels[outcome.was_counted] += 1
         return Cancelled(events[0].event_time_us, outcome.was_counted)
 
     async def _cancelled_key(
-        self, namespace: Namespace, nonce: bytes, events_of: Callable[[Token], Sequence[Event]]
+        self, namespace: Namespace, key: Key, events_of: Callable[[Token], Sequence[Event]]
     ) -> Sequence[Event]:
         """Cancel an arbitrary key; return the events of its token."""
         for _ in range(_RESERVE_ATTEMPTS_MAX):
-            time_us, is_cancelled = await self._key_times.reserve(namespace, nonce)
-            events = events_of(Token(nonce, time_us))
+            time_us, is_cancelled = await self._key_times.reserve(namespace, key)
+            events = events_of(Token(key.nonce, time_us))
             # Before the key is changed: another payload must not cancel it.
             await self.resolver.check_payload(namespace, events)
-            if await self._key_times.cancel(namespace, nonce, time_us, is_cancelled=is_cancelled):
+            if await self._key_times.cancel(namespace, key, time_us, is_cancelled=is_cancelled):
                 return events
         raise _expired_repeatedly()
 
@@ -548,13 +607,13 @@ class CounterService:
         now_us = self._clock.now_us()
         changed = 0
         results: list[Added | CounterError] = []
-        for (counter, delta), value in zip(changes, values, strict=True):
+        for change, value in zip(changes, values, strict=True):
             if isinstance(value, CounterError):
                 self.tally.record_failure(value)
                 results.append(value)
             else:
                 changed += 1
-                results.append(Added(counter, delta, now_us, None))
+                results.append(Added(*change, now_us, None))
         self.tally.count(namespace.name, "best_effort", changed)
         return results
 
@@ -567,7 +626,7 @@ class CounterService:
     ) -> list[Added]:
         """Write the events of one token, or resolve it if it is late. Of an arbitrary key that
         *is_cancelled* nothing is written: its cancel may be under way."""
-        outcome: Written | UnavailableError = Written.LATE
+        outcome: Written | CounterError = Written.LATE
         late = self._writer.is_late(namespace, events[0].event_time_us, self._clock.now_us())
         if not late and not is_cancelled:
             if events[0].item_key:
@@ -575,14 +634,12 @@ class CounterService:
             else:
                 [outcome] = await self._writer.write(namespace, events)
         if outcome is not Written.LATE:
-            return [self._added(namespace, event, outcome) for event in events]
+            return [self._added(namespace, e, outcome) for e in events if not is_held(e.counter)]
         return await self._resolve(namespace, events, allowance, is_cancelled)
 
-    def _added(
-        self, namespace: Namespace, event: Event, outcome: Written | UnavailableError
-    ) -> Added:
+    def _added(self, namespace: Namespace, event: Event, outcome: Written | CounterError) -> Added:
         """Return the result of an event that was written. Raises its error otherwise."""
-        if isinstance(outcome, UnavailableError):
+        if isinstance(outcome, CounterError):
             raise outcome
         if outcome is Written.CONFLICT:
             raise conflict(event)
@@ -611,14 +668,14 @@ class CounterService:
         ]
 
     def _result(
-        self, namespace: Namespace, event: Event, outcome: Written | UnavailableError
+        self, namespace: Namespace, event: Event, outcome: Written | CounterError
     ) -> Added | CounterError | None:
         if outcome is Written.LATE:
             return None
         try:
             with self.tally.recording_failures():
                 return self._added(namespace, event, outcome)
-        except (TokenConflictError, UnavailableError) as error:
+        except CounterError as error:
             return error
 
     async def _finish(
@@ -670,7 +727,7 @@ class CounterService:
         try:
             with self.one_by_one.holding(len(adds)):
                 return await at_once(
-                    partial(self.add, namespace, *each, allowance) for each in adds
+                    partial(self.add, namespace, *each[:3], allowance, each.terms) for each in adds
                 )
         except OverloadedError as error:
             self.tally.record_failure(error, len(adds))
@@ -721,49 +778,19 @@ class CounterService:
         return outcome
 
 
-def adds_of(events: Sequence[Event]) -> list[Add]:
-    """Return the adds that *events* came from, each with its token."""
-    return [Add(e.counter, e.delta, Token(e.event_id, e.event_time_us)) for e in events]
-
-
-def _events_of_atomic(items: Sequence[tuple[str, int]], token: Token) -> list[Event]:
-    """Return the events of an atomic add.
-
-    An item's key is its rank among those of the same counter, by their deltas, so the order of the
-    items does not matter.
-    """
-    earlier: dict[str, int] = {}
-    keys = [0] * len(items)
-    for index in sorted(range(len(items)), key=items.__getitem__):
-        counter = items[index][0]
-        earlier[counter] = earlier.get(counter, 0) + 1
-        keys[index] = earlier[counter]
-    events = [
-        Event(counter, token.generation_time_us, token.nonce, key, delta)
-        for (counter, delta), key in zip(items, keys, strict=True)
-    ]
-    atom = fingerprint(events)
-    return [event._replace(atom=atom) for event in events]
-
-
-def _event_of(counter: str, token: Token, delta: int | None) -> Event:
-    """Return the event of an add, or of a clear if *delta* is None."""
-    return Event(
-        *(counter, token.generation_time_us, token.nonce, 0, delta or 0), clear=delta is None
-    )
-
-
-def _nonce_of(namespace: Namespace, operation: str, target: str, credential: str | None) -> bytes:
-    """Return the nonce of an arbitrary key. Raises TokenMissingError."""
+def _key_of(namespace: Namespace, operation: str, target: str, credential: str | None) -> Key:
+    """Return an arbitrary key. One of a hold is remembered for as long as the hold may live, or a
+    retry would begin another one. Raises TokenMissingError."""
     if credential is None:
         raise _token_missing(namespace)
-    return nonce_of_key(namespace.id, operation, target, credential)
+    least_us = longest_of_hold(namespace) if operation == "hold" else 0
+    nonce = nonce_of_key(namespace.id, operation, target, credential)
+    return Key(nonce, max(least_us, namespace.settings.key_ttl_us))
 
 
 def _expired_repeatedly() -> OverloadedError:
-    return OverloadedError(
-        "the reserved time of the key expired repeatedly; retry", retry_after_us=limits.SECOND
-    )
+    detail = "the reserved time of the key expired repeatedly; retry"
+    return OverloadedError(detail, retry_after_us=limits.SECOND)
 
 
 def _token_missing(namespace: Namespace) -> TokenMissingError:

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from counter import limits
+from counter.core.adds import bound_reached
 from counter.core.admission import Load
 from counter.core.clock_guard import ClockGuard, checked_now_us
 from counter.core.namespaces import Namespaces
-from counter.errors import TokenInFutureError, UnavailableError, WriteTimeoutError
+from counter.errors import (
+    CounterError,
+    TokenInFutureError,
+    UnavailableError,
+    WriteTimeoutError,
+)
 from counter.ports import Cache, Clock, SeparateWrites, Store
 from counter.types import AtomicMark, Event, Guarded, Mark, Namespace, PayloadCheck, Written
 from counter.windows import accept_limit_at, window_of
@@ -68,9 +74,10 @@ class EventWriter:
 
     async def write(
         self, namespace: Namespace, events: Sequence[Event]
-    ) -> Sequence[Written | UnavailableError]:
+    ) -> Sequence[Written | CounterError]:
         """Write each event on its own; LATE if it was past its age at the second check, and an
-        error if the store failed for it alone. Raises OverloadedError before any work."""
+        error if it was refused, or if the store failed for it alone. Raises OverloadedError before
+        any work."""
         self._load.admit(len(events))
         try:
             return await self.write_admitted(namespace, events)
@@ -79,7 +86,7 @@ class EventWriter:
 
     async def write_atomic(
         self, namespace: Namespace, events: Sequence[Event]
-    ) -> Written | UnavailableError:
+    ) -> Written | CounterError:
         """Write all the events of one token or none. Raises OverloadedError before any work."""
         self._load.admit(len(events))
         try:
@@ -89,7 +96,7 @@ class EventWriter:
 
     async def write_admitted(
         self, namespace: Namespace, events: Sequence[Event], *, atomic: bool = False
-    ) -> Sequence[Written | UnavailableError]:
+    ) -> Sequence[Written | CounterError]:
         """Do what :meth:`write` does, for events that are admitted already.
 
         This is the one place that has the safety order: guard, mark, age check again, event,
@@ -101,9 +108,12 @@ class EventWriter:
             # The store does all of this in one transaction, except detecting a clock that was set.
             if self._guard is not None:
                 self._guard.check(namespace.dataset)
-            return await append(namespace, events)
+            outcomes = await append(namespace, events)
+            if Written.BOUND_REACHED not in outcomes:
+                return outcomes
+            return await self._with_refusals(namespace, events, outcomes, atomic)
         guarded = await self._guarded(namespace, events, atomic)
-        outcomes: list[Written | UnavailableError] = [Written.CONFLICT] * len(events)
+        results: list[Written | CounterError] = [Written.CONFLICT] * len(events)
         wanted = [at for at, seen in enumerate(guarded) if seen is not Guarded.OTHER]
         unmarked = await self._mark(separate, namespace, [events[at] for at in wanted], atomic)
         # The deadline's clock first, so that a pause between the two counts against it.
@@ -113,21 +123,41 @@ class EventWriter:
         fresh: list[int] = []
         for at, error in zip(wanted, unmarked, strict=True):
             if error is not None:
-                outcomes[at] = error
+                results[at] = error
             elif self.is_late(namespace, events[at].event_time_us, now_us):
-                outcomes[at] = Written.LATE
+                results[at] = Written.LATE
             else:
                 fresh.append(at)
         if not fresh:
-            return outcomes
+            return results
         written = await append(namespace, [events[at] for at in fresh])
         self._check_deadline(namespace, began_us)
         for at, outcome in zip(fresh, written, strict=True):
             # If the store does not report it, a token that the guard knows is a replay. Its event
             # was written anyway, because the guard does not prove that it exists.
             seen = outcome is Written.UNVERIFIED and guarded[at] is Guarded.SAME
-            outcomes[at] = Written.REPLAYED if seen else outcome
-        return outcomes
+            results[at] = Written.REPLAYED if seen else outcome
+        return results
+
+    async def _with_refusals(
+        self,
+        namespace: Namespace,
+        events: Sequence[Event],
+        outcomes: Sequence[Written | UnavailableError],
+        atomic: bool,
+    ) -> Sequence[Written | CounterError]:
+        """Return *outcomes* with the reason of each refusal, or why it is not known, in its place;
+        LATE for one that is gone, because it was cancelled meanwhile."""
+        reached = Written.BOUND_REACHED
+        refused = [event for event, out in zip(events, outcomes, strict=True) if out is reached]
+        try:
+            found = await self._store.events.find(namespace, refused)
+        except UnavailableError as error:
+            return [error if out is reached else out for out in outcomes]
+        if atomic:
+            return [bound_reached(found) or Written.LATE] * len(events)
+        why = iter([bound_reached((each,)) or Written.LATE for each in found])
+        return [next(why) if out is reached else out for out in outcomes]
 
     async def _append_atomic(
         self, namespace: Namespace, events: Sequence[Event]

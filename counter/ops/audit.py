@@ -23,12 +23,11 @@ from counter.clock import to_rfc3339
 from counter.core.read import EMPTY_HEAD, read_heads_and_rows
 from counter.core.resolve import Resolver
 from counter.errors import SliceMissingError, UnavailableError
-from counter.folds import fold_rows
-from counter.partitions import shard_of
+from counter.holds import held_name, is_held
 from counter.ports import Clock, Store
 from counter.quantities import plural
 from counter.types import Fold, Head, Namespace, Span, WindowRow
-from counter.windows import window_of
+from counter.windows import fold_rows, shard_of, window_of
 
 _NOTHING: Final = Fold(False, 0)
 _ATTEMPTS_MAX: Final = 5
@@ -175,14 +174,16 @@ class Auditor:
 
         Rows are compared with events in ``[from, to)`` only, checkpoints with rows always. If a
         checkpoint contradicts the settled count, a repair is offered only with *trust_settled*.
-        Raises NamespaceUnknownError, UnavailableError.
+        What is held of the counters is audited, too; there are verdicts on it, after the others, if
+        it is not right. Raises NamespaceUnknownError, UnavailableError.
         """
         counters = list(dict.fromkeys(counters))
         if not counters:
             return []
+        held = self._held(namespace, counters)
         size_us = namespace.settings.rollup_window_us
         span = (window_of(from_us, size_us), window_of(to_us + size_us - 1, size_us))
-        verdicts = await self._pass(namespace, counters, span, trust_settled)
+        verdicts = await self._pass(namespace, [*counters, *held], span, trust_settled)
         known = {each.counter: each for each in verdicts}
         unsure = [each.counter for each in verdicts if each.state is not State.RIGHT]
         for _ in range(LOOKS_MAX - 1):
@@ -197,7 +198,16 @@ class Auditor:
         for name in unsure:
             why = known[name].why or "it changed between two passes"
             known[name] = replace(known[name], state=State.WAITING, why=why, repairs=())
-        return [known[name] for name in counters]
+        wrong = [name for name in held if known[name].state is not State.RIGHT]
+        return [known[name] for name in (*counters, *wrong)]
+
+    def _held(self, namespace: Namespace, counters: Sequence[str]) -> list[str]:
+        """Return the counters of what is held of *counters* that are not among them."""
+        holds = self._store.capabilities.holds
+        if holds is None or not holds.may_hold(namespace):
+            return []
+        names = (held_name(each, way) for each in counters if not is_held(each) for way in (1, -1))
+        return [each for each in names if each not in counters]
 
     async def repair(
         self, namespace: Namespace, verdicts: Sequence[Verdict], resolver: Resolver
@@ -580,10 +590,18 @@ async def _next(names: AsyncIterator[str], count: int) -> list[str]:
 def described(verdict: Verdict) -> list[str]:
     """Describe the differences of a counter, a line each."""
     shown = verdict.findings[:SHOWN_MAX]
-    lines = [f"{verdict.counter!r}: {_sentence(each)}" for each in shown]
+    name = _named(verdict.counter)
+    lines = [f"{name}: {_sentence(each)}" for each in shown]
     if len(verdict.findings) > len(shown):
-        lines.append(f"{verdict.counter!r}: and {len(verdict.findings) - len(shown):,} more")
+        lines.append(f"{name}: and {len(verdict.findings) - len(shown):,} more")
     return lines
+
+
+def _named(counter: str) -> str:
+    """Return the name of a counter, or what is held of which one, for a person."""
+    if not is_held(counter):
+        return repr(counter)
+    return f"what is held {'downwards' if counter[1] == '-' else 'upwards'} of {counter[2:]!r}"
 
 
 def _sentence(finding: Difference) -> str:

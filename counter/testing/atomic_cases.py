@@ -7,7 +7,6 @@ import pytest
 
 from counter.errors import SliceMissingError
 from counter.limits import ATOMIC_ITEMS_MAX
-from counter.partitions import shard_of
 from counter.ports import Store
 from counter.testing.cases import (
     FIRST_SLICE,
@@ -46,6 +45,7 @@ from counter.types import (
     Span,
     Written,
 )
+from counter.windows import shard_of
 
 VOID = Decision(Outcome.VOID, b"fingerprint")
 

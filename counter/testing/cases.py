@@ -15,7 +15,6 @@ import pytest
 
 from counter.errors import UnavailableError
 from counter.limits import MINUTE, SECOND
-from counter.partitions import event_bucket_of
 from counter.ports import SeparateWrites, Store
 from counter.testing.clock import FakeClock
 from counter.types import (
@@ -33,7 +32,7 @@ from counter.types import (
     Span,
     Written,
 )
-from counter.windows import window_of
+from counter.windows import event_bucket_of, window_of
 
 #: The start of the slice and of the window that hold the beginning of every test.
 T0: Final = 1_800_000_000 * SECOND
@@ -267,6 +266,8 @@ class StoreCases:
     partition_sizes = False
     #: Its ``control`` has ``begin_new_life``, for a restore by tools of its own.
     new_life = False
+    #: It keeps bounds.
+    bounds = False
     #: The outcome of a new atomic add; UNVERIFIED in a store that cannot be sure.
     new_atomic = Written.NEW
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from api.routes.hot_counters import busiest
+from api.routes.insight import busiest
 from counter.limits import INT64_MAX, MINUTE, SECOND, SHARDS_MAX
-from counter.partitions import shard_of
 from counter.ports import Store
 from counter.testing.cases import (
     DATASET,
@@ -37,7 +36,7 @@ from counter.types import (
     Span,
     WindowRow,
 )
-from counter.windows import first_watermark
+from counter.windows import first_watermark, shard_of
 
 NOTHING = Checkpoint(0, 0)
 BIG = 3 * 2**70
@@ -134,8 +133,8 @@ class MarkCases(StoreCases):
     ) -> None:
         """With its start, or that not all counters were examined."""
         for name in ("EVENTS_MAX", "_FEW", "_MANY"):
-            monkeypatch.setattr(f"api.routes.hot_counters.{name}", 4)
-        monkeypatch.setattr("api.routes.hot_counters.LOOKED_AT_MAX", 1)
+            monkeypatch.setattr(f"api.routes.insight.{name}", 4)
+        monkeypatch.setattr("api.routes.insight.LOOKED_AT_MAX", 1)
         now = namespace.created_at_us + MINUTE
         ages = range(1, 7)
         for name in ("a", "b"):

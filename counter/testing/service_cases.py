@@ -1,13 +1,17 @@
 """What the service makes of every store: deletes, cancels, and CloudEvents that are delivered
 again."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
-from counter.core.results import Added, Cancelled, Credential, Keyed
+from counter.bounds import Bounds, terms_if_bounded
+from counter.core.results import Add, Added, Cancelled, Credential, Item, Keyed
 from counter.core.service import CounterService
 from counter.errors import (
+    BoundReachedError,
     TokenCancelledError,
     TokenConflictError,
     TokenPendingError,
@@ -45,6 +49,33 @@ class Process:
     async def add(self, namespace: Namespace, counter: str, token: Credential) -> Added:
         await self.api.namespaces.refresh()
         return await self.api.add(namespace, counter, 1, token)
+
+    async def bounded(
+        self,
+        namespace: Namespace,
+        counter: str,
+        delta: int,
+        credential: Credential,
+        at_least: int | None = None,
+        at_most: int | None = None,
+    ) -> Added:
+        await self.api.namespaces.refresh()
+        terms = terms_if_bounded(delta, at_least, at_most)
+        return await self.api.add(namespace, counter, delta, credential, terms=terms)
+
+    async def refused(
+        self,
+        namespace: Namespace,
+        counter: str,
+        delta: int,
+        credential: Credential,
+        at_least: int | None = None,
+        at_most: int | None = None,
+    ) -> BoundReachedError:
+        with pytest.raises(BoundReachedError) as error:
+            await self.bounded(namespace, counter, delta, credential, at_least, at_most)
+        assert (error.value.applied, error.value.retry) == (False, "never")
+        return error.value
 
     async def delete(self, namespace: Namespace, counter: str, token: Token) -> Added:
         await self.api.namespaces.refresh()
@@ -87,7 +118,7 @@ class Process:
         return list(await self.store.control.counters(namespace, prefix="", after=None, limit=100))
 
 
-class _Processes:
+class Processes:
     """Two processes, each with what it remembers, over one store."""
 
     @pytest.fixture
@@ -100,7 +131,7 @@ class _Processes:
         return Process(store, clock), Process(store, clock)
 
 
-class ServiceCases(_Processes, StoreCases):
+class ServiceCases(Processes, StoreCases):
     """What is deleted or delivered again."""
 
     async def test_an_event_that_is_delivered_again_after_a_delete_does_not_count_again(
@@ -168,7 +199,7 @@ class ServiceCases(_Processes, StoreCases):
             assert await other.names(namespace) == []
 
 
-class ServiceCancelCases(_Processes, StoreCases):
+class ServiceCancelCases(Processes, StoreCases):
     """A token that was cancelled counts nothing, and every retry says so."""
 
     async def test_an_add_is_cancelled_exactly_once(
@@ -347,3 +378,234 @@ class ServiceCancelCases(_Processes, StoreCases):
                     lambda: other.api.cancel_atomic(namespace, [("a", 1)], single)
                 )
         assert await one.counts(namespace, "a", "b") == [2, 2]
+
+
+class ServiceBoundCases(Processes, StoreCases):
+    """A bounded add is counted or refused once and for all, and no count passes its bound."""
+
+    @pytest.fixture
+    def tokens(self, clock: FakeClock) -> Iterator[Token]:
+        return (Token(nonce(number), clock.now_us()) for number in count(1))
+
+    async def test_adds_are_refused_at_the_bound(
+        self, processes: tuple[Process, Process], namespace: Namespace, tokens: Iterator[Token]
+    ) -> None:
+        """By either process, up and down; an add towards the bound always counts."""
+        one, other = processes
+        await one.add(namespace, "c", next(tokens))
+        await other.bounded(namespace, "c", 2, next(tokens), at_most=3)
+        refused = await other.refused(namespace, "c", 1, next(tokens), at_most=3)
+        assert refused.fields == {"counter": "c", "count": 3, "at_most": 3, "room": 0}
+        refused = await one.refused(namespace, "c", -2, next(tokens), at_least=2)
+        assert refused.fields == {"counter": "c", "count": 3, "at_least": 2, "room": 1}
+        await other.bounded(namespace, "c", -1, next(tokens), at_least=2)
+        await one.bounded(namespace, "c", -1, next(tokens), at_most=0)
+        await other.bounded(namespace, "c", 1, next(tokens), at_least=9)
+        await other.bounded(namespace, "c", 0, next(tokens), at_least=9, at_most=9)
+        assert await one.counts(namespace, "c") == [2]
+
+    async def test_a_retry_gets_the_first_answer(
+        self,
+        processes: tuple[Process, Process],
+        namespace: Namespace,
+        tokens: Iterator[Token],
+        clock: FakeClock,
+    ) -> None:
+        """Whatever the count is then, however late, and under an arbitrary key, too."""
+        one, other = processes
+        await one.bounded(namespace, "c", 2, "accepted", at_most=2)
+        accepted, refused = next(tokens), next(tokens)
+        assert not (await one.bounded(namespace, "d", 2, accepted, at_most=2)).replayed
+        first = await other.refused(namespace, "d", 1, refused, at_most=2)
+        await one.refused(namespace, "c", 1, "refused", at_most=2)
+        for delta, pause_us in ((-2, 0), (3, SECOND), (0, MINUTE), (0, 5 * MINUTE)):
+            clock.advance(pause_us)
+            await one.roll_up()
+            for name in "cd":
+                await one.api.add(namespace, name, delta, Token(nonce(99), clock.now_us()))
+            for each in processes:
+                assert (await each.bounded(namespace, "d", 2, accepted, at_most=2)).replayed
+                assert (await each.bounded(namespace, "c", 2, "accepted", at_most=2)).replayed
+                again = await each.refused(namespace, "d", 1, refused, at_most=2)
+                assert (again.detail, again.fields) == (first.detail, first.fields)
+                await each.refused(namespace, "c", 1, "refused", at_most=2)
+        assert await one.counts(namespace, "c", "d") == [3, 3]
+
+    async def test_the_bounds_belong_to_the_payload(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """Of an accepted add and of a refused one, at once and late."""
+        one, other = processes
+        accepted, refused = (Token(nonce(number), clock.now_us()) for number in (1, 2))
+        await one.bounded(namespace, "c", 1, accepted, at_most=1)
+        await one.refused(namespace, "c", 1, refused, at_most=1)
+        for pause_us in (0, MINUTE):
+            clock.advance(pause_us)
+            for token in (accepted, refused):
+                for delta, bounds in ((1, {}), (2, {"at_most": 1}), (1, {"at_most": 2})):
+                    with pytest.raises(TokenConflictError):
+                        await other.bounded(namespace, "c", delta, token, **bounds)
+                with pytest.raises(TokenConflictError):
+                    await other.bounded(namespace, "c", 1, token, at_least=0, at_most=1)
+        assert await one.counts(namespace, "c") == [1]
+
+    async def test_adds_of_one_write_see_each_other(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """Each in its turn; one that comes twice is decided once, and a plain one counts, too."""
+        api, now_us = processes[0].api, clock.now_us()
+        adds = [
+            Add("c", 1, Token(nonce(n), now_us), terms_if_bounded(1, None, 5)) for n in range(9)
+        ]
+        plain = [Add("c", 1, Token(nonce(n), now_us)) for n in (50, 51)]
+        sent = [*adds[:3], adds[1], *plain, *adds[3:], adds[8]]
+        for turn in range(2):
+            outcomes = await api.add_many(namespace, sent)
+            counted = [isinstance(each, Added) for each in outcomes]
+            assert counted == [True] * 6 + [False] * 7
+            assert [each.replayed for each in outcomes if isinstance(each, Added)] == (
+                [False, False, False, True, False, False] if turn == 0 else [True] * 6
+            )
+            assert {each.fields["count"] for each in outcomes if not isinstance(each, Added)} == {5}
+            assert await processes[1].counts(namespace, "c") == [5]
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    async def test_adds_of_one_write_share_the_room(
+        self,
+        processes: tuple[Process, Process],
+        namespace: Namespace,
+        tokens: Iterator[Token],
+        sign: int,
+    ) -> None:
+        """A retry among them takes none, and is no new add."""
+        terms = terms_if_bounded(sign, *((None, 4) if sign > 0 else (-4, None)))
+        first, *others, last = [Add("c", sign, next(tokens), terms) for _ in range(6)]
+        counted: list[bool | None] = []
+        for sent in ([first], [first, *others[:2]], [*others[2:], last]):
+            outcomes = await processes[0].api.add_many(namespace, sent)
+            counted += [each.replayed if isinstance(each, Added) else None for each in outcomes]
+        assert counted == [False, True, False, False, False, None, None]
+        assert await processes[1].counts(namespace, "c") == [4 * sign]
+
+    async def test_the_namespace_has_bounds(
+        self, processes: tuple[Process, Process], namespace: Namespace, tokens: Iterator[Token]
+    ) -> None:
+        """From the moment when the change is answered, for every add, with or without its own. An
+        add that was decided before or meanwhile keeps its answer."""
+        one, other = processes
+        before, refused = next(tokens), next(tokens)
+        await other.api.namespaces.refresh()
+        await one.api.add(namespace, "c", -1, before)
+        await one.api.namespaces.refresh()
+        settings = replace(namespace.settings, bounds=Bounds(at_least=0, at_most=5))
+        changed = await one.api.namespaces.update(namespace, settings)
+        with pytest.raises(BoundReachedError) as error:
+            # This process does not know it yet.
+            await other.api.add(namespace, "c", -2, refused)
+        assert error.value.fields == {"counter": "c", "count": -1, "at_least": 0, "room": 0}
+        assert "at_least 0 of the namespace" in error.value.detail
+        assert (await one.api.add(changed, "c", -1, before)).replayed
+        await one.api.add(changed, "c", 5, next(tokens))
+        error_of_its_own = await one.refused(changed, "c", 2, next(tokens), at_most=4)
+        assert error_of_its_own.fields["at_most"] == 4
+        assert (await one.refused(changed, "c", 2, next(tokens), at_most=9)).fields["at_most"] == 5
+        [outcome] = await one.api.add_many(changed, [Add("c", 2, next(tokens))])
+        assert isinstance(outcome, BoundReachedError)
+        with pytest.raises(BoundReachedError):
+            await one.api.add_atomic(changed, [("d", 1), ("c", 2)], next(tokens))
+        await one.api.namespaces.update(changed, namespace.settings)
+        for each in processes:
+            await each.api.namespaces.refresh()
+            with pytest.raises(BoundReachedError):
+                await each.api.add(namespace, "c", -2, refused)
+            with pytest.raises(TokenConflictError):
+                await each.api.add(namespace, "c", -3, refused)
+        await other.api.add(namespace, "c", -9, next(tokens))
+        assert await one.counts(namespace, "c", "d") == [-5, 0]
+
+    async def test_an_atomic_add_is_refused_as_a_whole(
+        self,
+        processes: tuple[Process, Process],
+        namespace: Namespace,
+        tokens: Iterator[Token],
+        clock: FakeClock,
+    ) -> None:
+        """By the sum of its items to one counter; every retry names the counter, also late."""
+        one, other = processes
+        await one.add(namespace, "b", next(tokens))
+        room = terms_if_bounded(2, None, 4)
+        refused, accepted = next(tokens), next(tokens)
+        items = [Item("a", 5), Item("b", 2, room), Item("b", 2, room), Item("c", 1)]
+        fewer = items[1:2] + items[3:]
+        assert not (await one.api.add_atomic(namespace, fewer, accepted))[0].replayed
+        for pause_us in (0, SECOND, MINUTE, 5 * MINUTE):
+            clock.advance(pause_us)
+            for each in processes:
+                await each.api.namespaces.refresh()
+                with pytest.raises(BoundReachedError) as error:
+                    await each.api.add_atomic(namespace, items[::-1], refused)
+                assert error.value.fields == {"counter": "b", "count": 3, "at_most": 4, "room": 1}
+                assert "+4" in error.value.detail
+                assert (await each.api.add_atomic(namespace, fewer, accepted))[0].replayed
+                with pytest.raises(TokenConflictError):
+                    await each.api.add_atomic(namespace, [("a", 5), ("b", 2), ("c", 1)], refused)
+            await one.roll_up()
+        assert await other.counts(namespace, "a", "b", "c") == [0, 3, 1]
+
+    async def test_a_cancel_gives_room_back(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """At once, also of an add that is rolled up; a refusal that is cancelled counted nothing,
+        even if it was resolved before."""
+        one, other = processes
+        for number, pause_us in ((10, 0), (20, MINUTE)):
+            accepted, refused, resolved, atomic = (
+                Token(nonce(number + n), clock.now_us()) for n in range(4)
+            )
+            await one.bounded(namespace, "c", 1, accepted, at_most=1)
+            await one.refused(namespace, "c", 1, refused, at_most=1)
+            await one.refused(namespace, "c", 1, resolved, at_most=1)
+            items = [Item("c", 1, terms_if_bounded(1, None, 1)), Item("d", 1)]
+            with pytest.raises(BoundReachedError):
+                await one.api.add_atomic(namespace, items, atomic)
+            clock.advance(pause_us)
+            await one.roll_up()
+            await one.refused(namespace, "c", 1, resolved, at_most=1)
+            terms = terms_if_bounded(1, None, 1)
+            for token, was_counted in ((accepted, True), (refused, False), (resolved, False)):
+                await other.api.namespaces.refresh()
+                cancelled = await other.api.cancel(namespace, "add", "c", 1, token, terms=terms)
+                assert cancelled.was_counted is was_counted
+                with pytest.raises(TokenCancelledError):
+                    await one.bounded(namespace, "c", 1, token, at_most=1)
+            assert not (await other.api.cancel_atomic(namespace, items, atomic)).was_counted
+            later = Token(nonce(number + 5), clock.now_us())
+            await one.bounded(namespace, "c", 1, later, at_most=1)
+            await other.api.cancel(namespace, "add", "c", 1, later, terms=terms)
+            assert await one.counts(namespace, "c", "d") == [0, 0]
+
+    async def test_a_clear_makes_room(
+        self, processes: tuple[Process, Process], namespace: Namespace, clock: FakeClock
+    ) -> None:
+        """From its own time on, whether it is rolled up or in the tail; what a later clear has
+        erased is not refused, because it changes nothing."""
+        one, other = processes
+        before = Token(nonce(1), clock.now_us())
+        for number, pause_us in ((10, 0), (20, SECOND), (30, MINUTE), (40, SECOND)):
+            clock.advance(pause_us)
+            await one.roll_up()
+            now_us = clock.now_us()
+            await one.bounded(namespace, "c", 2, Token(nonce(number), now_us), at_most=2)
+            await one.refused(namespace, "c", 1, Token(nonce(number + 1), now_us), at_most=2)
+            await other.api.clear(namespace, "c", Token(nonce(number + 2), now_us + 1))
+            if number == 10:
+                await other.bounded(namespace, "c", 9, before, at_most=2)
+            for n in (3, 4):
+                token = Token(nonce(number + n), now_us + n)
+                await one.bounded(namespace, "c", 1, token, at_most=2)
+            token = Token(nonce(number + 5), now_us + 5)
+            await other.refused(namespace, "c", 1, token, at_most=2)
+            assert await one.counts(namespace, "c") == [2]
+            await other.api.clear(namespace, "c", Token(nonce(number + 6), now_us + 6))
+            clock.advance(7)
+        assert await one.counts(namespace, "c") == [0]

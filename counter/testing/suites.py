@@ -25,11 +25,11 @@ from counter.testing.control_cases import (
 from counter.testing.decision_cases import CancelCases, DecisionCases, ReservationCases
 from counter.testing.event_cases import EventCases
 from counter.testing.fold_cases import FoldCases, ScanCases
+from counter.testing.hold_cases import ServiceHoldCases
 from counter.testing.key_cases import KeyCases
-from counter.testing.partition_size_cases import PartitionSizeCases
 from counter.testing.rollup_cases import CountsCases, MarkCases, WatermarkCases
-from counter.testing.service_cases import ServiceCancelCases, ServiceCases
-from counter.testing.slice_cases import SliceCases
+from counter.testing.service_cases import ServiceBoundCases, ServiceCancelCases, ServiceCases
+from counter.testing.slice_cases import PartitionSizeCases, SliceCases
 
 
 class DeclarationCases(StoreCases):
@@ -39,6 +39,8 @@ class DeclarationCases(StoreCases):
         """By that the suites are chosen."""
         assert self.transactional is (store.separate_writes is None)
         assert self.partition_sizes is (store.capabilities.partition_sizes is not None)
+        assert self.bounds is store.capabilities.bounds
+        assert self.bounds is (store.capabilities.holds is not None)
         assert self.new_life is hasattr(store.control, "begin_new_life")
 
     def test_its_module_has_each_suite(self, request: pytest.FixtureRequest) -> None:
@@ -89,6 +91,9 @@ def suites_of(on: type[StoreCases]) -> Iterator[tuple[str, type[StoreCases]]]:
         yield "TestPartitionSizes", PartitionSizeCases
     if on.new_life:
         yield "TestNewLife", NewLifeCases
+    if on.bounds:
+        yield "TestServiceBounds", ServiceBoundCases
+        yield "TestServiceHolds", ServiceHoldCases
 
 
 def add_suites(module: dict[str, Any], on: type[StoreCases]) -> None:

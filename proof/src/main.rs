@@ -11,6 +11,7 @@ mod checker;
 mod eras;
 mod fence;
 mod generations;
+mod holds;
 mod keys;
 mod log;
 mod names;
@@ -60,6 +61,9 @@ fn scenes() -> Vec<Scene> {
     let of_bounds = bounds::SCENARIOS.iter();
     let of_bounds = of_bounds
         .map(|each| scene(each.name, each.quick, move |broken| bounds::Bounds { scenario: each, broken }));
+    let of_holds = holds::SCENARIOS.iter();
+    let of_holds = of_holds
+        .map(|each| scene(each.name, each.quick, move |broken| holds::Holds { scenario: each, broken }));
     let of_fence = scene("fence", true, |broken| fence::Fence { cancels: 0, broken });
     let of_cancel = scene("fence, cancel", true, |broken| fence::Fence { cancels: 1, broken });
     let of_cancels = scene("fence, two cancels", true, |broken| fence::Fence { cancels: 2, broken });
@@ -71,6 +75,7 @@ fn scenes() -> Vec<Scene> {
         .chain(of_eras)
         .chain(of_generations)
         .chain(of_bounds)
+        .chain(of_holds)
         .chain([of_slices, of_cache, of_fence, of_cancel, of_cancels])
         .collect()
 }

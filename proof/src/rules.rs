@@ -82,7 +82,7 @@ rules! {
     DroppedWindowsLeft, "dropped-windows-left", "a window is summed again although its slice was dropped, or it is settled";
     SettledRowsLeft, "settled-rows-left", "a worker folds rows that are settled already";
     HeadReadAgain, "head-read-again", "the head is not read again after the rows";
-    // A clear: fold_events, apply_fold, fold_rows (counter/folds.py)
+    // A clear: fold_events, apply_fold, fold_rows (counter/windows.py)
     ClearNotLater, "clear-not-later", "a clear leaves what has its own time";
     ClearInRow, "clear-in-row", "a row does not say that its window has a clear";
     ClearInTail, "clear-in-tail", "a live tail does not say that it has a clear";
@@ -174,7 +174,7 @@ rules! {
     CancelledRefused, "cancelled-refused", "an append goes on although its token is cancelled";
     CancelLocks, "cancel-locks", "a cancel reads the clock of its recount without the lock of appends";
     CancelRecountsInPlace, "cancel-recounts-in-place", "a cancel removes the event without a recount";
-    // Bounds of adds: not in the product yet (docs/architecture.md)
+    // Bounds of adds: counter/storage/sqlite/bounds.py, append and refusals (functions.sql)
     BoundIdentityFirst, "bound-identity-first", "the bound is looked at before the identity of an add";
     BoundRefusalWritten, "bound-refusal-written", "a refusal is answered and not written";
     BoundRepeatedOnce, "bound-repeated-once", "two attempts in one transaction are both decided";
@@ -205,6 +205,39 @@ rules! {
     BoundStoredAnswers, "bound-stored-answers", "an add answers what it decided, though another attempt was stored";
     BoundRefusalWaits, "bound-refusal-waits", "a refusal is answered before the standby has it";
     BoundReplayWaits, "bound-replay-waits", "what is found is answered before the standby has it";
+    // Holds: not in the product yet (docs/architecture.md)
+    HoldIdentityFirst, "hold-identity-first", "the bound is looked at before the identity of a hold";
+    HoldCountsForAdds, "hold-counts-for-adds", "a bounded add does not see the open holds";
+    HoldApart, "hold-apart", "what is held upwards and downwards is one sum";
+    HoldErasedDecided, "hold-erased-decided", "a hold of before a clear is accepted without its bounds";
+    HoldClearLeavesHeld, "hold-clear-leaves-held", "a clear erases what is held";
+    HoldExpiredGivesRoom, "hold-expired-gives-room", "an add that has no room does not look for expired holds";
+    HoldExpiryByAdds, "hold-expiry-by-adds", "an add takes the room of an expired hold without ending it";
+    HoldExpiryWritten, "hold-expiry-written", "a settle or a release that finds its hold expired does not end it";
+    HoldRetrySaysEnd, "hold-retry-says-end", "a retry of a hold does not say that it has ended";
+    HoldEndLooked, "hold-end-looked", "an end does not look for another one";
+    HoldEndOneNonce, "hold-end-one-nonce", "settle, release and expiry have a nonce each";
+    HoldRefusedNotEnded, "hold-refused-not-ended", "a refused hold is settled as an open one";
+    HoldAbsentNotFinal, "hold-absent-not-final", "that there is no such hold is a definite answer";
+    HoldSettleSameWay, "hold-settle-same-way", "a hold is settled with an amount of the other sign";
+    HoldReservedWithEnd, "hold-reserved-with-end", "the time of an end is reserved in a transaction before";
+    HoldReservationKept, "hold-reservation-kept", "the reserved time of an end is forgotten before the events of its hold are dropped";
+    HoldEndInOpenWindow, "hold-end-in-open-window", "an end has the time of the clock alone, which may be in a closed window";
+    HoldEndOwnTime, "hold-end-own-time", "an end has the time of its hold";
+    HoldEndAfterHold, "hold-end-after-hold", "an end may have a time of before its hold";
+    HoldExtensionShortens, "hold-extension-shortens", "an extension sets an earlier time";
+    HoldExtensionRevives, "hold-extension-revives", "an extension does not look whether its hold has ended";
+    HoldCancelReleases, "hold-cancel-releases", "a cancel removes the events of a hold, as those of an add";
+    HoldCancelOfReleased, "hold-cancel-of-released", "a cancel of a hold that is released is refused";
+    HoldWorkerLooksAgain, "hold-worker-looks-again", "a worker ends what it found expired before it had the lock";
+    HoldCountAfterLock, "hold-count-after-lock", "the count and what is held are read before the lock";
+    HoldEndLocks, "hold-end-locks", "a settle and a release take no lock";
+    HoldCancelLocks, "hold-cancel-locks", "a cancel of a hold's token takes no lock";
+    HoldDecisionsAfterLock, "hold-decisions-after-lock", "a hold looks for decisions before it has the lock";
+    HoldLockUntilCommit, "hold-lock-until-commit", "the lock is released before the standby has the commit";
+    HoldEndLocksAppends, "hold-end-locks-appends", "an end reads its clock without the lock of appends";
+    HoldLoserWaits, "hold-loser-waits", "what a loser or a retry finds is answered before the standby has it";
+    HoldExtensionWaits, "hold-extension-waits", "an extension that changes nothing is answered before the standby has what it found";
 }
 
 impl Rule {
@@ -287,6 +320,22 @@ impl Rule {
             BoundOneStatement => "bounds, PostgreSQL, down",
             BoundAwaitsAppends | BoundStoredAnswers => "bounds, PostgreSQL, namespace",
             BoundAtomicWhole | BoundAllLocks | BoundLocksInOrder => "bounds, PostgreSQL, atomic",
+            HoldExtensionShortens | HoldExtensionRevives => "holds, SQLite, extended",
+            HoldCancelReleases | HoldCancelOfReleased => "holds, SQLite, cancel",
+            HoldEndAfterHold => "holds, SQLite, two",
+            HoldApart | HoldSettleSameWay => "holds, SQLite, down",
+            HoldErasedDecided | HoldClearLeavesHeld => "holds, SQLite, clear",
+            HoldCountAfterLock | HoldEndLocks | HoldLockUntilCommit | HoldEndLocksAppends => {
+                "holds, PostgreSQL"
+            }
+            HoldCancelLocks | HoldDecisionsAfterLock => "holds, PostgreSQL, cancel",
+            HoldWorkerLooksAgain => "holds, PostgreSQL, extended",
+            HoldLoserWaits => "holds, PostgreSQL, failover",
+            HoldExtensionWaits => "holds, PostgreSQL, failover, extended",
+            HoldIdentityFirst | HoldCountsForAdds | HoldExpiredGivesRoom | HoldExpiryByAdds
+            | HoldExpiryWritten | HoldRetrySaysEnd | HoldEndLooked | HoldEndOneNonce
+            | HoldRefusedNotEnded | HoldAbsentNotFinal | HoldReservedWithEnd | HoldReservationKept
+            | HoldEndInOpenWindow | HoldEndOwnTime => "holds, SQLite",
             _ => "one token",
         }
     }

@@ -17,12 +17,13 @@ from tests.support.server import ROOT
 from tests.support.waiting import eventually
 
 Json = dict[str, Any]
+LITTLE = ("--counters=2000",)
 
 
 def start(home: Path, *flags: str) -> "subprocess.Popen[str]":
-    """``scripts/capacity`` in *home*, on little data."""
+    """``scripts/capacity`` in *home*."""
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.capacity", "--counters=2000", *flags],
+        [sys.executable, "-m", "benchmarks.capacity", *flags],
         cwd=home,
         env={"PATH": "", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -47,7 +48,7 @@ def values(report: Json) -> dict[str, float]:
 
 @pytest.mark.usefixtures("child_processes")
 def test_an_embedded_service_is_measured(tmp_path: Path) -> None:
-    report = measured(tmp_path)
+    report = measured(tmp_path, *LITTLE)
     found = values(report)
     names = {"batch_adds", "api_adds", "api_gets", "worker_rollups", "event_bytes"}
     assert set(found) == names
@@ -78,7 +79,7 @@ def _servers_of(home: Path) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("child_processes")
 async def test_an_interrupted_run_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    run = start(tmp_path, "--seconds=60")
+    run = start(tmp_path, *LITTLE, "--seconds=60")
 
     try:
         await eventually(lambda: bool(_servers_of(tmp_path)), "a server runs")

@@ -43,7 +43,7 @@ def chromium(debugging_port: int, child_processes: None) -> Iterator[Browser]:
         flags = ["--no-sandbox", f"--host-resolver-rules=MAP {FOREIGN} 127.0.0.1"]
         flags.append(f"--remote-debugging-port={debugging_port}")
         browser = playwright.chromium.launch(executable_path=path, args=flags)
-        expect.set_options(timeout=20_000)
+        expect.set_options(timeout=60_000)
         yield browser
         browser.close()
 

@@ -64,11 +64,13 @@ def test_a_counter_is_added_to_cleared_and_deleted(
 def test_an_event_is_cancelled_under_its_own_token(
     visit: Visits, service: str, http: httpx.Client
 ) -> None:
-    """However large it is, and again if the answer was lost; items of atomic adds are not."""
+    """However large it is, with its bounds, and again if the answer was lost; items of atomic adds
+    are not."""
     path = "/default/counters/undone"
     for key, delta in (("one", 2**53 + 1), ("two", 7)):
         key_of = {"Idempotency-Key": key}
-        assert http.post(f"{path}/add", json={"delta": delta}, headers=key_of).is_success
+        body = {"delta": delta, "at_most": 2**60, "at_least": -1}
+        assert http.post(f"{path}/add", json=body, headers=key_of).is_success
     items = {"items": [{"counter": "undone", "delta": 3}, {"counter": "undone", "delta": 4}]}
     key_of = {"Idempotency-Key": "both"}
     assert http.post("/default/atomic/add", json=items, headers=key_of).is_success
@@ -100,7 +102,8 @@ def test_an_event_is_cancelled_under_its_own_token(
         assert len(bodies) == 1
     assert count(http, path) == 14
     key_of = {"Idempotency-Key": "one"}
-    again = http.post(f"{path}/add", json={"delta": 2**53 + 1}, headers=key_of)
+    body = {"delta": 2**53 + 1, "at_most": 2**60, "at_least": -1}
+    again = http.post(f"{path}/add", json=body, headers=key_of)
     assert again.json()["code"] == "token_cancelled"
 
 
@@ -147,6 +150,66 @@ def test_an_add_whose_answer_was_lost_is_sent_again_under_its_token(
         expect(page.locator("#count")).to_have_text("11")
         assert [shown in each for each in bodies] == [True, False]
         assert count(http, "/default/counters/lost") == 11
+
+
+def test_an_add_past_a_bound_is_refused_and_may_be_made_again_when_there_is_room(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    path = "/default/counters/bounded"
+    with visit(service) as at:
+        at.meant = {409}
+        page = at.go("ns/default/c/bounded")
+        page.locator("#act-add").click()
+        page.locator("#add-delta").fill("-1")
+        page.get_by_text("Bounds", exact=True).click()
+        page.locator("#add-at_least").fill("0")
+        at.check_access()
+        page.keyboard.press("Enter")
+        refused = page.get_by_role("alert").filter(has_text="past at_least 0")
+        expect(refused).to_be_visible()
+        at.shot("add-bounds", whole=False)
+        token = page.locator("dialog .token").inner_text()
+        key = {"Idempotency-Key": "room"}
+        assert http.post(f"{path}/add", json={"delta": 3}, headers=key).is_success
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(page.locator("#count")).to_have_text("2")
+        row = page.locator("#events tbody tr").filter(has_text=token)
+        expect(row).to_contain_text("refused −1")
+        expect(row.get_by_role("button")).to_have_count(0)
+        at.shot("refused-events")
+        sent = {
+            each["event_id"]: each["delta"] for each in http.get(f"{path}/events").json()["events"]
+        }
+        assert (sent[token], sorted(sent.values())) == (0, [-1, 0, 3])
+
+
+def test_bounds_of_a_namespace_are_shown_set_and_taken_away(
+    visit: Visits, service: str, http: httpx.Client
+) -> None:
+    """However large they are."""
+    body = {"counter_type": "ACCURATE", "bounds": {"at_least": -(2**63)}}
+    assert http.put("/bounds", json=body).status_code == 201
+    with visit(service) as at:
+        page = at.go("ns/bounds")
+        expect(page.locator("dl.settings")).to_contain_text("boundsat_least: -9223372036854775808")
+        page.locator("#act-change").click()
+        page.locator("#set-at_most").fill(str(2**53 + 1))
+        page.locator("#set-at_most").scroll_into_view_if_needed()
+        at.check_access()
+        at.shot("namespace-bounds", whole=False)
+        page.keyboard.press("Enter")
+        expect(page.locator("dl.settings")).to_contain_text("at_most: 9007199254740993")
+        assert http.get("/bounds").json()["bounds"] == {
+            "at_least": -(2**63),
+            "at_most": 2**53 + 1,
+        }
+        page.locator("#act-change").click()
+        for name in ("at_least", "at_most"):
+            page.locator(f"#set-{name}").fill("")
+        page.keyboard.press("Enter")
+        expect(page.locator("dl.settings")).not_to_contain_text("bounds")
+        assert "bounds" not in http.get("/bounds").json()
 
 
 def test_a_history_is_saved_as_csv(visit: Visits, service: str, http: httpx.Client) -> None:

@@ -234,7 +234,7 @@ SHOWN_AGAIN = {
     "": (r"/busiest\?|/overview$", 9, 0),
     "ns/default": (r"/counters\?|/shards$", 2, 0),
     "health": (r"/outcomes$|/overview$", 2, 0),
-    "ns/default/c/likes": (r"/history\?|/live$|/likes\?from=", 5, 1),
+    "ns/default/c/likes": (r"/history\?|/live$|/likes\?(from|max_staleness)=|/holds\?", 7, 1),
 }
 
 
@@ -516,7 +516,8 @@ def test_health_reports_outcomes_and_workers(
         page = at.go("health")
         expect(page.locator(".uplot canvas")).to_be_visible()
         expect(page.locator("dl.sums").first).to_contain_text("original")
-        page.get_by_text(re.compile(r"^\d outcomes that did not happen$")).click()
+        expect(page.locator(".u-legend")).to_contain_text("Bound reached")
+        page.get_by_text(re.compile(r"^\d+ outcomes that did not happen$")).click()
         expect(page.locator("details dl.sums")).to_contain_text("voided")
         rows = page.get_by_role("region", name="Rollup of the namespaces").locator("tbody")
         expect(rows.filter(has_text="default")).to_contain_text("On time")

@@ -6,6 +6,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 
@@ -37,6 +38,47 @@ def test_each_line_is_counted(shell: Shell, name: str) -> None:
     assert stream(shell, "") == (0, "0 lines are counted, which come to 0\n")
 
 
+def test_a_line_with_bounds_is_decided_after_those_before_it(shell: Shell, name: str) -> None:
+    """The flags are the bounds of lines without their own; refusals are counted separately."""
+    lines = f"{name}\t3\n{name}\t-4\tat_least=0\n{name}\t-3 at_least=0 at_most=9\nx at_most=-1\n"
+    assert stream(shell, lines) == (
+        5,
+        "2 lines are counted, which come to 0; 2 lines are refused because of a bound\n",
+    )
+    assert f"counter: line 2: counter '{name}' was 3, and -4 would have taken it past" in shell.err
+    assert "counter: line 4: " in shell.err
+    assert shell.said("get", name) == "0"
+    lines = f"{name}\t2\n{name}\t3\n{name}\t3\tat_most=5\n"
+    assert stream(shell, lines, "--at-most", "4") == (
+        5,
+        "2 lines are counted, which come to 5; 1 line is refused because of a bound\n",
+    )
+    assert shell.said("get", name) == "5"
+
+
+def test_lines_that_are_merged_are_refused_together(shell: Shell, name: str) -> None:
+    """By the bounds of the namespace; lines after them go on."""
+    made = ("--namespace", f"made-{uuid4().hex}")
+    shell.said("namespace", "create", made[1], "--at-most", "5")
+    lines = f"{name}\t6\n{name}\t2\n{name}\t2\tat_least=0\n{name}\t2\tat_least=0\n"
+    assert stream(shell, lines, *made) == (5, "")
+    refused = f"{name}: +6 is not counted: counter '{name}' was 0, and +6 would have taken it past"
+    assert refused in shell.err
+    assert "counter: line 4: " in shell.err
+    assert "counter: 4 lines were read; what is not named here is counted" in shell.err
+    assert shell.said("get", name, *made) == "4"
+
+
+def test_a_bounded_line_without_an_answer_is_printed_as_a_command(shell: Shell, name: str) -> None:
+    with answers_lost():
+        lines = f"{name}\t3\tat_most=3\n{name}\t1\n"
+        assert stream(shell, lines, "--timeout", "500ms") == (4, "")
+    [command] = printed_commands(shell)
+    assert "counter: 1 line was read; what is not named here is counted" in shell.err
+    assert shell.said(*command[1:]).endswith("was counted before, and is not again")
+    assert shell.said("get", name) == "3"
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
@@ -45,6 +87,9 @@ def test_each_line_is_counted(shell: Shell, name: str) -> None:
         (b"a\t9223372036854775808\n", "9223372036854775808"),
         (b"\t5\n", "a counter's name has 1 to"),
         (b"\xff\n", "'utf-8' codec can't decode byte 0xff"),
+        (b"a 1 at_last=5\n", "'at_last' is neither at_least nor at_most"),
+        (b"a 1 at_least=5 at_most=4\n", "no count is both"),
+        (b"a 1 at_most=9223372036854775808\n", "9223372036854775808"),
         (b"a" * 20_000 + b"\n", "it has more than 16,384 bytes"),
     ],
 )

@@ -40,12 +40,12 @@ def test_all_commands_are_looked_at() -> None:
     assert {"serve", "key create", "schema restored", "export", "import", "doctor"} <= set(ALL)
 
 
-def test_the_first_help_has_each_command_once_in_five_groups(
+def test_the_first_help_has_each_command_once_in_six_groups(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = helped(capsys)
     assert re.findall(r"^╭─ (\w+)", text, re.MULTILINE) == [
-        *("Count", "Look", "Move", "Run", "Check", "Options")
+        *("Count", "Hold", "Look", "Move", "Run", "Check", "Options")
     ]
     shown = re.findall(r"^│ ([a-z]+) ", text, re.MULTILINE)
     assert sorted(shown) == sorted({name.partition(" ")[0] for name in ALL})

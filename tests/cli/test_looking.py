@@ -201,6 +201,23 @@ def test_an_item_of_an_atomic_add_is_marked_among_events(
     assert single.split()[2:] == ["+1", single.split()[3]]
 
 
+def test_a_refused_add_is_marked_among_events(shell: Shell, name: str) -> None:
+    """Regression: token resolve said that +0 was counted."""
+    shell.said("add", name, "2")
+    shell.fails(5, "add", name, "-3", "--at-least", "0")
+    refused, added = shell.said("events", name).splitlines()[1:]
+    assert refused.split()[2:] == ["+0", refused.split()[3], "refused", "-3"]
+    assert added.split()[2:] == ["+2", added.split()[3]]
+    (latest,) = shell.documents("events", name, "--limit", "1")
+    assert latest["refused"] == {"delta": -3, "count": 2, "at_least": 0}
+    said = shell.fails(5, "token", "resolve", latest["token"], name)
+    assert said == (
+        "counter: not counted: -3 was refused because of a bound, for ever; the count was 2\n"
+    )
+    code, out = shell.run("token", "resolve", latest["token"], name, "--json")
+    assert (code, '"applied": false' in out) == (5, True)
+
+
 def test_events_are_shown_latest_first_with_tokens_to_ask_with(shell: Shell, name: str) -> None:
     for words in (["add", name, "5"], ["add", name, "-2"], ["clear", name]):
         shell.said(*words)

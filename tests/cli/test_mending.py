@@ -143,7 +143,7 @@ def test_a_bash_completes_commands_and_flags(shell: Shell, tmp_path: Path) -> No
         ["bash", "--norc", "-c", f"source ./counter; complete -p counter; {asked}"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=True,
     )
     how, *completed = done.stdout.splitlines()

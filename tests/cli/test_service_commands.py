@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import pytest
 
-from counter_client import Token, Unfinished, UnreachableError
+from counter_client import CounterClient, Token, Unfinished, UnreachableError
 from counter_client.retrying import Send
 from counter_client.transport import SyncTransport
 from tests.cli.shell import Shell
@@ -56,6 +57,90 @@ def test_the_same_token_or_key_counts_once(shell: Shell, name: str) -> None:
     token = str(Token.new())
     assert shell.said("clear", name, "--token", token) == f"{name}: cleared"
     assert shell.said("clear", name, "--token", token) == f"{name}: was cleared before"
+
+
+def test_an_add_past_a_bound_is_refused_with_a_code_of_its_own(shell: Shell, name: str) -> None:
+    """It is the same answer for every retry, and other bounds are another payload."""
+    shell.said("add", name, "3", "--at-most", "3")
+    given = ["-5", "--at-least", "-1", "--key", "order 1"]
+    for _ in range(2):
+        refused = f"counter '{name}' was 3, and -5 would have taken it past at_least -1"
+        assert refused in shell.fails(5, "add", name, *given)
+        shell.said("add", name)
+    assert "another payload" in shell.fails(1, "add", name, "-5", "--key", "order 1")
+    assert shell.said("add", name, "-6", "--at-least=-1", "--get") == "-1"
+    assert "no count is both" in shell.fails(2, "add", name, "--at-least", "5", "--at-most", "4")
+    assert shell.fails(5, "token", "resolve", "key:order 1", name, "-5", "--at-least", "-1")
+    assert "another payload" in shell.fails(1, "cancel", name, "-5", "--key", "order 1")
+    said = shell.said("cancel", name, *given)
+    assert said == f"{name}: -5 was not counted, and is cancelled"
+    assert shell.said("get", name) == "-1"
+
+
+def test_a_bounded_add_is_finished_with_its_bounds(shell: Shell, name: str) -> None:
+    shell.said("add", name, "2")
+    for code, delta in ((0, "-2"), (5, "-9")):
+        with answers_lost():
+            assert shell.run("add", name, delta, "--at-least=-1", "--at-most", "7")[0] == 4
+        command = shlex.split(shell.err.splitlines()[-1])
+        assert command[:6] == ["counter", "add", name, delta, "--at-least=-1", "--at-most"]
+        assert shell.run(*command[1:])[0] == code
+    token = shell.said("token", "new")
+    shell.run("token", "resolve", token, name, "--at-least", "-3")
+    words = shlex.split(shell.err.splitlines()[-1].replace("DELTA", "-3"))[1:]
+    assert shell.said(*words).startswith("counted: once")
+    with answers_lost():
+        _, out = shell.run("add", name, "--at-most", "0", "--json")
+    assert json.loads(out)["at_most"] == 0
+
+
+def test_a_namespace_has_bounds_until_they_are_taken_away(shell: Shell, name: str) -> None:
+    made = f"made-{uuid4().hex}"
+    (found,) = shell.documents("namespace", "create", made, "--at-least", "0")
+    assert found["bounds"] == {"at_least": 0}
+    change = ["namespace", "change", made]
+    (found,) = shell.documents(*change, "--at-most", "5")
+    assert found["bounds"] == {"at_least": 0, "at_most": 5}
+    shown = shell.said("namespace", "show", made).splitlines()
+    assert shown[-1].split(maxsplit=1) == ["bounds", '{"at_least": 0, "at_most": 5}']
+    refused = shell.fails(5, "add", name, "6", "--namespace", made)
+    assert "past at_most 5 of the namespace; there was room for 5" in refused
+    (found,) = shell.documents(*change, "--no-bounds", "--at-most", "-5")
+    assert found["bounds"] == {"at_most": -5}
+    (found,) = shell.documents(*change, "--no-bounds")
+    assert "bounds" not in found
+    assert shell.said("add", name, "6", "--namespace", made) == f"{name}: 6 added"
+
+
+@pytest.mark.parametrize("changes", [1, 4, 5])
+def test_a_change_keeps_the_bound_that_is_set_meanwhile(
+    shell: Shell, service: Service, changes: int
+) -> None:
+    """Or fails, if another administrator is faster each time: no bound is lost."""
+    made = f"made-{uuid4().hex}"
+    shell.said("namespace", "create", made, "--at-most", "100")
+    others = iter(range(1, changes + 1))
+    read = CounterClient.namespace
+
+    def overtaken(client: CounterClient) -> Any:
+        found = read(client)
+        if at_most := next(others, None):
+            with CounterClient(service.url, made) as other:
+                other.change_namespace(bounds={"at_most": at_most})
+        return found
+
+    change = ["namespace", "change", made, "--at-least", "-3", "--cache-ttl", "3s"]
+    with patch.object(CounterClient, "namespace", overtaken):
+        code, _ = shell.run(*change)
+    said = shell.err
+    (found,) = shell.documents("namespace", "show", made)
+    if changes < 5:
+        assert (code, found["cache_ttl"]) == (0, "3s")
+        assert found["bounds"] == {"at_least": -3, "at_most": changes}
+    else:
+        assert code == 1
+        assert "read it again" in said
+        assert found["bounds"] == {"at_most": changes}
 
 
 def test_a_token_or_key_is_cancelled(shell: Shell, name: str) -> None:

@@ -251,6 +251,17 @@ def test_best_effort_counters_are_not_moved(service: Service, shell: Shell) -> N
     assert not Path("out.ndjson").exists()
 
 
+def test_nothing_is_imported_into_bounds(service: Service, shell: Shell) -> None:
+    """Regression: a line that was refused was refused in each further run, also with room."""
+    with CounterClient(service.url, "bounded", options=OPTIONS) as client:
+        client.create_namespace(counter_type="ACCURATE", bounds={"at_most": 5})
+        Path("in.csv").write_text("a,1\nb,9\n")
+        assert "has bounds" in shell.fails(1, "import", "in.csv", "--namespace", "bounded")
+        client.change_namespace(bounds={})
+        shell.said("import", "in.csv", "--namespace", "bounded")
+        assert client.get("b").count == 9
+
+
 def test_after_an_interrupt_an_import_goes_on(
     service: Service,
     target: str,

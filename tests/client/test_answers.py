@@ -13,7 +13,10 @@ CALLS = Calls("default")
 TIME = "2026-01-31T08:15:30.000250Z"
 COUNT = {"namespace": "default", "counter": "c", "count": 1, "as_of": TIME, "accuracy": "accurate"}
 SETTINGS = {"namespace": "default", "counter_type": "ACCURATE"}
-EVENT = {"event_time": TIME, "event_id": "x", "event_item_key": 0, "delta": 1}
+REFUSED = {"delta": 1, "count": 9, "at_most": 9}
+IDS = {"event_time": TIME, "event_id": "x", "event_item_key": 0}
+EVENT = {**IDS, "delta": 0, "at_least": 0, "at_most": 9, "refused": REFUSED}
+OPTIONAL = ("delta", "at_least", "at_most", "refused", "counter_type")
 POINT = {"time": TIME, "count": 1, "delta": 1}
 BUSY = {"counter": "c", "adds_per_s": 1.5, "count": 1}
 #: Calls of this client alone, with a proper response; other calls are in the vectors.
@@ -72,7 +75,7 @@ def changes(body: Any) -> list[Any]:
         for other in others:
             found.append(type(whole)(whole))
             found[-1][name] = other
-        optional = name in ("delta", "counter_type") and "event_id" in str(body)
+        optional = name in OPTIONAL and "event_id" in str(body)
         if isinstance(body, dict) and not optional:
             del whole[name]
             found.append(whole)

@@ -178,6 +178,10 @@ async def test_a_namespace_from_its_making_to_its_end(service: Service, kind: An
     changed = await client.change_namespace(cache_ttl="3s")
     assert await client.namespace() == changed == {**made, "cache_ttl": "3s"}
     assert changed in await client.namespaces()
+    assert made.etag != changed.etag == (await client.namespace()).etag
+    with pytest.raises(PreconditionFailedError):
+        await client.change_namespace(made.etag, cache_ttl="4s")
+    assert (await client.change_namespace(changed.etag, cache_ttl="4s"))["cache_ttl"] == "4s"
     await client.delete_namespace()
     for call in (client.namespace, client.delete_namespace):
         with pytest.raises(NamespaceUnknownError):

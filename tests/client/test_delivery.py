@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from counter import limits
 from counter_client.answers import Added
-from counter_client.buffer import Bounds, Buffer
+from counter_client.buffer import Buffer, Limits
 from counter_client.calls import Calls
 from counter_client.delivery import Backlog, Delivery, Item
 from counter_client.errors import (
@@ -181,7 +181,7 @@ def test_a_closed_buffer_returns_all_unsent_adds() -> None:
 def filled(send: Callable[[Send], Answer], names: list[str]) -> Buffer:
     """A buffer that begins to send when it has an add to each of *names*: it is half full then."""
     policy = Policy(Options(), Budget.of(Options(), 0.0), time.monotonic)
-    buffer = Buffer(CALLS, policy, send, Bounds(60.0, 2 * len(names)), None)
+    buffer = Buffer(CALLS, policy, send, Limits(60.0, 2 * len(names)), None)
     for each in names:
         buffer.add(each)
     return buffer

@@ -1,6 +1,7 @@
 """A second send of the same token, if the first response takes long."""
 
 import asyncio
+import json
 import socket
 import threading
 from contextlib import ExitStack
@@ -56,7 +57,8 @@ async def test_a_hedge_answers_for_a_server_that_does_not_and_counts_once(
 
 
 class Timed(AsyncTransport):
-    """Attempts that take as long as the test says, in virtual time."""
+    """Attempts that take as long as the test says, in virtual time. A negative status is that of a
+    proxy's page."""
 
     def __init__(self, options: Options, seconds: list[float], statuses: list[int]) -> None:
         budget = Budget.of(options, 0.0)
@@ -77,7 +79,10 @@ class Timed(AsyncTransport):
             self.cancelled.append(send.number)
             raise
         self._seen_s.append(seconds)
-        return Response(status, str(send.number).encode())
+        body = str(send.number)
+        if status >= 400:
+            body = json.dumps({"code": "namespace_unknown", "retry": "never", "detail": body})
+        return Response(abs(status), body.encode())
 
 
 SEND = Send(Request("POST", "/", "add"), 60.0, 0)
@@ -114,6 +119,10 @@ def test_a_quick_answer_is_not_hedged() -> None:
         ("add", [503, 501], 503, []),
         ("add", [200, 501], 200, []),
         ("add", [404, 404], 404, []),
+        # What a proxy answers says nothing of what the service did.
+        ("add", [-502, 404], 502, []),
+        ("add", [-403, 404], 403, []),
+        ("add", [404, -403], 403, []),
         # A definite answer about the token holds for both of them.
         ("add", [200, 409], 409, [0]),
         ("add", [200, 410], 410, [0]),
@@ -125,7 +134,8 @@ def test_a_quick_answer_is_not_hedged() -> None:
 def test_a_refusal_of_a_hedge_does_not_end_the_first_attempt(
     operation: str, statuses: list[int], status: int, cancelled: list[int]
 ) -> None:
-    """Regression: the 404 of a hedge cancelled the first attempt, which counted."""
+    """Regressions: the 404 of a hedge cancelled the first attempt, which counted, and was believed
+    although a proxy had answered the first attempt."""
 
     transport = Timed(Options(hedge_after_s=1.0), [10.0, 1.0], statuses)
     send = SEND._replace(request=Request("POST", "/", operation))
@@ -192,7 +202,7 @@ def test_a_client_that_is_closed_leaves_no_thread_waiting() -> None:
             assert connection.recv(1)
         client.close()
         for each in threads:
-            each.join(timeout=20)
+            each.join(timeout=100)
     assert [type(each) for each in ended] == [UnknownOutcomeError] * 5
 
 

@@ -395,7 +395,7 @@ if child == 0:
     for each in threads:
         each.start()
     for each in threads:
-        each.join(timeout=20)
+        each.join(timeout=100)
     os._exit(sum(each.is_alive() for each in threads))
 sys.exit(code_of(child))
 """

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counter_client.buffer import Bounds, Merging
+from counter_client.buffer import Limits, Merging
 from counter_client.calls import Calls
 from counter_client.delivery import Delivery
 from counter_client.errors import InvalidParameterError, StoreUnavailableError
@@ -444,7 +444,7 @@ def test_a_database_of_another_program_is_no_spool(tmp_path: Path) -> None:
 def test_a_sync_has_on_disk_what_was_open_when_the_sending_ended(tmp_path: Path) -> None:
     """Regression: it returned, and the last adds before it were only in memory."""
     policy = Script([]).policy()
-    merging = Merging(CALLS, policy, Bounds(1.0, 10), tmp_path / "spool")
+    merging = Merging(CALLS, policy, Limits(1.0, 10), tmp_path / "spool")
     merging.begin()
     merging.open["a"] = 1
     merging.fail(ClosedError("the client is closed"))
@@ -623,7 +623,7 @@ def test_adds_of_an_earlier_process_count_as_held(tmp_path: Path) -> None:
     """So it is sent at once, and takes its part of the room."""
     with opened(tmp_path) as left:
         left.put({"a": 1, "b": 2})
-    merging = Merging(Calls("default"), Script([]).policy(), Bounds(1.0, 3), tmp_path / "spool")
+    merging = Merging(Calls("default"), Script([]).policy(), Limits(1.0, 3), tmp_path / "spool")
     merging.begin()
     assert merging.held == 2
     merging.backlog.close()

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from counter_client import AsyncCounterClient, Attempt, ClosedError, CounterClient, Options, Token
-from counter_client.buffer import Bounds
+from counter_client.buffer import Limits
 from counter_client.errors import InvalidParameterError
 
 NOWHERE = "http://127.0.0.1:9"
@@ -114,7 +114,7 @@ def test_an_invalid_option_is_named(name: str, value: Any) -> None:
 @pytest.mark.parametrize(("delay", "items"), [("1", 5), (-1.0, 5), (0.1, 1.5), (0.1, 0)])
 def test_invalid_bounds_of_a_buffer_are_named(delay: Any, items: Any) -> None:
     with pytest.raises(InvalidParameterError, match="max_"):
-        Bounds(delay, items)
+        Limits(delay, items)
 
 
 @pytest.mark.parametrize("spool", ["", 3, "/not/there/spool"])

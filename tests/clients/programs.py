@@ -71,7 +71,7 @@ def run_go(*arguments: str, at: Path = CLIENTS / "go", **environment: str) -> st
         env=os.environ | offline | environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,7 +89,7 @@ def run(
         input="\n".join([*lines, ""]),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

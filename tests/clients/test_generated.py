@@ -22,7 +22,7 @@ PROGRAMS = ROOT / "clients" / "generated"
 #: A new add, the same one again, and the count.
 COUNTED_ONCE = ["replayed false", "replayed true", "count 2"]
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("child_processes")]
+pytestmark = pytest.mark.usefixtures("child_processes")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ RULES = [
 ]
 EVENTS, COPIES, BATCH = 300, 3, 6
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("child_processes")]
+pytestmark = pytest.mark.usefixtures("child_processes")
 
 
 def test_its_events_count_once_over_a_connection_that_loses_replies(tmp_path: Path) -> None:

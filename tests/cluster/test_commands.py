@@ -253,7 +253,7 @@ async def test_many_start_at_once_over_an_empty_store(cassandra: Cluster, tmp_pa
         async def rolled_up() -> bool:
             return await clients[0].count("c", "1h") == PROCESSES
 
-        await eventually(rolled_up, "the embedded rollups count what was added", seconds=60)
+        await eventually(rolled_up, "the embedded rollups count what was added")
         ready = (await clients[0].http.get("/readyz")).json()
         assert ready["rollup"] == "ok", ready
         await counts_are_moved_once([each.url for each in servers[:2]], tmp_path)

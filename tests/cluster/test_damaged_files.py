@@ -22,7 +22,7 @@ from scripts.cluster_nodes import Cluster, Shape
 from scripts.cluster_nodetool import nodetool
 from scripts.cluster_process import ClusterError
 from tests.support.cassandra import DATASET
-from tests.support.cluster import TIMEOUT_S, running_cluster, session_of
+from tests.support.cluster import running_cluster, session_of
 from tests.support.seeds import seed_of
 from tests.support.sstables import PARTS, lose_all_bits, rename_a_partition
 
@@ -130,7 +130,6 @@ def outcome_of(found: Counter[str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("sstable_format", PARTS)
 def test_the_effect_of_a_flipped_bit_of_each_file(sstable_format: str) -> None:
     """Damage of data is noticed; that of indexes and filters may hide rows silently."""
@@ -170,7 +169,6 @@ def lose_the_range(summary: bytearray) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(TIMEOUT_S)
 def test_upgradesstables_repairs_indexes_and_filters() -> None:
     """With ``-a``, because it rewrites them from the data. ``scrub`` trusts the index."""
     damages = {

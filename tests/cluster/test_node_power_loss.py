@@ -25,7 +25,6 @@ from scripts import cluster_jars
 from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
 from scripts.cluster_process import ServerProcess
 from tests.support.cassandra import have_schema, opened, options_for, slice_of_now
-from tests.support.cluster import TIMEOUT_S
 from tests.support.needs import miss
 from tests.support.power import Disk, Recorder
 from tests.support.seeds import seed_of
@@ -165,7 +164,7 @@ async def namespace_of(store: CassandraStore) -> Namespace:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3 * TIMEOUT_S)
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_the_losses_of_each_commit_log_sync(fast_dir: Path, nodes: int) -> None:
     """``group`` and ``batch`` lose nothing acknowledged; ``periodic`` does, decisions too."""

@@ -36,7 +36,7 @@ NAMES = [f"c{n}" for n in range(20)]
 PASSWORD = "p@ss/word:1"
 #: The same in a URL.
 QUOTED = "p%40ss%2Fword%3A1"
-HANG_S = 30
+HANG_S = 100
 
 
 @pytest.fixture

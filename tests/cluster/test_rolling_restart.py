@@ -126,6 +126,6 @@ async def test_a_rolling_restart_is_no_event(cassandra: Cluster, tmp_path: Path)
                 assert found <= load.added
                 return found == load.added
 
-            await eventually(rolled_up, "the new workers have counted all of it", seconds=60)
+            await eventually(rolled_up, "the new workers have counted all of it")
         assert [await each.stop() for each in servers] == [0] * PROCESSES
         assert "Traceback" not in "".join(each.all_errors() for each in servers)

@@ -104,7 +104,7 @@ async def test_health_reports_the_work_of_a_worker(
         async def ready() -> bool:
             return (await one.get("/readyz")).status_code == 200
 
-        await eventually(ready, "the worker is ready", seconds=60)
+        await eventually(ready, "the worker is ready")
         assert (await one.get("/healthz")).json() == {"status": "alive"}
         assert await one.metric("counter_rollup_up") == 1
         assert abs(await one.metric("counter_clock_offset_seconds")) < 5

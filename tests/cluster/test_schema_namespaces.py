@@ -9,7 +9,6 @@ import pytest
 
 from counter.errors import InvalidBodyError, NamespaceUnknownError, UnavailableError
 from counter.limits import HOUR, MILLISECOND, MINUTE, SECOND
-from counter.partitions import shard_of
 from counter.storage.cassandra.options import CassandraOptions
 from counter.storage.cassandra.store import CassandraStore
 from counter.testing.cases import NOW, SETTINGS, SLICE, T0, WINDOW, slice_at, updated_namespace
@@ -23,7 +22,7 @@ from counter.types import (
     NamespaceSettings,
     PayloadCheck,
 )
-from counter.windows import settling_time
+from counter.windows import settling_time, shard_of
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import DATASET, at, forget, have_schema, opened, options_for
 from tests.support.relay import Relay

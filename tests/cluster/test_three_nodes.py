@@ -225,7 +225,7 @@ async def test_one_node_may_be_down_and_below_a_quorum_requests_fail(
                 await store.ping()
             return "1 of the 2 replicas" in caught.value.detail
 
-        await eventually(says_why, "the node that is left knows that it is alone", seconds=90)
+        await eventually(says_why, "the node that is left knows that it is alone")
         with pytest.raises(UnavailableError):
             await store.control.namespaces()
         with pytest.raises(UnavailableError):
@@ -316,4 +316,4 @@ async def answers(one: Worker, status: int) -> None:
     async def said() -> bool:
         return (await one.get("/readyz")).status_code == status
 
-    await eventually(said, f"/readyz answers {status}", seconds=90)
+    await eventually(said, f"/readyz answers {status}")

@@ -211,7 +211,7 @@ class Site:
     async def all_is_counted(self) -> None:
         """Each side's first read has all acknowledged adds; resending the rest counts once."""
         for side in (0, 1):
-            found = await eventually(partial(self.count, side), "a read", seconds=90)
+            found = await eventually(partial(self.count, side), "a read")
             assert len(self.acknowledged) <= found <= len(self.asked)
 
         async def sent() -> bool:
@@ -219,9 +219,9 @@ class Site:
             await asyncio.gather(*(self._send(number, number % 2) for number in left))
             return not left
 
-        await eventually(sent, "adds are acknowledged", seconds=90)
+        await eventually(sent, "adds are acknowledged")
         for side in (0, 1):
-            found = await eventually(partial(self.count, side), "a read", seconds=90)
+            found = await eventually(partial(self.count, side), "a read")
             assert found == len(self.asked)
 
 

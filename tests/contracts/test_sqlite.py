@@ -18,6 +18,7 @@ from counter.testing.clock import FakeClock
 from counter.testing.control_cases import PurgeCases
 from counter.testing.fold_cases import ScanCases
 from counter.testing.rollup_cases import CountsCases, MarkCases, apply, end, row, update
+from counter.testing.service_cases import ServiceBoundCases
 from counter.testing.suites import add_suites
 from counter.types import Namespace
 
@@ -27,6 +28,7 @@ class OnSqlite(StoreCases):
 
     transactional = True
     one_moment = True
+    bounds = True
 
     def new_store(self, clock: FakeClock, directory: Path) -> Store:
         return SqliteStore(directory, clock, [DATASET])
@@ -51,6 +53,11 @@ def no_tail() -> Iterator[None]:
     """Have the live tail hold nothing."""
     with patch("counter.storage.sqlite.live._TAIL_BYTES_MAX", 0):
         yield
+
+
+@pytest.mark.usefixtures("no_tail")
+class TestBoundsOfTheLog(OnSqlite, ServiceBoundCases):
+    """Bounds where the log must be read for each count."""
 
 
 @pytest.mark.usefixtures("no_tail")

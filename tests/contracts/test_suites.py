@@ -35,6 +35,7 @@ class OnEverything(StoreCases):
     one_moment = True
     partition_sizes = True
     new_life = True
+    bounds = True
 
 
 class OnLittle(StoreCases):
@@ -55,6 +56,7 @@ def test_a_store_gets_what_its_declaration_calls_for() -> None:
     suites.add_suites(module, OnLittle)
     some = {"TestEvents", "TestTransactional", "TestAudit", "TestDeclaration"}
     none = {"TestNonTransactional", "TestViews", "TestPartitionSizes", "TestNewLife"}
+    none |= {"TestServiceBounds", "TestServiceHolds"}
     assert some < module.keys()
     assert not none & module.keys()
     assert issubclass(module["TestEvents"], OnLittle)

@@ -75,7 +75,7 @@ async def audited_wrong(server: Server, counter: str) -> None:
         found = re.search(r"^counter_audit_mismatches_total (\S+)", text, re.MULTILINE)
         return found is not None and float(found[1]) > 0
 
-    await eventually(is_reported, "an audit finds the damage", seconds=60)
+    await eventually(is_reported, "an audit finds the damage")
     assert f"counter '{counter}': the count as of " in server.output("err")
 
 

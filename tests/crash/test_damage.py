@@ -24,7 +24,7 @@ from counter.errors import DamagedError, StartupError
 from counter.ops.audit import Auditor, State, all_names
 from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import ALL_PAGES, SqliteStore, page_sums
-from counter.storage.sqlite.backup import back_up, restore
+from counter.storage.sqlite.offline import back_up, restore
 from counter.storage.sqlite.page_sums import PageSums
 from counter.testing.clock import FakeClock
 from counter.types import Namespace, Token

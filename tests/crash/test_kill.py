@@ -4,17 +4,17 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from counter.bounds import Bounds
 from counter.types import Token
 from tests.support.model import Model, Send
-from tests.support.needs import need
-from tests.support.rest import Rest, item, new_token
+from tests.support.rest import Rest, new_token
 from tests.support.seeds import seed_of
 from tests.support.server import Server, serving
 from tests.support.times import to_us
@@ -23,32 +23,27 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.usefixtures("child_processes")
 
 
-ROUNDS = 5
+#: Kills, and the most acknowledged requests before each. Only SQLite's files are recovered, and the
+#: local engine of DynamoDB is slow.
+ROUNDS = {"sqlite": 5, "postgresql": 2, "dynamodb": 2}
+REQUESTS = {"sqlite": 400, "postgresql": 400, "dynamodb": 80}
 _CANCELLED = 0.2
+_BOUNDED = 0.25
+#: Bounded adds of each outcome that are sent again after each kill.
+_AGAIN = 40
 CLIENTS = 6
 COUNTERS = [f"c{number}" for number in range(5)]
-
-
-@pytest.fixture(params=["sqlite", "postgresql", "dynamodb"])
-async def flags(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, child_processes: None
-) -> Mapping[str, str]:
-    """The settings of the service under test besides small windows, over a store that is new."""
-    if request.param == "sqlite":
-        return {}
-    server = request.getfixturevalue(request.param)
-    given = {"keyspace": "killed", "write_timeout": "1s", "lease_time": "6s"}
-    found: Mapping[str, str] = await need(f"tests.support.{request.param}").settings_of_new(
-        server, given, monkeypatch
-    )
-    return found
+#: A counter with nothing but bounded adds of more than 0, and its bound.
+FULL, MOST = "full", Bounds(at_most=60)
 
 
 class Load:
     """Clients that send, hedge and count acknowledged adds, until the service is gone."""
 
-    def __init__(self, server: Server, seed: int) -> None:
+    def __init__(self, server: Server, seed: int, flags: Mapping[str, str]) -> None:
         self.server = server
+        self.store = flags.get("store", "sqlite")
+        self.keeps_bounds = self.store != "dynamodb"
         self.random = random.Random(seed)
         self.model = Model()
         #: Sent, and no definite answer yet.
@@ -91,17 +86,16 @@ class Load:
                     return
 
     async def _cancel_one(self, rest: Rest, sends: list[Send]) -> None:
-        """Cancel one of the acknowledged *sends*, sometimes."""
+        """Cancel one of the *sends*, acknowledged or refused, sometimes."""
         send = self.random.choice(sends)
-        if send.scope in self.model.applied and self.random.random() < _CANCELLED:
+        is_known = send.scope in self.model.applied or send.scope in self.model.refused
+        if is_known and self.random.random() < _CANCELLED:
             self.uncancelled.append(send)
             await self._cancel(rest, send)
 
     async def _cancel(self, rest: Rest, send: Send) -> None:
-        if send.atomic:
-            answer = await rest.cancel_atomic(send.items, send.token)
-        else:
-            answer = await rest.cancel(send.counter, send.delta, send.token)
+        kind = {} if send.atomic else {"operation": "add"}
+        answer = await rest.post(_path(rest, send, "cancel"), send.body | kind)
         found = answer.json()
         if "status" in found:
             assert found["retry"] == "same_token", found
@@ -110,9 +104,12 @@ class Load:
         self.uncancelled.remove(send)
 
     def _draw(self) -> list[Send]:
-        """One single add, one atomic add, or a batch."""
+        """One single add, one atomic add, or a batch; of any kind, bounded ones."""
         names = self.random.sample(COUNTERS, 3)
         kind = self.random.randrange(4)
+        if self.keeps_bounds and self.random.random() < _BOUNDED:
+            number = 1 if kind < 2 else self.random.randrange(2, 6)
+            return [self._bounded(atomic=kind == 0) for _ in range(number)]
         if kind == 0:
             items = tuple((name, self.random.randrange(-5, 6)) for name in names)
             return [Send(self._token(), items, atomic=True)]
@@ -122,19 +119,20 @@ class Load:
             for _ in range(number)
         ]
 
+    def _bounded(self, *, atomic: bool) -> Send:
+        items = tuple((FULL, self.random.randrange(1, 6)) for _ in range(1 + atomic))
+        return Send(self._token(), items, atomic=atomic, bounds=MOST)
+
     def _token(self) -> Token:
         return new_token()
 
     async def _request(self, rest: Rest, sends: list[Send]) -> list[Any]:
         """A response for each of *sends*: the body of an acknowledgement, or a problem."""
         first = sends[0]
-        if first.atomic:
-            answer = await rest.atomic_add(first.items, first.token)
-        elif len(sends) == 1:
-            answer = await rest.add(first.counter, first.delta, first.token)
+        if len(sends) == 1:
+            answer = await rest.post(_path(rest, first, "add"), first.body)
         else:
-            items = [item(each.counter, each.delta, each.token) for each in sends]
-            answer = await rest.batch_add(items)
+            answer = await rest.batch_add([each.as_item for each in sends])
             assert answer.status_code == 200, answer.text
             results: list[Any] = answer.json()["results"]
             return results
@@ -144,6 +142,11 @@ class Load:
         for send, answer in zip(sends, answers, strict=True):
             if "status" not in answer:
                 self.model.apply(send)
+            elif answer["code"] == "bound_reached":
+                assert answer["applied"] is False
+                assert answer["count"] + sum(delta for _, delta in send.items) > answer["at_most"]
+                why = answer["counter"], answer["count"], answer["at_most"], answer["room"]
+                self.model.refuse(send, why)
             elif answer["applied"] is False:
                 assert answer["code"] == "token_too_old", answer
                 self.model.never(send)
@@ -158,8 +161,7 @@ class Load:
         async with self.server.client() as rest:
 
             async def all_known() -> bool:
-                for send in list(self.unknown):
-                    self._record([send], await self._request(rest, [send]))
+                await self._send_again(rest, self.unknown)
                 return not self.unknown
 
             async def all_cancelled() -> bool:
@@ -170,6 +172,18 @@ class Load:
             await eventually(all_cancelled, "every cancel gets a definite answer")
             await eventually(all_known, "every token gets a definite answer")
             await self._check_cancelled(rest)
+            await self._check_bounded(rest)
+
+    async def _send_again(self, rest: Rest, sends: Sequence[Send]) -> None:
+        """Send each of *sends* alone, a few at once."""
+        left = list(sends)
+
+        async def client() -> None:
+            while left:
+                send = left.pop()
+                self._record([send], await self._request(rest, [send]))
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
     async def _check_cancelled(self, rest: Rest) -> None:
         """Every retry of what is cancelled is refused."""
@@ -177,13 +191,32 @@ class Load:
             [answer] = await self._request(rest, [send])
             assert answer["code"] == "token_cancelled", (answer, was_counted)
 
+    async def _check_bounded(self, rest: Rest) -> None:
+        """No count is past its bound, and every retry gets the answer that the first one got."""
+        assert 0 <= await rest.count(FULL) <= (MOST.at_most or 0)
+        bounded = [each for each in self.model.applied.values() if each.bounds == MOST]
+        refused = [each for each, _ in self.model.refused.values()]
+        some = self.random.sample(bounded, min(len(bounded), _AGAIN))
+        await self._send_again(rest, some + refused[-_AGAIN:])
+
+
+def _path(rest: Rest, send: Send, verb: str) -> str:
+    return rest.path(verb=f"atomic/{verb}") if send.atomic else rest.path(send.counter, verb)
+
 
 async def check_events(rest: Rest, model: Model) -> None:
     """The log holds each applied token once, and nothing else."""
-    for counter in COUNTERS:
+    for counter in (*COUNTERS, FULL):
         events = await rest.events(counter, limit=1_000)
-        found = Counter((to_us(event["event_time"]), event["delta"], False) for event in events)
+        refused = [event for event in events if "refused" in event]
+        found = Counter(
+            (to_us(event["event_time"]), event["delta"], False)
+            for event in events
+            if event not in refused
+        )
         assert found == Counter(model.events(counter)), counter
+        deltas = [(to_us(event["event_time"]), event["refused"]["delta"]) for event in refused]
+        assert sorted(deltas) == model.refusals(counter)
         identities = {
             (event["event_time"], event["event_id"], event["event_item_key"]) for event in events
         }
@@ -193,7 +226,7 @@ async def check_events(rest: Rest, model: Model) -> None:
 
 async def check_rolled_up(rest: Rest, model: Model) -> None:
     """Once the watermark has passed the last event, the rolled-up count says the same."""
-    for counter in COUNTERS:
+    for counter in (*COUNTERS, FULL):
         # A count that was cached before a cancel is as of an earlier instant.
         cancels = [cancelled_us for _, _, cancelled_us in model.cancelled.values()]
         last_us = max([*(time_us for time_us, _, _ in model.events(counter)), *cancels], default=0)
@@ -213,10 +246,9 @@ async def test_every_acknowledged_add_survives_kill_9_exactly_once(
 ) -> None:
     seed = seed_of("CRASH_SEED")
     async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
-        load = Load(server, seed)
-        # Over PostgreSQL no files are recovered.
-        for _ in range(2 if flags else ROUNDS):
-            await load.until(load.random.randrange(1, 400), server.kill)
+        load = Load(server, seed, flags)
+        for _ in range(ROUNDS[load.store]):
+            await load.until(load.random.randrange(1, REQUESTS[load.store]), server.kill)
             await server.start()
             await load.settle()
             async with server.client() as rest:
@@ -237,7 +269,7 @@ async def test_requests_in_flight_at_sigterm_are_answered_or_retried(
     """A graceful end acknowledges accepted adds; the rest is as after a crash."""
     seed = seed_of("CRASH_SEED")
     async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
-        load = Load(server, seed)
+        load = Load(server, seed, flags)
         await load.until(50, server.terminate)
         assert await server.ended() == 0
         await server.start()

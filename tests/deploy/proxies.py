@@ -69,7 +69,7 @@ class Proxy:
         """The API through the proxy."""
         async with httpx.AsyncClient(
             base_url=self.url,
-            timeout=30.0,
+            timeout=100.0,
             trust_env=False,
             verify=self.tls,
             event_hooks={"response": [check_end]},

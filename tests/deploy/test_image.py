@@ -206,7 +206,7 @@ class Running:
                 except httpx.TransportError:
                     return False
 
-            await eventually(asked, f"{self.service['command']} is ready", seconds=120)
+            await eventually(asked, f"{self.service['command']} is ready")
 
     def pid(self) -> int:
         """The process of the service, which buildah's lead to."""

@@ -8,7 +8,6 @@ allowed.
 
 import configparser
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ import yaml
 from counter import __version__
 from counter.config.settings import Settings, settings_model
 from counter.config.store_kinds import store_names
-from counter.limits import ADD_STREAM_SILENCE_US, DRAIN_TIMEOUT_US, SECOND, TRICKLE_WRITES
+from counter.limits import ADD_STREAM_SILENCE_US, DRAIN_TIMEOUT_US, SECOND
 from counter.quantities import parse_duration
 from counter.telemetry.incidents import PING_S
 from tests.support.documents import page
@@ -49,8 +48,6 @@ COMMON = dict(
     for folder in ("base", "postgresql")
     for literal in KUSTOMIZATIONS[folder]["configMapGenerator"][0]["literals"]
 )
-#: The newest that the Go of Debian 12 builds.
-KUSTOMIZE = "v4.5.7"
 PODS = {
     each["metadata"]["name"]: each["spec"]["template"]
     for each in MANIFESTS
@@ -82,7 +79,7 @@ def systemd_analyze(*words: str | Path) -> str:
     if shutil.which("systemd-analyze") is None:
         miss("there is no systemd-analyze (Debian: apt-get install systemd)")
     done = subprocess.run(
-        ["systemd-analyze", *words], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", *words], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stderr + done.stdout
@@ -149,94 +146,6 @@ def test_kustomize_is_given_every_file(folder: str) -> None:
 def test_the_base_names_the_image_once() -> None:
     assert BASE["images"] == [{"name": "distributed-counter", "newTag": __version__}]
     assert {container_of(pod)["image"] for pod in PODS.values()} == {"distributed-counter"}
-
-
-def kustomize() -> Path:
-    """Return the program, which Go builds at the first call: half a minute of CPU."""
-    program = ROOT / ".cluster" / f"kustomize-{KUSTOMIZE}" / "kustomize"
-    if program.exists():
-        return program
-    if shutil.which("go") is None:
-        miss("there is no Go (Debian: apt-get install golang-go)")
-    done = subprocess.run(
-        ["go", "install", f"sigs.k8s.io/kustomize/kustomize/v4@{KUSTOMIZE}"],
-        env=os.environ | {"GOBIN": str(program.parent), "GOTOOLCHAIN": "local", "GOFLAGS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        miss(f"Go cannot install kustomize: {done.stderr}")
-    return program
-
-
-def built(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return what kustomize makes of *folder*, by kind and name."""
-    done = subprocess.run(
-        [kustomize(), "build", folder], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    found = list(yaml.safe_load_all(done.stdout))
-    for each in found:
-        jsonschema.validate(each, SCHEMA, cls=jsonschema.Draft202012Validator)
-    return {(each["kind"], each["metadata"]["name"]): each for each in found}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("child_processes")
-def test_kustomize_builds_the_service_over_postgresql() -> None:
-    """It adds the name as a label, the tag and the ConfigMap; selectors stay as they are."""
-    found = built(FOLDER / "postgresql")
-    [config] = [key for key in found if key[0] == "ConfigMap"]
-    assert found[config]["data"] == COMMON
-    assert all(
-        each["metadata"]["labels"].pop("app.kubernetes.io/name") == "counter"
-        for each in found.values()
-    )
-    del found[config]
-    given = {
-        (each["kind"], each["metadata"]["name"]): each
-        for file in BASE["resources"]
-        for each in yaml.safe_load_all((FOLDER / "base" / file).read_text(encoding="utf-8"))
-    }
-    for each in given.values():
-        each["metadata"].setdefault("labels", {})
-    text = json.dumps(list(given.values()))
-    text = text.replace('"distributed-counter"', f'"distributed-counter:{__version__}"')
-    text = text.replace(
-        '{"configMapRef": {"name": "counter"', f'{{"configMapRef": {{"name": "{config[1]}"'
-    )
-    assert found == dict(zip(given, json.loads(text), strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("child_processes")
-def test_kustomize_builds_the_example(tmp_path: Path) -> None:
-    """With the settings, the host name, the image and each component that it names."""
-    found = built(FOLDER / "example")
-    assert {each["metadata"]["namespace"] for each in found.values()} == {"counter"}
-    [settings] = [each["data"] for key, each in found.items() if key[0] == "ConfigMap"]
-    assert settings == COMMON | {"COUNTER_ADDS_PER_S": "2000"}
-    ingress = found["Ingress", "counter"]["spec"]
-    assert [each["host"] for each in ingress["rules"]] == ["counts.example"]
-    assert ingress["tls"] == [{"hosts": ["counts.example"], "secretName": "counter-tls"}]
-    api = found["Deployment", "counter-api"]
-    image = f"registry.example/distributed-counter:{__version__}"
-    assert container_of(api["spec"]["template"])["image"] == image
-    assert "replicas" not in api["spec"]
-    assert ("ServiceMonitor", "counter") in found
-    # The other way to scale.
-    tree = tmp_path / "kubernetes"
-    shutil.copytree(FOLDER, tree)
-    path = tree / "example" / "kustomization.yaml"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("components/autoscaling", "components/autoscaling-by-adds"))
-    metrics = built(path.parent)["HorizontalPodAutoscaler", "counter-api"]["spec"]["metrics"]
-    assert [each["type"] for each in metrics] == ["Resource", "Pods"]
-    assert metrics[1]["pods"]["metric"] == {"name": ADAPTED["name"]["as"]}
-    assert 2 * int(metrics[1]["pods"]["target"]["averageValue"]) == TRICKLE_WRITES
 
 
 def test_the_example_is_in_the_page() -> None:

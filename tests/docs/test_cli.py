@@ -83,7 +83,7 @@ def test_every_example_is_true(
 
         if step.command.startswith(_PATIENT):
             what = f"line {step.line}: $ {step.command} answers\n{step.answer}"
-            asyncio.run(eventually(is_as_written, what, seconds=90))
+            asyncio.run(eventually(is_as_written, what))
         else:
             assert given() == plain(step.answer), f"line {step.line}: $ {step.command}"
 

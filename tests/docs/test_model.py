@@ -17,7 +17,15 @@ def test_the_page_has_every_rule_of_the_model() -> None:
 
 
 def test_the_page_has_every_scenario_of_the_model() -> None:
-    names = ("log/scenarios", "keys", "names", "eras", "generations", "bounds/mod")
+    names = (
+        "log/scenarios",
+        "keys",
+        "names",
+        "eras",
+        "generations",
+        "bounds/mod",
+        "holds/scenarios",
+    )
     sources = [SOURCES / f"{name}.rs" for name in names]
     scenarios = re.findall(r'name: "(.*?)"', "".join(each.read_text() for each in sources))
     rows = re.findall(r"^\| ([\w, ]+) \| [\d,]+ \| \d+ \| [\d.]+ \|$", PAGE, re.M)

@@ -31,6 +31,8 @@ TOGETHER = (
     "tutorials/saga.md",
     "how-to/choose-a-counter-type.md",
     "how-to/correct-a-count.md",
+    "how-to/sell-at-most.md",
+    "how-to/keep-a-budget.md",
     "how-to/count-cloud-events.md",
     "how-to/read-an-outage.md",
 )
@@ -159,7 +161,7 @@ async def _follow(
     for written, place in places.items():
         real = real.replace(written, place)
     programs = save_programs(real, home)
-    async with asyncio.timeout(100):  # commands that wait may wait for what never comes
+    async with asyncio.timeout(300):  # commands that wait may wait for what never comes
         await compare(text, places, home)
     program = python_of(real, without=[each for each in programs if each in _started(text)])
     if expected := _PRINTED.findall(program):

@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,7 +19,7 @@ from celery import Celery
 from counter_client import AsyncCounterClient, Options
 from tests.support.documents import page, save_programs
 from tests.support.server import Server, ports_in_a_row
-from tests.support.waiting import eventually as eventually_within
+from tests.support.waiting import eventually
 from tests.test_readme import WRITTEN_URL
 
 WEB = page("how-to/count-in-web-applications.md")
@@ -33,10 +32,7 @@ ON_A_BUSY_MACHINE = {
 }
 #: Requests that run at once at each site.
 CLIENTS = 3
-#: A bound on a hang: many processes start, maybe beside other tests.
-eventually = partial(eventually_within, seconds=100.0)
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

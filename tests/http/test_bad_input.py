@@ -125,7 +125,7 @@ async def test_a_compressed_body_is_refused_by_every_operation_with_a_body(
     rules = [{"type": "order.paid", "counter": "c"}]
     assert (await rest.http.put(rest.path(), json={"event_rules": rules})).is_success
     for route in taking_a_body(app):
-        path = route.path.format(namespace="default", counter="c")
+        path = route.path.format(namespace="default", counter="c", hold="h")
         for content_type in ("application/json", "application/x-ndjson"):
             headers = {"content-type": content_type, "content-encoding": coding}
             if content_type == "application/json" or path.endswith("batch/add"):
@@ -168,7 +168,7 @@ async def test_a_name_that_is_not_utf8_is_refused_by_every_operation_with_a_body
     app: App, form: bytes, filler: bytes
 ) -> None:
     for route in taking_a_body(app):
-        path = route.path.format(namespace="default", counter="c")
+        path = route.path.format(namespace="default", counter="c", hold="h")
         for bad in NOT_UTF8:
             answer = await app.http.request(
                 route.method, path, content=form % (bad, filler), headers=AS_JSON

@@ -205,6 +205,28 @@ async def test_other_content_under_the_same_id_never_counts(rest: Rest, storage:
     assert await counts(rest) == (4, 2)
 
 
+@pytest.mark.parametrize("storage", ["sqlite", "postgresql"], indirect=True)
+async def test_only_a_batch_without_a_counted_event_is_said_not_to_count(rest: Rest) -> None:
+    """If events of it are refused or cancelled for ever, and others are counted or not known."""
+    await rest.http.put(rest.path(), json={"bounds": {"at_most": 9}})
+    counted, other, ignored = event(), event(2), event(3, type="user.seen")
+    conflict = event(data={"quantity": 3})
+    refused = [event(each, data={"quantity": 10}) for each in (4, 5)]
+    cancelled = event(6)
+    await rest.http.post(rest.path(verb="events/cancel"), json=cancelled)
+    for batch, code, applied in (
+        ([counted, refused[0], other], "bound_reached", None),
+        ([counted, cancelled, other], "token_cancelled", None),
+        ([refused[0], conflict], "bound_reached", None),
+        ([cancelled, conflict], "token_cancelled", None),
+        ([refused[0]], "bound_reached", False),
+        ([refused[1], ignored, *refused], "bound_reached", False),
+        ([cancelled, ignored], "token_cancelled", False),
+    ):
+        assert_problem(await send(rest, batch), code, applied=applied)
+    assert await counts(rest) == (4, 2)
+
+
 @pytest.mark.parametrize("storage", ["sqlite", "memory", "simulated"])
 async def test_the_first_of_several_contents_of_one_id_counts(rest: Rest) -> None:
     for at in range(5):

@@ -31,6 +31,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "15"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 NAMESPACE = "/v1/namespaces/{namespace}"
 COUNTER = f"{NAMESPACE}/counters/{{counter}}"
+HOLD = f"{NAMESPACE}/holds/{{hold}}"
 OPERATIONS = (
     *(("POST", f"{COUNTER}/{each}") for each in ("add", "add-and-get", "clear", "recount")),
     *(("GET", f"{COUNTER}{each}") for each in ("", "/events", "/history", "/live")),
@@ -38,7 +39,9 @@ OPERATIONS = (
     *(("POST", f"{NAMESPACE}/{each}") for each in ("batch/add", "batch/get", "atomic/add")),
     *(("POST", f"{NAMESPACE}/{each}") for each in ("events", "api/v1/events")),
     *(("POST", f"{NAMESPACE}/{each}/cancel") for each in ("batch", "atomic", "events")),
-    ("POST", f"{COUNTER}/cancel"),
+    *(("POST", f"{COUNTER}/{each}") for each in ("cancel", "holds")),
+    *(("GET", f"{NAMESPACE}/holds"), ("GET", HOLD), ("PATCH", HOLD)),
+    *(("POST", f"{HOLD}/{each}") for each in ("settle", "release")),
     *(
         ("GET", f"{NAMESPACE}{each}")
         for each in ("", "/counters", "/shards", "/busiest", "/metrics")

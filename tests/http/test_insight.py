@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from api.routes import insight
-from api.routes.hot_counters import Busiest, busiest
+from api.routes.insight import Busiest, busiest
 from counter.limits import SECOND
 from counter.ports import Store
 from counter.types import Namespace

@@ -105,6 +105,17 @@ async def test_each_kind_of_end_has_its_word(
     assert {"token_missing", "token_conflict", "token_too_old", "store_unavailable"} <= codes
 
 
+async def test_a_refusal_because_of_a_bound_has_its_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was called voided, as a token that came too late is."""
+    async with running("sqlite", tmp_path, log_requests="all") as app:
+        path = app.rest.path("stock", verb="add")
+        key = {"Idempotency-Key": "order-7"}
+        await app.rest.post(path, {"delta": -1, "at_least": 0}, headers=key)
+    assert [each["outcome"] for each in logged(caplog)] == ["bound_reached"]
+
+
 async def test_a_key_is_logged_as_its_token_and_never_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,13 +81,13 @@ async def test_a_client_that_reads_slowly_holds_one_piece_and_no_turn(app: App, 
     """Regression: each held the whole text, and all waited for each other's reads."""
     await fill(rest, app)
     reads: list[int] = []
-    stored = CountReader._read_rolled_up
+    stored = CountReader.rolled_up
 
     async def counted(reader: CountReader, namespace: Any, counters: Any) -> Any:
         reads.append(len(counters))
         return await stored(reader, namespace, counters)
 
-    with patch.object(CountReader, "_read_rolled_up", counted):
+    with patch.object(CountReader, "rolled_up", counted):
         slow = [SlowReader(app, {}) for _ in range(10)]
         for each in slow:
             # The head of the response, that of the exposition, and the first piece.
@@ -118,7 +118,7 @@ async def test_a_key_that_is_revoked_ends_a_scrape_that_is_not_whole(app: App, r
 
 async def test_a_store_that_fails_ends_a_scrape_that_is_not_whole(app: App, rest: Rest) -> None:
     await fill(rest, app)
-    with patch.object(CountReader, "_read_rolled_up", side_effect=StoreUnavailableError("gone")):
+    with patch.object(CountReader, "rolled_up", side_effect=StoreUnavailableError("gone")):
         answer = await rest.http.get(PATH)
     assert answer.status_code == 200
     assert "# EOF" not in answer.text

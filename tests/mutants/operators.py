@@ -401,7 +401,7 @@ _WEAKER: Final = {
     "read_consistency": "is_spread.__int__()",
     "to_settle": "to_read",
     "to_compare": "to_write",
-    "_fold_spans_as_of_one_commit": "_fold_spans",
+    "_fold_spans_as_of_one_commit": "_folding",
     "SERIAL": "ONE",
     "LOCAL_SERIAL": "ONE",
     "QUORUM": "ONE",

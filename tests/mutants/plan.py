@@ -25,16 +25,16 @@ _STORAGE: Final = "counter/storage"
 AREAS: Final[Mapping[str, tuple[str, ...]]] = {
     "core": (
         *(f"counter/core/{name}.py" for name in (
-            "clock_guard", "namespaces", "read", "resolve", "service", "write",
+            "adds", "clock_guard", "namespaces", "read", "resolve", "service", "write",
         )),
         *(f"counter/{name}.py" for name in (
-            "api_keys", "clock", "folds", "partitions", "tokens", "types", "windows",
+            "api_keys", "bounds", "clock", "holds", "tokens", "types", "windows",
         )),
         "counter/config/event_rules.py", "counter/config/namespace_rules.py",
     ),
     "sqlite": tuple(f"{_STORAGE}/sqlite/{name}.py" for name in (
-        "control", "database", "decisions", "events", "live", "page_sums", "rollups", "schema",
-        "window_rollup", "window_rows",
+        "bounds", "control", "database", "decisions", "event_rows", "events", "live", "page_sums",
+        "rollups", "schema", "window_rollup", "window_rows",
     )),
     "memory": tuple(f"{_STORAGE}/memory/{name}.py" for name in (
         "control", "events", "rollups", "store", "tables",

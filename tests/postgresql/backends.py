@@ -304,6 +304,8 @@ class Server:
 
         def turned(name: str) -> str:
             text = plain(name)
+            if name == "holds.sql":
+                return with_turns(text)
             if name != "functions.sql":
                 return text
             return _TURN + with_turns(text.replace("'50ms'", "'5ms'"))

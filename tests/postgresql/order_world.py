@@ -28,7 +28,7 @@ from tests.postgresql.orders import DrawnDatabase, Met, Orders
 from tests.simulation.ambush import Ambush
 from tests.simulation.checker import check
 from tests.simulation.clients import Clients
-from tests.simulation.draw import Drawing, draw_cancels
+from tests.simulation.draw import Drawing, draw_bounds, draw_cancels
 from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.plan import Attempt, Change, Config, Fault, Plan, Read, Step, Trap
 from tests.simulation.reported import untrue
@@ -116,6 +116,7 @@ def draw_plan(seed: int) -> Plan:
     elif draw.random() < 0.3 and not has_eras:
         _set_clock(plan, draw)
     draw_cancels(plan, Random(f"cancels {seed}"))
+    draw_bounds(plan, Random(f"bounds {seed}"))
     plan.steps.sort(key=lambda step: step.at_us)
     return plan
 
@@ -363,6 +364,7 @@ class OrderWorld(Requests):
         )
         items = [item for changed in history.changes for item in changed.items]
         self.seen["cancelled"] += sum(item.cancelled_us is not None for item in items)
+        self.seen["refused"] += sum(item.refused for item in items)
         shortest_us = min(config.accept_us, config.later_accept_us or config.accept_us)
         checked = replace(config, accept_us=shortest_us)
         return [*problems, *check(checked, history, final), *unreported]

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import asyncpg
@@ -29,7 +30,7 @@ from tests.support.waiting import eventually
 
 async def together(
     store: PostgresqlStore, namespace: Namespace, *puts: list[Event], commits: int = 1
-) -> list[list[Written] | BaseException]:
+) -> list[list[Written | UnavailableError] | BaseException]:
     """Append *puts* in one batch, with this many *commits*; return the outcomes or errors."""
     before = sum(store.tally.commit_rows.counts)
     appends = (store.events.append(namespace, events) for events in puts)
@@ -133,7 +134,7 @@ def _are_there(world: World, events: int) -> Callable[[], Awaitable[bool]]:
     return there
 
 
-def _all_unknown(outcomes: list[list[Written] | BaseException]) -> None:
+def _all_unknown(outcomes: Sequence[list[Any] | BaseException]) -> None:
     for outcome in outcomes:
         assert isinstance(outcome, UnavailableError)
         assert (outcome.applied, outcome.retry) == (None, "same_token")

@@ -10,13 +10,13 @@ import pytest
 
 from counter.core.resolve import Resolver
 from counter.errors import InvariantError, NamespaceUnknownError, StoreUnavailableError
-from counter.folds import fingerprint
 from counter.limits import MINUTE
 from counter.storage.postgresql.decisions import PostgresqlDecisions
 from counter.storage.postgresql.fence import pass_fence, wait_for_appends
 from counter.testing.cases import NOW, WINDOW, add, atomic
 from counter.testing.service_cases import Process
 from counter.types import OTHER_PAYLOAD, Decision, Event, Outcome, Span, Written
+from counter.windows import fingerprint
 from tests.postgresql.conftest import World
 
 PRINT: Final = fingerprint([add()])
@@ -27,6 +27,8 @@ VOID: Final = Decision(Outcome.VOID, PRINT)
 _MARK: Final = "start, counter, recount FROM recounted"
 _PENDING: Final = "counter, recount, start FROM recounted"
 _NEVER: Final = " WHERE false"
+#: It takes the lock of appends.
+_LATE: Final = "PERFORM late(p_dataset, p_namespace, '{}', '{}', '{}', '{}', true);"
 WAIT: Final = "counter.storage.postgresql.decisions.wait_for_appends"
 
 
@@ -167,13 +169,13 @@ async def test_a_cancel_holds(world: World, scenario: Scenario) -> None:
         ),
         pytest.param(
             _a_sum_of_before_is_counted_again,
-            "settle",
+            "remove_token",
             [(_MARK, _MARK + _NEVER)],
             id="no mark",
         ),
         pytest.param(
             _a_sum_of_before_is_counted_again,
-            "settle",
+            "remove_token",
             [(_PENDING, _PENDING + _NEVER)],
             id="nothing pending",
         ),
@@ -181,8 +183,8 @@ async def test_a_cancel_holds(world: World, scenario: Scenario) -> None:
             _its_recount_is_in_no_closed_window,
             "settle",
             [
-                ("PERFORM late(", "open_us := greatest(clock_us(), p_time); PERFORM late("),
-                ("open_us := greatest(clock_us(), p_time, (", "PERFORM greatest(0, ("),
+                (_LATE, "PERFORM 1;"),
+                ("p_item, p_window);", f"p_item, p_window); {_LATE}"),
             ],
             id="clock before lock",
         ),

@@ -15,7 +15,7 @@ from counter.limits import CLOCK_HOLD_US, STORE_CLOCK_STEP_MAX_US
 from counter.storage.postgresql.database import PostgresqlOptions
 from counter.testing.clock import FakeClock
 from scripts.postgresql_server import PostgresqlServer
-from tests.support.app import SMALL, App
+from tests.support.app import SLOW, SMALL, App
 from tests.support.postgresql import ClockedStore, FreshStore
 from tests.support.rest import fresh
 from tests.support.times import HOUR, MINUTE, SECOND, START_US
@@ -51,10 +51,10 @@ class Service(App):
     """One process after another over one server."""
 
     def __init__(self, server: PostgresqlServer, directory: Path) -> None:
-        super().__init__("postgresql", directory, small=True)
+        super().__init__("postgresql", directory, small=True, **SLOW)
         self.server_clock = ServerClock(START_US)
         self._options = PostgresqlOptions(server.dsn(), schema="kept")
-        dataset = replace(Settings(**SMALL).dataset(), id=1)
+        dataset = replace(Settings(**SMALL | SLOW).dataset(), id=1)
         self._datasets = [dataset]
 
     async def start(self) -> None:

@@ -20,6 +20,7 @@ class OnPostgresql(StoreCases):
 
     transactional = True
     one_moment = True
+    bounds = True
 
     @pytest.fixture(autouse=True)
     def database(self, postgresql: PostgresqlServer) -> None:

@@ -65,7 +65,8 @@ async def _an_open_decision_refuses(world: World) -> bool:
     outcomes = await world.store.events.append(world.namespace, [add()])
     await transaction.commit()
     await connection.close()
-    return list(outcomes) == [Written.LATE] and (await deciding).outcome is Outcome.VOID
+    decision = await deciding
+    return list(outcomes) == [Written.LATE] and decision.outcome is Outcome.VOID
 
 
 async def _a_clock_behind_admits_nothing_old(world: World) -> bool:

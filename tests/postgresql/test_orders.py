@@ -108,8 +108,8 @@ def close_windows_without_moving_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: list[tuple[Fault, int]] = [
-    (append_without_the_lock, 7),
-    (close_windows_without_waiting, 7),
+    (append_without_the_lock, 5),
+    (close_windows_without_waiting, 27),
     (decide_without_waiting, 22),
     (judge_by_the_longest_limit, 0),
     (judge_by_the_first_limit, 0),

@@ -6,9 +6,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from counter.bounds import Bounds
 from counter.errors import StartupError, StoreUnavailableError
-from counter.folds import fingerprint
-from counter.limits import SECOND
+from counter.holds import Ending, HoldId, events_of_hold
+from counter.limits import MINUTE, SECOND
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
 from counter.storage.postgresql.schema import SCHEMA_VERSION, apply_schema
@@ -31,12 +32,16 @@ from counter.types import (
     CounterUpdate,
     Decision,
     Mark,
+    Namespace,
     Outcome,
     Pending,
     Reservation,
     Span,
+    Token,
     WindowRow,
+    Written,
 )
+from counter.windows import fingerprint
 from scripts.postgresql_server import PostgresqlServer
 from tests.support.postgresql import FreshStore
 
@@ -60,6 +65,32 @@ async def granted(postgresql: PostgresqlServer) -> str:
     return postgresql.dsn().replace("counter@", "counter_service@")
 
 
+async def _use_holds(store: PostgresqlStore, namespace: Namespace) -> None:
+    holds = store.capabilities.holds
+    assert holds is not None
+    refused, settled, expired, released, extended = (
+        HoldId("h", Token(nonce(number), NOW)) for number in range(10, 15)
+    )
+    for hold, lasts_us in (
+        (settled, MINUTE),
+        (expired, -1),
+        (released, MINUTE),
+        (extended, MINUTE),
+    ):
+        outcome = await store.events.append_atomic(namespace, events_of_hold(hold, 1, lasts_us))
+        assert outcome is Written.NEW
+    await holds.end(namespace, settled, Ending.SETTLED, 2)
+    items = events_of_hold(refused, 1, MINUTE, Bounds(at_most=0))
+    assert await store.events.append_atomic(namespace, items) is Written.BOUND_REACHED
+    for events in (items, events_of_hold(released, 1, MINUTE)):
+        decision = Decision(Outcome.CANCELLED_VOID, fingerprint(events))
+        assert (await store.decisions.cancel(namespace, events, decision)).outcome.is_cancelled
+    await holds.extend(namespace, extended, 2 * MINUTE, NOW + MINUTE)
+    assert [each.id for each in await holds.open(namespace, "h", None, 9)] == [extended]
+    assert await holds.expire(namespace, "h") == 0
+    assert await holds.expired(9) == []
+
+
 async def use_all(store: PostgresqlStore) -> None:
     """Call all functions that write, and some that read."""
     await make_slices(store)
@@ -74,6 +105,7 @@ async def use_all(store: PostgresqlStore) -> None:
         cancelled = Decision(Outcome.CANCELLED, fingerprint(items))
         assert await store.decisions.cancel(namespace, items, cancelled) == cancelled
     await store.decisions.reserve(namespace, nonce(1), Reservation(NOW, NOW + SECOND))
+    await _use_holds(store, namespace)
     update = CounterUpdate("c", (WindowRow(NOW, False, 1),), Checkpoint(NOW + WINDOW - 1, 1))
     await store.rollups.apply(namespace, [update], through_us=NOW + WINDOW - 1)
     await store.rollups.advance(namespace, [0], NOW + WINDOW - 1)
@@ -112,6 +144,7 @@ async def test_the_role_suffices_after_an_upgrade(
     await owner.open()
     for older in (
         "DROP FUNCTION {s}.wait_as_a_write",
+        "DROP TABLE {s}.holds CASCADE",
         "CREATE FUNCTION {s}.gone() RETURNS void LANGUAGE sql RETURN NULL",
         "UPDATE {s}.meta SET version = 1",
     ):
@@ -132,4 +165,5 @@ async def test_the_role_suffices_after_an_upgrade(
     namespace = await make_namespace(store)
     for _ in range(2):
         await store.events.append(namespace, [add()])
+    await _use_holds(store, namespace)
     await store.close()

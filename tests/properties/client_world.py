@@ -40,6 +40,7 @@ from counter_client.addresses import Endpoints
 from counter_client.failures import RejectedError, Unfinished, UnknownOutcomeError, UnsentError
 from counter_client.tokens import parse_rfc3339, to_rfc3339
 from tests.client.script import added_body
+from tests.properties.client_holds import Holds, use
 from tests.simulation.loop import _PROCESS, Process, SimulatedLoop
 
 SECOND = 1_000_000
@@ -99,6 +100,7 @@ class Service:
         self._fates: dict[str, tuple[Any, bool]] = {}
         self._done: set[str] = set()
         self._given = 0
+        self._holds = Holds(self)
 
     @property
     def now_us(self) -> int:
@@ -125,28 +127,37 @@ class Service:
             code, status = self._draw.choice((("overloaded", 503), ("rate_limited", 429)))
             self.seen[code] += 1
             return status, problem(code, "same_token", retry_after=self._draw.choice((0, 1, 3)))
+        if operation.startswith("holds/"):
+            _, hold, verb = operation.split("/")
+            return self._holds.end(hold, verb, body)
+        if path.endswith("/holds"):
+            return self._holds.begin(path.split("/")[-2], body)
         if operation == "batch/add":
             if len(body["items"]) > self.items_max:
                 return 400, problem("invalid_body", "never", field="items")
             results = [
-                self._one(each["idempotency_token"], {each["counter"]: each["delta"]})
+                self.one(each["idempotency_token"], {each["counter"]: each["delta"]})
                 for each in body["items"]
             ]
             return 200, {"results": [found for _, found in results]}
         if operation == "atomic/add":
             items = {each["counter"]: each["delta"] for each in body["items"]}
             token = body["idempotency_token"]
-            status, found = self._one(token, items)
+            status, found = self.one(token, items)
             if status == 200:
                 return 200, {"results": [added_body(*each, token) for each in items.items()]}
             return status, found
-        return self._one(body["idempotency_token"], {path.split("/")[-2]: body["delta"]})
+        return self.one(body["idempotency_token"], {path.split("/")[-2]: body["delta"]})
+
+    def later(self, land: Callable[..., None], *given: Any) -> None:
+        """Have a write land within a minute."""
+        self._loop.at(self._draw.randrange(60 * SECOND), land, *given)
 
     def _next(self) -> int:
         self._given += 1
         return self._given
 
-    def _one(self, token: dict[str, str], what: dict[str, int]) -> tuple[int, Any]:
+    def one(self, token: dict[str, str], what: dict[str, int]) -> tuple[int, Any]:
         nonce, time_us = UUID(token["token"]).hex, parse_rfc3339(token["generation_time"])
         key, age_us = f"{nonce}@{time_us}", self.now_us - time_us
         if age_us > self.retention_us:
@@ -540,7 +551,10 @@ class World:
     async def one_call(self, client: AsyncCounterClient, name: str) -> None:
         draw = self.draw
         await asyncio.sleep(draw.choice((0.0, 1.0, 40.0)))
-        kind = draw.choice(("add", "add", "batch", "atomic"))
+        kind = draw.choice(("add", "add", "batch", "atomic", "hold", "hold"))
+        if kind == "hold":
+            await use(self, client, name)
+            return
         adds = [add for at in range(3) if (add := self.new(f"{name}-{at}")) is not None]
         if kind == "add":
             await self.call(adds[:1], client.add(adds[0].counter, adds[0].delta))

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from counter.bounds import NO_BOUNDS
+from counter.bounds import Bounds as CountBounds
 from counter.types import Token
-from tests.support.model import Model, Send
+from tests.support.model import Model, Refused, Send
 from tests.support.problems import check_problem
 from tests.support.times import MILLISECOND, MINUTE, SECOND, rfc3339, to_us
 
@@ -45,6 +47,10 @@ class Age(Enum):
     ANCIENT = auto()
 
 
+#: While the outcome of a token that was decided is known.
+_KNOWN = (Age.FRESH, Age.OPEN, Age.CLOSED, Age.EDGE)
+
+
 def age_of(token: Token, now_us: int, bounds: Bounds) -> Age:
     """The meaning of the time of *token* at *now_us*."""
     time_us = token.generation_time_us
@@ -69,6 +75,8 @@ class Judge:
 
     bounds: Bounds
     model: Model
+    #: The bounds of counts that the namespace has.
+    default: CountBounds = NO_BOUNDS
 
     def many(self, now_us: int, answers: list[tuple[Send, Any]]) -> None:
         """Judge concurrent answers, acknowledged ones first and conflicts last, because any of them
@@ -107,7 +115,7 @@ class Judge:
         check_problem(body)
         age = age_of(send.token, now_us, self.bounds)
         answer = (body["code"], body["applied"])
-        first = self.model.applied.get(send.scope)
+        first = self._decided(send)
         conflicts = first is not None and first.differs(send)
         allowed: set[tuple[str, bool | None]] = set()
         if age is Age.FUTURE:
@@ -128,9 +136,32 @@ class Judge:
             if send.scope in self.model.void:
                 # It was voided for another payload, and that is no news for this one.
                 allowed |= {("token_conflict", None)}
+        if age is Age.FRESH and first is None and self.default.tightest(send.bounds) != NO_BOUNDS:
+            allowed |= {("bound_reached", False)}
+        if send.scope in self.model.refused and not conflicts and age in _KNOWN:
+            allowed = (allowed & {("token_too_old", None)}) | {("bound_reached", False)}
         assert answer in allowed, f"{send} ({age}, first {first}) got {body}"
         if answer == ("token_too_old", False):
             self.model.never(send)
+        elif answer == ("bound_reached", False):
+            self.model.refuse(send, self._why(send, body))
+
+    def _decided(self, send: Send) -> Send | None:
+        """What was accepted or refused under the token of *send*."""
+        refused = self.model.refused.get(send.scope)
+        return self.model.applied.get(send.scope) or (refused[0] if refused else None)
+
+    def _why(self, send: Send, body: Any) -> Refused:
+        """What refused *send*, by the members of the problem, which must agree."""
+        delta = sum(each for name, each in send.items if name == body["counter"])
+        which, sign = ("at_most", 1) if delta > 0 else ("at_least", -1)
+        bound, count, room = body[which], body["count"], body["room"]
+        assert bound == getattr(send.bounds.tightest(self.default), which) or (
+            send.scope in self.model.refused
+        )
+        assert sign * (count + delta - bound) > 0, f"there was room for {send}: {body}"
+        assert room == max(0, sign * (bound - count))
+        return body["counter"], count, bound, room
 
     def cancels(self, now_us: int, send: Send, bodies: list[Any], *, waits: bool) -> None:
         """Judge responses to cancels of *send* that were sent at once, the acknowledged first."""
@@ -149,7 +180,7 @@ class Judge:
             return True
         check_problem(body)
         answer, scope = (body["code"], body["applied"]), send.scope
-        known = self.model.applied.get(scope) or self.model.cancelled.get(scope, (None,))[0]
+        known = self._decided(send) or self.model.cancelled.get(scope, (None,))[0]
         allowed: set[tuple[str, bool | None]] = set()
         if age is Age.FUTURE:
             allowed = {("token_in_future", None)}

@@ -11,13 +11,22 @@ from typing import Any, ClassVar, TypeVar
 
 import httpx
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
+from counter.bounds import NO_BOUNDS
 from counter.types import Token
 from tests.properties.judge import Bounds, Judge
 from tests.support.app import App, bounds_of_a_few, store_that_fails
 from tests.support.model import Model, Send
-from tests.support.rest import Rest, item
+from tests.support.rest import Rest
 from tests.support.times import HOUR, MILLISECOND, MINUTE, SECOND, rfc3339, to_us
 
 T = TypeVar("T")
@@ -207,16 +216,20 @@ class CounterMachine(RuleBasedStateMachine):
     )
     def send_batch(self, old: list[Send], new: list[tuple[str, int, int, bytes]]) -> Any:
         fresh = [Send(Token(n, self.now_us - a), ((c, d),)) for c, d, a, n in new]
-        sends = [each for each in (*fresh, *old) if not each.clear and not each.atomic]
-        items = [item(each.counter, each.delta, each.token) for each in sends]
-        answer = self.run(self.rest.batch_add(items))
+        self._send_batch([*fresh, *old])
+        return multiple(*fresh)
+
+    def _send_batch(self, sends: list[Send]) -> None:
+        """Send the single adds of *sends* in one request."""
+        sends = [each for each in sends if not each.clear and not each.atomic]
+        answer = self.run(self.rest.batch_add([each.as_item for each in sends]))
         assert answer.status_code == 200, answer.text
         self.tried |= {each.counter for each in sends}
         self.asked |= {(each.counter, each.token.generation_time_us, False) for each in sends}
         results = answer.json()["results"]
         self.judge.many(self.now_us, list(zip(sends, results, strict=True)))
-        return multiple(*fresh)
 
+    @precondition(lambda self: self.judge.default == NO_BOUNDS)
     @rule(counter=counters, key=st.sampled_from(["k", "order:1"]), hedges=st.integers(1, 3))
     def send_key(self, counter: str, key: str, hedges: int) -> None:
         """An id without a time: the first sighting within its time to live gives it one."""
@@ -284,7 +297,9 @@ class CounterMachine(RuleBasedStateMachine):
 
     async def _ask_to_cancel(self, each: Send) -> Any:
         """The response to a request that cancels *each*."""
-        if each.atomic:
+        if each.bounds != NO_BOUNDS:
+            answer = await self._ask_bounded(each, "cancel")
+        elif each.atomic:
             answer = await self.rest.cancel_atomic(each.items, each.token)
         else:
             delta = None if each.clear else each.delta
@@ -293,6 +308,13 @@ class CounterMachine(RuleBasedStateMachine):
         found = answer.json()
         assert found.get("status", 200) == answer.status_code
         return found
+
+    async def _ask_bounded(self, each: Send, verb: str) -> httpx.Response:
+        """The response to a request about an add that may have bounds."""
+        path = self.rest.path(verb=f"atomic/{verb}")
+        if not each.atomic:
+            path = self.rest.path(each.counter, verb)
+        return await self.rest.post(path, each.body)
 
     def _send_all(self, sends: list[Send], *, rolls_up: bool = False) -> None:
         """Send all at once, and hold every response against the model."""
@@ -311,7 +333,9 @@ class CounterMachine(RuleBasedStateMachine):
     async def _ask(self, each: Send) -> Any:
         """The response to one send: the body of an acknowledgement, or a problem."""
         self.asked |= {(name, each.token.generation_time_us, each.delete) for name, _ in each.items}
-        if each.atomic:
+        if each.bounds != NO_BOUNDS:
+            answer = await self._ask_bounded(each, "add")
+        elif each.atomic:
             answer = await self.rest.atomic_add(each.items, each.token)
         elif each.delete:
             answer = await self.rest.delete(each.counter, each.token)
@@ -413,15 +437,13 @@ class CounterMachine(RuleBasedStateMachine):
         """The returned count includes its add."""
         if each.atomic or each.clear:
             return
-        work = self.rest.add(each.counter, each.delta, each.token, verb="add-and-get")
-        answer = self.run(work)
+        answer = self.run(self._ask_bounded(each, "add-and-get"))
         self.judge.one(self.now_us, each, answer.json())
         if answer.status_code == 200:
             assert answer.json()["count"] == self.judge.model.count(each.counter)
 
     async def _check_all(self) -> None:
         """At the end: every way to look at every counter shows the distinct tokens."""
-        model = self.judge.model
         await self._read(list(COUNTERS), 0)
         assert set(await self.rest.names()) <= self.tried
         self.app.clock.advance(10 * SECOND)
@@ -432,16 +454,33 @@ class CounterMachine(RuleBasedStateMachine):
         await self.app.roll_up()
         names = set(await self.rest.names())
         self._check_names(names)
-        await self._check_lists({name: model.count(name) for name in names})
+        await self._check_lists({name: self._count_of(name) for name in names})
         kept_us = self.now_us - self.judge.bounds.retention_us
         for counter in COUNTERS:
-            events = [
-                (to_us(each["event_time"]), each.get("delta", 0), each.get("clear", False))
-                for each in await self.rest.events(counter, limit=3)
-            ]
-            assert events == sorted(events, key=lambda event: -event[0])
-            recent = sorted(event for event in events if event[0] >= kept_us)
-            assert recent == model.events(counter, kept_us)
+            await self._check_events(counter, kept_us)
+
+    def _count_of(self, counter: str) -> int:
+        """The count of a counter by all that was answered."""
+        return self.judge.model.count(counter)
+
+    async def _check_events(self, counter: str, kept_us: int) -> None:
+        """The log since then has each event that was acknowledged, and each refusal."""
+        listed = [
+            (to_us(each["event_time"]), each) for each in await self.rest.events(counter, limit=3)
+        ]
+        assert [at for at, _ in listed] == sorted((at for at, _ in listed), reverse=True)
+        recent = sorted(
+            (at, each.get("delta", 0), each.get("clear", False))
+            for at, each in listed
+            if at >= kept_us and "refused" not in each
+        )
+        assert recent == self.judge.model.events(counter, kept_us)
+        refused = sorted(
+            (at, each["refused"]["delta"])
+            for at, each in listed
+            if at >= kept_us and "refused" in each
+        )
+        assert refused == self.judge.model.refusals(counter, kept_us)
 
     async def _check_lists(self, expected: dict[str, int]) -> None:
         """By name and by count, the listed counters have the counts that are expected."""

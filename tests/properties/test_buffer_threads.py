@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from counter_client import Options, buffer, delivery, retrying, tokens
-from counter_client.buffer import Bounds, Buffer
+from counter_client.buffer import Buffer, Limits
 from counter_client.calls import Calls, Response
 from counter_client.failures import (
     BufferFullError,
@@ -84,7 +84,7 @@ class World:
         draw = self.draw
         options = Options(attempt_timeout_s=5.0, deadline_s=draw.choice((1.0, 30.0)))
         policy = Policy(options, Budget.of(options, 0.0), self.turns.time)
-        bounds = Bounds(draw.choice((0.0, 0.1, 2.0)), draw.choice((2, 99)))
+        bounds = Limits(draw.choice((0.0, 0.1, 2.0)), draw.choice((2, 99)))
         return Buffer(Calls("default"), policy, self.send, bounds, self.spool)
 
     def times(self, add: Add) -> int:
@@ -260,8 +260,8 @@ def wake_no_flush(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS: list[tuple[Fault, int]] = [
     (wait_past_the_end, 2),
-    (move_adds_outside_of_the_lock, 12),
-    (wake_no_flush, 33),
+    (move_adds_outside_of_the_lock, 23),
+    (wake_no_flush, 10),
 ]
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 from counter_client import buffer, delivery, retrying, spool, transport
+from counter_client.aio import AsyncHold
 from counter_client.delivery import Backlog
 from counter_client.errors import StoreUnavailableError
 from counter_client.failures import UnreachableError
@@ -22,6 +23,7 @@ SITUATIONS = frozenset(
         *("killed at a time", "killed before a statement", "killed in a commit"),
         "killed while it sends",
         *("hedged", "retried"),
+        *("hold settled", "hold released", "hold expired", "end timed out"),
         *("flushed", "synced", "unsent", "unsent at the end", "unknown outcome", "not sent"),
         *("rejected on disk", "resolved True", "resolved False", "spool cannot be opened"),
     }
@@ -87,14 +89,24 @@ def flush_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(buffer.Merging, "record_finished", early)
 
 
+def settle_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A settle returns before there is an answer."""
+
+    async def early(self: AsyncHold, call: Any) -> None:
+        self._ending = self._background.start(call)
+
+    patch.setattr(AsyncHold, "_end", early)
+
+
 FAULTS: list[tuple[Fault, int]] = [
-    (lose_new_tokens, 7),
-    (send_before_saving, 0),
-    (ignore_full_disks, 38),
-    (believe_refused_retries, 11),
-    (believe_a_refused_hedge, 11),
-    (take_cut_requests_for_unsent, 11),
+    (lose_new_tokens, 31),
+    (send_before_saving, 2),
+    (ignore_full_disks, 2),
+    (believe_refused_retries, 53),
+    (believe_a_refused_hedge, 109),
+    (take_cut_requests_for_unsent, 14),
     (flush_too_early, 2),
+    (settle_too_early, 1),
 ]
 
 

@@ -7,15 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
-from tests.properties.machine import CounterMachine
+from tests.properties.bounded import BoundedMachine
 from tests.properties.stalls import StallingMachine
 from tests.support.app import App
 from tests.support.model import Send
 from tests.support.rest import Rest
 from tests.support.virtual import no_deadline_by_the_wall
-
-#: A failure is made small before it is shown, and that takes minutes.
-pytestmark = pytest.mark.timeout(600)
 
 #: A run has many steps, so there are fewer of them than of other properties.
 STEPS = settings(
@@ -26,11 +23,11 @@ STEPS = settings(
 )
 
 
-class OverSqlite(CounterMachine):
+class OverSqlite(BoundedMachine):
     storage = "sqlite"
 
 
-class OverPostgresql(CounterMachine):
+class OverPostgresql(BoundedMachine):
     """Two processes: sends alternate, hedges go to the other, and both roll up at once."""
 
     storage = "postgresql"

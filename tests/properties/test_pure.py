@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 from counter import limits
 from counter.clock import to_rfc3339, to_us
 from counter.errors import SliceMissingError
-from counter.folds import apply_fold, fingerprint, fold_events, fold_rows
-from counter.partitions import event_bucket_of, shard_of, slice_of, slice_start
 from counter.quantities import format_duration, parse_duration
 from counter.tokens import format_nonce, nonce_of_key, token_of_uuid7
 from counter.types import Event, Slice, Token, WindowRow
-from counter.windows import window_of
+from counter.windows import (
+    apply_fold,
+    event_bucket_of,
+    fingerprint,
+    fold_events,
+    fold_rows,
+    shard_of,
+    slice_of,
+    slice_start,
+    window_of,
+)
 from tests.support.rest import uuid7
 from tests.support.times import rfc3339
 

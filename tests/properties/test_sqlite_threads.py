@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from counter.core.results import Add, Added
 from counter.core.service import CounterService
 from counter.errors import CounterError, OverloadedError, UnavailableError
 from counter.storage.shared import batching, bridge
@@ -67,7 +68,7 @@ class Clock:
 
 
 @dataclass
-class Add:
+class Tried:
     """One add: number n of a counter adds 4**n."""
 
     counter: str
@@ -76,7 +77,7 @@ class Add:
     #: When it was acknowledged, in steps of the run.
     ended: int | None = None
     #: The other items of the same atomic add.
-    other: "Add | None" = None
+    other: "Tried | None" = None
 
 
 class Failing(sqlite3.Connection):
@@ -106,7 +107,7 @@ class World:
         self.failures = 0.0
         self.seen: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.adds: dict[str, list[Add]] = {name: [] for name in NAMES}
+        self.adds: dict[str, list[Tried]] = {name: [] for name in NAMES}
         self.moment = 0
         parent = Path("/dev/shm")
         self.place = Path(mkdtemp(prefix="threads-", dir=parent if parent.is_dir() else None))
@@ -165,24 +166,23 @@ class World:
             adds, tokens = [], []
             for name in NAMES if is_atomic else draw.choices(NAMES, k=draw.choice((1, 1, 3))):
                 made = self.adds[name]
-                made.append(Add(name, 4 ** len(made), self.now()))
+                made.append(Tried(name, 4 ** len(made), self.now()))
                 adds.append(made[-1])
                 tokens.append(Token(draw.randbytes(16), self.clock.now_us()))
             if is_atomic:
                 adds[0].other, adds[1].other = adds[1], adds[0]
             for attempt in range(draw.choice((1, 2))):
                 self.seen["retry"] += attempt
-                given: list[Any] = [
-                    (x.counter, x.delta, y) for x, y in zip(adds, tokens, strict=True)
-                ]
+                given = [Add(x.counter, x.delta, y) for x, y in zip(adds, tokens, strict=True)]
+                results: Sequence[Added | CounterError]
                 try:
                     if is_atomic:
                         items = [(each.counter, each.delta) for each in adds]
-                        results: list[Any] = await service.add_atomic(namespace, items, tokens[0])
+                        results = await service.add_atomic(namespace, items, tokens[0])
                     elif len(adds) == 1:
-                        results = [await service.add(namespace, *given[0])]
+                        results = [await service.add(namespace, *given[0][:3])]
                     else:
-                        results = list(await service.add_many(namespace, given))
+                        results = await service.add_many(namespace, given)
                 except CounterError as error:
                     results = [error] * len(adds)
                 for add, result in zip(adds, results, strict=True):
@@ -292,7 +292,7 @@ def show_the_tail_late(patch: pytest.MonkeyPatch) -> None:
     late: list[Any] = []
 
     def careless(self: live.LiveTail) -> None:
-        fresh, self._fresh = self._fresh, [*late]
+        fresh, self.written = self.written, [*late]
         late[:] = fresh
         commit(self)
 

@@ -16,7 +16,7 @@ from counter.core.namespaces import Namespaces
 from counter.errors import StoreUnavailableError
 from counter.limits import HOUR, INT64_MAX, INT64_MIN, MINUTE, SECOND
 from counter.storage.shared.memory_cache import MemoryCache
-from counter.storage.sqlite import SqliteStore, events, rollups, window_rollup
+from counter.storage.sqlite import SqliteStore, event_rows, rollups, window_rollup
 from counter.storage.sqlite.window_rollup import SqliteWindowRollup
 from counter.testing.cases import (
     DATASET,
@@ -118,7 +118,7 @@ class Side:
 
         with (
             self._least,
-            patch.object(events, "_SUMS_IN_PART", PART),
+            patch.object(event_rows, "_SUMS_IN_PART", PART),
             patch.object(SqliteWindowRollup, "_roll_part", fails),
         ):
             with suppress(StoreUnavailableError):
@@ -201,7 +201,7 @@ async def test_what_a_window_leaves_to_the_worker_comes_in_parts_and_outside_of_
 ) -> None:
     """Regression: all of it was one batch, and clears were looked for while all adds waited."""
     threads, sizes = set[str](), list[int]()
-    fold, roll = events.fold_rows_of, BatchRoller.roll
+    fold, roll = event_rows.fold_rows_of, BatchRoller.roll
 
     def folds(*arguments: Any) -> Any:
         threads.add(threading.current_thread().name)

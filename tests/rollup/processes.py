@@ -70,18 +70,18 @@ class Worker:
             assert self.process.poll() is None, self.output()
             return "Rolling up" in self.output()
 
-        await eventually(said, "the worker runs", seconds=60)
+        await eventually(said, "the worker runs")
 
     async def ended(self) -> int:
         """Wait for its end; the exit code."""
 
-        await eventually(lambda: self.process.poll() is not None, "the worker ends", seconds=60)
+        await eventually(lambda: self.process.poll() is not None, "the worker ends")
         assert self.process.returncode is not None
         return self.process.returncode
 
     async def get(self, path: str) -> httpx.Response:
         async with httpx.AsyncClient(
-            base_url=self._url, timeout=30, trust_env=False, verify=False
+            base_url=self._url, timeout=100, trust_env=False, verify=False
         ) as http:
             return await http.get(path)
 
@@ -137,7 +137,7 @@ class Desk:
                 return False
             return True
 
-        await eventually(acknowledged, f"an add to {counter} is acknowledged", seconds=60)
+        await eventually(acknowledged, f"an add to {counter} is acknowledged")
 
     async def rolled_up(self, number: int, count: int) -> None:
         """Wait until each of so many counters is rolled up to *count*."""
@@ -152,7 +152,7 @@ class Desk:
             assert max(counts) <= count, "counted twice"
             return min(counts) == count
 
-        await eventually(done, f"all counters are rolled up to {count}", seconds=60)
+        await eventually(done, f"all counters are rolled up to {count}")
 
     async def shared_by(self, workers: int) -> None:
         """Wait until so many live."""
@@ -160,7 +160,7 @@ class Desk:
         async def live() -> bool:
             return len(await self.store.leases.workers()) == workers
 
-        await eventually(live, f"{workers} workers share the slots", seconds=60)
+        await eventually(live, f"{workers} workers share the slots")
 
 
 @asynccontextmanager

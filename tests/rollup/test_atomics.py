@@ -10,10 +10,9 @@ import pytest
 
 from counter.core.resolve import Resolver
 from counter.errors import StoreUnavailableError, TokenPendingError, TokenTooOldError
-from counter.folds import fingerprint
 from counter.limits import MINUTE, SECOND, TIME_MAX_US
 from counter.types import AtomicMark, Decision, Event, Namespace, Outcome, Sight, Span, Token
-from counter.windows import window_of
+from counter.windows import fingerprint, window_of
 from tests.rollup.world import CLOSING, DATASET, WINDOW, World, begun
 from tests.support.parts import failing
 

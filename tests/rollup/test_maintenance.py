@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from counter.errors import SliceMissingError, StoreUnavailableError, TokenTooOldError
 from counter.limits import MINUTE, PAST_SLICES_PER_STEP, SECOND, SLICES_AHEAD
 from counter.ops.audit import Auditor, State
-from counter.partitions import slice_of, slice_start
 from counter.storage.memory import MemoryStore
 from counter.testing.clock import FakeClock
 from counter.types import CounterType, Dataset, Slice
-from counter.windows import closing_lag
+from counter.windows import closing_lag, slice_of, slice_start
 from rollup.maintenance import Maintenance
 from tests.rollup.world import CLOSING, DATASET, SETTINGS, Process, World, begun
 from tests.support.app import running

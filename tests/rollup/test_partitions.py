@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from counter.capabilities import PartitionSize
 from counter.errors import StoreUnavailableError
-from counter.partitions import shard_of, slice_start
 from counter.storage.sqlite.settings import SqliteSettings
 from counter.testing.clock import FakeClock
 from counter.types import Namespace, Slice
+from counter.windows import shard_of, slice_start
 from rollup.leases import MAINTENANCE, slot_of
 from rollup.partitions import (
     EVENT_BYTES,

@@ -9,7 +9,6 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -20,9 +19,6 @@ from counter.storage.shared.memory_cache import MemoryCache
 from rollup.worker import RollupWorker
 from tests.properties.stalls import StallingMachine
 from tests.rollup.world import Road
-
-#: A failure is made small before it is shown, and that takes minutes.
-pytestmark = pytest.mark.timeout(600)
 
 
 class Rivals(StallingMachine):

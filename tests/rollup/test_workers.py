@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.routes.paging import CounterLists
 from counter.core.read import EMPTY_HEAD, CountReader, read_heads_and_rows
 from counter.errors import SliceMissingError, StoreUnavailableError
 from counter.limits import SECOND
-from counter.partitions import shard_of
 from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Checkpoint, CounterType, CounterUpdate, Head, Pending, WindowRow
-from counter.windows import closed_through
+from counter.windows import closed_through, shard_of
 from rollup.roller import BatchTimes, Dirt, plan
 from tests.rollup.world import CLOSING, DATASET, LEASE_TIME, WINDOW, World, begun
 from tests.support.parts import failing, part_of
@@ -532,7 +532,7 @@ async def test_rolled_up_counts_are_cached_with_their_time() -> None:
     heads = await world.store.rollups.heads(namespace, list(expected))
     assert list(cached) == [head and head.checkpoint for head in heads]
     reader = CountReader(world.store, MemoryCache(world.clock), world.clock)
-    through_us, parts = await reader.rolled_up(namespace, "")
+    through_us, parts = await CounterLists(reader, world.store).rolled_up(namespace, "")
     found = [each[:3] async for part in parts for each in part]
     assert found == [(name, count, through_us) for name, count in expected.items()]
 

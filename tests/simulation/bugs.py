@@ -41,6 +41,8 @@ _ROOMS: Final[Mapping[str, Sequence[str]]] = {
         "bugs_cache",
         "bugs_store",
         "bugs_cancels",
+        "bugs_bounds",
+        "bugs_holds",
     ),
     "dynamodb": ("bugs_dynamodb",),
 }

@@ -93,15 +93,15 @@ BUGS = (
     bug(
         "sqlite-cancel-marks-a-passed-window",
         "a cancel over SQLite leaves its mark in a window that a worker has passed",
-        Edit(rollups.request_recounts, "max(passed_us + 1, clock_us,", "max(clock_us,"),
+        Edit(rollups.open_time, "max(int(passed_us) + 1, database", "max(database"),
     ),
     bug(
         "sqlite-cancel-marks-a-window-being-passed",
         "a cancel over SQLite leaves its mark in a window that a worker is passing",
         Edit(
-            rollups.request_recounts,
-            "max(database.clock.now_us(), database.fenced_us)",
-            "database.clock.now_us()",
+            rollups.open_time,
+            "database.clock.now_us(), database.fenced_us,",
+            "database.clock.now_us(),",
         ),
     ),
     bug(
@@ -109,8 +109,8 @@ BUGS = (
         "a cancel over SQLite leaves its mark in a window before the one to recount",
         Edit(
             rollups.request_recounts,
-            "max(passed_us + 1, clock_us, events[0].event_time_us)",
-            "max(passed_us + 1, clock_us)",
+            "open_time(database, connection, namespace, events[0].event_time_us)",
+            "open_time(database, connection, namespace, 0)",
         ),
     ),
     bug(

@@ -20,7 +20,7 @@ BUGS = (
             "    watermarks = await self._store.rollups.watermarks(namespace)\n",
         ),
         Edit(
-            _Reader._read_rolled_up,
+            _Reader.rolled_up,
             "    watermarks = await self._store.rollups.watermarks(namespace)\n"
             "    heads = await self._store.rollups.heads(namespace, counters)\n",
             "    heads = await self._store.rollups.heads(namespace, counters)\n"
@@ -83,7 +83,7 @@ BUGS = (
         Edit(
             event_reads.EventFolds._fold,
             "folds[(counter, span)] = fold_events(events)",
-            "from counter.partitions import event_bucket_of\n"
+            "from counter.windows import event_bucket_of\n"
             "            buckets = {}\n"
             "            for each in events:\n"
             "                bucket = event_bucket_of(each.event_id, slices[0].event_buckets)\n"

@@ -1,8 +1,8 @@
 """Bugs of adds and of resolutions."""
 
 from counter import windows
+from counter.core import adds, service
 from counter.core import resolve as resolution
-from counter.core import service
 from counter.core import write as writing
 from counter.core.clock_guard import ClockGuard
 from counter.core.namespaces import Namespaces
@@ -52,13 +52,13 @@ BUGS = (
         "a write that timed out is acknowledged",
         Edit(
             service.CounterService._added,
-            "if isinstance(outcome, UnavailableError):",
-            "if isinstance(outcome, UnavailableError) and False:",
+            "if isinstance(outcome, CounterError):",
+            "if isinstance(outcome, CounterError) and False:",
         ),
         Edit(
             service.CounterService._added,
             "self.tally.record(namespace.name, (outcome,))",
-            "outcome = Written.UNVERIFIED if isinstance(outcome, UnavailableError) else outcome",
+            "outcome = Written.UNVERIFIED if isinstance(outcome, CounterError) else outcome",
         ),
     ),
     bug(
@@ -66,10 +66,10 @@ BUGS = (
         "a token that the guard knows is answered without writing the event",
         Edit(
             _Writer.write_admitted,
-            "outcomes[at] = Written.LATE",
-            "outcomes[at] = Written.LATE\n"
+            "results[at] = Written.LATE",
+            "results[at] = Written.LATE\n"
             "        elif guarded[at] is Guarded.SAME:\n"
-            "            outcomes[at] = Written.REPLAYED",
+            "            results[at] = Written.REPLAYED",
         ),
     ),
     bug(
@@ -214,7 +214,7 @@ BUGS = (
         "item-key-by-index",
         "the item key of an atomic add is its place in the list",
         Edit(
-            service._events_of_atomic,
+            adds.events_of_atomic,
             "earlier[counter] = earlier.get(counter, 0) + 1",
             "earlier[counter] = index + 1",
         ),

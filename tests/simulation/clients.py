@@ -142,6 +142,7 @@ class Clients:
             item.conflict_us = now_us if item.conflict_us is None else item.conflict_us
         elif answer.get("applied") is False:
             item.void_us = now_us if item.void_us is None else item.void_us
+            item.refused |= code == "bound_reached"
         elif not self._is_expected(code, item.change.plan.namespace):
             self._surprise(item, f"got {sent.status} {dict(answer)}")
 
@@ -227,6 +228,7 @@ def _request_of(changed: Changed, items: Sequence[Item]) -> tuple[str, str, Any,
     base = f"/v1/namespaces/{plan.namespace}"
     headers = {} if plan.key is None else {"idempotency-key": plan.key}
     token: dict[str, Any] = {}
+    bound = {} if plan.at_most is None else {"at_most": plan.at_most}
     if plan.key is None:
         token = {"idempotency_token": _token(plan.nonce, changed.token_us)}
     if plan.how == "batch":
@@ -234,16 +236,17 @@ def _request_of(changed: Changed, items: Sequence[Item]) -> tuple[str, str, Any,
             {
                 "counter": counter,
                 "delta": delta,
+                **bound,
                 "idempotency_token": _token(plan.nonce * 1_000 + place, changed.token_us),
             }
             for place, (counter, delta) in enumerate(plan.items)
         ]
         return "POST", f"{base}/batch/add", {"items": adds}, headers
     if plan.how == "atomic":
-        pairs = [{"counter": item.counter, "delta": item.delta} for item in items]
+        pairs = [{"counter": item.counter, "delta": item.delta, **bound} for item in items]
         return "POST", f"{base}/atomic/add", token | {"items": pairs}, headers
     ((counter, delta),) = plan.items
-    body = token if plan.how in CLEARS else token | {"delta": delta}
+    body = token if plan.how in CLEARS else token | {"delta": delta, **bound}
     if plan.how == "delete":
         return "DELETE", f"{base}/counters/{counter}", body, headers
     return "POST", f"{base}/counters/{counter}/{plan.how}", body, headers

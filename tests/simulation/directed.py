@@ -45,6 +45,10 @@ _REPLICAS: Final = "tests/simulation/test_replicas.py::"
 _SERVICE: Final = "tests/unit/test_service.py::"
 _SQLITE: Final = "tests/contracts/test_sqlite.py::"
 _SQLITE_CANCEL: Final = "tests/unit/test_sqlite_cancel.py::"
+_BOUNDS: Final = f"{_SQLITE}TestServiceBounds::"
+_SQLITE_BOUNDS: Final = "tests/unit/test_sqlite_bounds.py::"
+_HOLDS: Final = f"{_SQLITE}TestServiceHolds::"
+_SQLITE_HOLDS: Final = "tests/unit/test_sqlite_holds.py::"
 
 _OPEN: Final = f"{_WINDOWS}test_a_window_is_open_until_the_last_add_of_it_can_have_landed"
 _LEFT: Final = f"{_RESOLUTION}test_a_recount_is_left_for_readers_and_for_the_worker"
@@ -53,7 +57,17 @@ _HALVES: Final = f"{_ATOMICS}test_halves_are_made_whole_by_whichever_worker_has_
 _ACKNOWLEDGED: Final = f"{_REPLICAS}test_every_read_sees_data_of_two_replicas"
 _KEY: Final = f"{_SERVICE}test_a_key_that_is_cancelled_while_a_retry_looks_for_a_new_time_gets_none"
 _EXACTLY_ONCE: Final = f"{_SQLITE}TestServiceCancels::test_an_add_is_cancelled_exactly_once"
+_ROOM: Final = f"{_BOUNDS}test_a_cancel_gives_room_back"
+_RETRY: Final = f"{_SQLITE_BOUNDS}test_a_retry_is_not_decided_again"
+_CLEARED: Final = f"{_SQLITE_BOUNDS}test_a_clear_of_the_same_transaction_makes_room"
 _OPEN_MARK: Final = f"{_SQLITE_CANCEL}test_the_mark_is_left_in_a_window_that_no_worker_has_passed"
+_TOGETHER: Final = f"{_HOLDS}test_holds_and_adds_keep_bounds_together"
+_MADE_ROOM: Final = f"{_HOLDS}test_expired_holds_make_room"
+_AT_ONCE: Final = f"{_HOLDS}test_a_transaction_ends_a_bounded_number_of_holds"
+_EXTENDED: Final = f"{_HOLDS}test_a_hold_is_extended"
+_SETTLED: Final = f"{_HOLDS}test_a_hold_is_settled_once"
+_RELEASED: Final = f"{_HOLDS}test_a_released_hold_counts_nothing"
+_RELEASING: Final = f"{_HOLDS}test_a_cancel_releases_a_hold"
 _VOIDED: Final = f"{_REPLICAS}test_a_voided_event_stays_hidden_whenever_it_lands[item]"
 
 #: By bug: the test that catches it.
@@ -242,6 +256,71 @@ DIRECTED: Final[Mapping[str, str]] = {
     ),
     "sqlite-removal-not-noted": _EXACTLY_ONCE,
     "sqlite-removal-counted-twice": _EXACTLY_ONCE,
+    "sqlite-bound-without-transaction": (
+        f"{_SQLITE_BOUNDS}test_atomic_adds_of_one_transaction_see_each_other"
+    ),
+    "sqlite-bound-without-append": f"{_BOUNDS}test_adds_of_one_write_see_each_other",
+    "sqlite-room-for-each-alone": f"{_BOUNDS}test_adds_of_one_write_share_the_room[1]",
+    "sqlite-retry-has-room": f"{_BOUNDS}test_adds_of_one_write_share_the_room[1]",
+    "sqlite-bound-before-identity": _RETRY,
+    "sqlite-retry-takes-room": _RETRY,
+    "sqlite-refusal-decided-again": _RETRY,
+    "sqlite-bound-without-recount": _ROOM,
+    "sqlite-bound-without-clear": (
+        f"{_SQLITE_BOUNDS}test_a_clear_in_the_tail_erases_what_a_rollup_has_summed"
+    ),
+    "sqlite-bound-of-erased": f"{_BOUNDS}test_a_clear_makes_room",
+    "sqlite-bound-without-clear-of-append": _CLEARED,
+    "sqlite-rolled-back-tail": (
+        f"{_SQLITE_BOUNDS}test_a_commit_that_failed_leaves_nothing_that_counts"
+    ),
+    "sqlite-landed-unseen": f"{_SQLITE_BOUNDS}test_a_commit_that_failed_and_landed_counts",
+    "namespace-bound-in-payload": f"{_BOUNDS}test_the_namespace_has_bounds",
+    "sqlite-cancelled-refusal-subtracted": _ROOM,
+    "sqlite-cancelled-refusal-counted": _ROOM,
+    "sqlite-resolved-refusal-counted": (
+        f"{_SQLITE_BOUNDS}test_a_refusal_that_is_resolved_and_cancelled_was_not_counted"
+    ),
+    "sqlite-half-a-refusal": f"{_BOUNDS}test_an_atomic_add_is_refused_as_a_whole",
+    "sqlite-all-holds-held": _TOGETHER,
+    "sqlite-add-without-held": _TOGETHER,
+    "sqlite-atomic-add-without-held": f"{_SQLITE_HOLDS}test_an_atomic_add_sees_what_is_held",
+    "sqlite-hold-without-held": _TOGETHER,
+    "sqlite-clear-erases-held": f"{_HOLDS}test_a_clear_leaves_holds_open",
+    "sqlite-holds-forgotten-at-start": f"{_SQLITE_HOLDS}test_holds_are_known_after_a_restart",
+    "refusal-without-held": _TOGETHER,
+    "room-without-held": _TOGETHER,
+    "sqlite-expiry-not-written": _MADE_ROOM,
+    "sqlite-expired-of-both-ways": _MADE_ROOM,
+    "sqlite-expired-at-the-next-instant": f"{_HOLDS}test_a_hold_expires",
+    "sqlite-too-many-expired-refused": _AT_ONCE,
+    "sqlite-ends-rolled-back": _AT_ONCE,
+    "sqlite-rolled-back-end-in-the-tail": (
+        f"{_SQLITE_HOLDS}test_an_end_that_is_rolled_back_with_its_change_leaves_the_hold_open"
+    ),
+    "holds-left-to-requests": f"{_HOLDS}test_a_hold_expires",
+    "sqlite-extension-shortens": _EXTENDED,
+    "sqlite-extension-unlimited": _EXTENDED,
+    "sqlite-end-without-reservation": _SETTLED,
+    "sqlite-hold-ends-twice": _RELEASED,
+    "sqlite-end-left-in-the-index": _SETTLED,
+    "sqlite-end-forgotten-early": _SETTLED,
+    "sqlite-end-in-a-passed-window": (
+        f"{_SQLITE_HOLDS}test_an_end_is_in_a_window_that_no_worker_has_passed"
+    ),
+    "sqlite-end-before-its-hold": f"{_HOLDS}test_a_hold_of_the_future_ends_after_it_began",
+    "ended-hold-is-open-for-a-retry": _SETTLED,
+    "settled-with-another-amount": _SETTLED,
+    "settled-the-other-way": f"{_HOLDS}test_invalid_holds_are_refused",
+    "sqlite-cancel-removes-a-hold": _RELEASING,
+    "sqlite-cancels-a-settled-hold": _RELEASING,
+    "sqlite-held-counter-listed": f"{_HOLDS}test_what_is_held_is_no_counter_of_its_own",
+    "sqlite-holds-of-a-deleted-namespace": (
+        f"{_SQLITE_HOLDS}test_a_deleted_namespace_leaves_no_holds"
+    ),
+    "sqlite-slice-dropped-with-an-open-hold": (
+        f"{_SQLITE_HOLDS}test_a_slice_with_an_open_hold_is_not_dropped"
+    ),
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import count
 from random import Random
 
-from counter.limits import MILLISECOND, MINUTE, SECOND
+from counter.limits import INT64_MAX, MILLISECOND, MINUTE, SECOND
 from tests.simulation.ambush import Ambush
 from tests.simulation.plan import (
     BASE,
@@ -31,6 +31,8 @@ _ACTIONS = (
 _REBORN = 100_000
 #: The number of the first change of the first crowd.
 _CROWDS = 400_000
+#: The share of adds that have bounds, where the store keeps them.
+_BOUNDED = 0.15
 #: The share of changes that are cancelled.
 _CANCELLED = 0.08
 #: A clock that is nearer to its bound may be past it for all that its guard can know.
@@ -155,6 +157,15 @@ def _draw_wrong_clocks(plan: Plan, random: Random) -> None:
         at_us = int(random.random() * config.end_us)
         plan.steps.append(Fault(at_us, "create", random.choice(apis)))
         plan.steps.append(Fault(at_us, "accept", random.choice(apis), 0, random.random()))
+
+
+def draw_bounds(plan: Plan, random: Random) -> None:
+    """Have some adds refused if they take a count past that of a few of them."""
+    for place, step in enumerate(plan.steps):
+        if isinstance(step, Change) and step.how not in CLEARS and random.random() < _BOUNDED:
+            largest = max(abs(delta or 0) for _, delta in step.items)
+            at_most = random.choice((0, 0, largest, 2 * largest, 3 * largest))
+            plan.steps[place] = replace(step, at_most=min(at_most, INT64_MAX))
 
 
 def draw_cancels(plan: Plan, random: Random) -> None:

@@ -29,6 +29,8 @@ class Item:
     #: Its outcome: the times of the first response that it counts, or never will.
     applied_us: int | None = None
     void_us: int | None = None
+    #: It never will, because of a bound.
+    refused: bool = False
     conflict_us: int | None = None
     #: When it was first asked to be cancelled, and the first response that it is.
     cancel_us: int | None = None

@@ -11,9 +11,8 @@ from itertools import count
 from typing import Any, Final
 
 from counter.limits import TIME_MAX_US
-from counter.partitions import shard_of
 from counter.types import Event, Namespace
-from counter.windows import accept_limit_at, closing_limit_at, window_of
+from counter.windows import accept_limit_at, closing_limit_at, shard_of, window_of
 from tests.simulation.cells import NEVER, Key, Partition
 from tests.simulation.history import Changed, History, Item, Seen
 from tests.simulation.node import Node, Write

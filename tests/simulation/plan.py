@@ -142,6 +142,8 @@ class Change(Step):
     reads: bool = False
     #: Whether its client never asks for the outcome.
     forsaken: bool = False
+    #: The bound of each of its adds.
+    at_most: int | None = None
 
     @property
     def is_cancelled(self) -> bool:

@@ -143,6 +143,8 @@ def why_not_compared(changed: Changed) -> str:
         return "it has an arbitrary key"
     if changed.plan.is_cancelled:
         return "it is cancelled"
+    if changed.plan.at_most is not None:
+        return "it has a bound"
     return "" if changed.requests else "it was never sent"
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from counter.partitions import shard_of
 from counter.testing.cases import NOW, WINDOW, dirty_counters, make_namespace
 from counter.types import Mark, Namespace, Span
+from counter.windows import shard_of
 from tests.simulation.processes import Processes
 from tests.simulation.store import SimulatedStore
 

@@ -53,7 +53,7 @@ class AddStream:
 
     async def event(self) -> Any:
         """The next response."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while (found := self.http.next_event()) is h11.NEED_DATA:
                 self.http.receive_data(await self.reader.read(65_536))
         return found

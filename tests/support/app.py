@@ -30,7 +30,8 @@ sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
 
 #: The default dataset and namespace: the defaults of the program, and ones that soon see an end.
 WIDE: dict[str, Any] = {}
-#: Over an engine that takes a millisecond for an event, one after the other.
+#: Over an engine that takes a millisecond for an event, one after the other, or where a machine
+#: that is slow for a while must not fail an add.
 SLOW: dict[str, Any] = {"write_timeout": "10s"}
 SMALL: dict[str, Any] = {
     "retention": "10m",

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from counter.clock import SystemClock
 from counter.limits import HOUR, MINUTE, SECOND
-from counter.partitions import slice_start
 from counter.ports import Clock
 from counter.storage.cassandra.connection import CassandraConnection
 from counter.storage.cassandra.control_keyspace import slice_text
@@ -21,6 +20,7 @@ from counter.storage.cassandra.slices import FORGET, CassandraSlices
 from counter.storage.cassandra.store import CassandraStore
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.types import Dataset, Slice
+from counter.windows import slice_start
 from scripts.cluster_nodes import Cluster
 from tests.rollup.processes import LEASE_TIME, TIMES
 

@@ -9,7 +9,7 @@ from tests.support.server import ROOT
 
 
 def run_python(
-    *words: str | Path, cwd: Path = ROOT, timeout: int = 60, **options: Any
+    *words: str | Path, cwd: Path = ROOT, timeout: int = 300, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
     """Run Python with *words*; the result has its output."""
     return subprocess.run(

@@ -19,9 +19,7 @@ from scripts.cluster_nodes import Cluster, Shape, dies_with_us, make_temporary
 from tests.support.levels import Level, level_of
 from tests.support.needs import miss
 
-#: Three nodes take most of a minute to start on a small machine, and the first start fetches jars.
-TIMEOUT_S = 600
-_LOGIN_TIMEOUT_S = 60.0
+_LOGIN_TIMEOUT_S = 180.0
 #: Fixtures whose tests one process runs, by its group: a server of a kind is started once. Groups
 #: begin in this order, and at most five nodes run at once.
 _GROUPS: Final = {
@@ -36,9 +34,6 @@ _GROUPS: Final = {
     "redis": "caches",
     "any_cache": "caches",
 }
-SLOW_FIXTURES = frozenset(
-    {"cassandra", "cassandra_with_passwords", "three_nodes", "breakable", "two_datacenters"}
-)
 
 
 @contextmanager
@@ -169,14 +164,6 @@ def breakable_cache(any_cache: Cluster) -> Iterator[Cluster]:
     """The same servers, to be killed and paused: they are mended afterwards."""
     yield any_cache
     any_cache.mend()
-
-
-def allow_time_to_start(items: list[pytest.Item]) -> None:
-    """Whichever test comes first waits for the servers: give all of them the time."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        if not SLOW_FIXTURES.isdisjoint(names) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 def group_of(item: pytest.Item) -> str:

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from counter.limits import MINUTE
 from counter.ports import Clock
 from counter.storage.dynamodb.driver import Driver, DynamodbOptions
 from counter.storage.dynamodb.schema import apply_for, apply_schema
@@ -32,7 +33,9 @@ def dynamodb(
         patched.setenv("AWS_ACCESS_KEY_ID", "none")
         patched.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
         server.start()
-        _Shared.options = DynamodbOptions(region="local", endpoint=server.endpoint)
+        _Shared.options = DynamodbOptions(
+            region="local", endpoint=server.endpoint, timeout_us=MINUTE
+        )
         yield _Shared.options
         _Shared.options = None
         server.stop()

@@ -53,6 +53,8 @@ WATCHED: Final[dict[str, tuple[str, ...]]] = {
     "tests/docs": ("README.md", "docs", "scripts"),
     # It compiles all of that schema, for a minute.
     "tests/deploy/test_grafana_schema.py": ("deploy/grafana", "tests/deploy/grafana_schema"),
+    # It compiles Kustomize, as long.
+    "tests/deploy/test_kustomize.py": ("deploy/kubernetes", "deploy/prometheus"),
     "tests/clients/test_generated.py": ("api", "clients/generated", "counter/types.py"),
     "tests/cluster": ("counter/storage/cassandra", "counter/storage/shared"),
     "tests/dynamodb": ("counter/storage/shared",),

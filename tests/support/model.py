@@ -8,7 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
+from counter.bounds import NO_BOUNDS, Bounds
 from counter.types import Token
+from tests.support.rest import Json, on_wire
+
+#: The counter that refused an add, its count, the bound that was reached, and the room.
+Refused = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,8 @@ class Send:
     items: tuple[tuple[str, int], ...]
     clear: bool = False
     atomic: bool = False
+    #: Of every item.
+    bounds: Bounds = NO_BOUNDS
     #: A clear that takes the name off the list, too.
     delete: bool = field(default=False, compare=False)
 
@@ -34,6 +41,21 @@ class Send:
         return self.items[0][1]
 
     @property
+    def body(self) -> Json:
+        """The body of a request for an add, or of its cancel."""
+        bounds = {name: each for name, each in self.bounds._asdict().items() if each is not None}
+        token = {"idempotency_token": on_wire(self.token)}
+        if not self.atomic:
+            return {"delta": self.delta, **bounds, **token}
+        items = [{"counter": name, "delta": delta, **bounds} for name, delta in self.items]
+        return {"items": items, **token}
+
+    @property
+    def as_item(self) -> Json:
+        """The body of a single add as an item of a batch."""
+        return {"counter": self.counter, **self.body}
+
+    @property
     def scope(self) -> tuple[object, ...]:
         """Two sends of one scope are sends of one token: only one payload of them can count."""
         names = tuple(sorted(name for name, _ in self.items)) if self.atomic else self.counter
@@ -43,7 +65,7 @@ class Send:
         """Whether the two, of one scope, ask for different things."""
         if self.clear or other.clear:
             return self.clear != other.clear
-        return self._by_counter() != other._by_counter()
+        return (self.bounds, self._by_counter()) != (other.bounds, other._by_counter())
 
     def _by_counter(self) -> dict[str, list[int]]:
         """The deltas of each counter in their order; the order of counters means nothing."""
@@ -72,12 +94,14 @@ class Model:
     #: When a token was first resolved as applied.
     resolved_at: dict[tuple[object, ...], int] = field(default_factory=dict)
     void: set[tuple[object, ...]] = field(default_factory=set)
+    #: Those that were refused because of a bound, and what was answered.
+    refused: dict[tuple[object, ...], tuple[Send, Refused]] = field(default_factory=dict)
     #: Those that were cancelled, and whether they were counted, and when that was said first.
     cancelled: dict[tuple[object, ...], tuple[Send, bool, int]] = field(default_factory=dict)
 
     def apply(self, send: Send, *, resolved_at_us: int | None = None) -> None:
         """The service said that *send* counts; by a resolution at *resolved_at_us*."""
-        if send.scope in self.void or send.scope in self.cancelled:
+        if send.scope in self.void or send.scope in self.cancelled or send.scope in self.refused:
             raise Contradiction(f"{send} was said never to count, and now it does")
         if resolved_at_us is not None and send.scope not in self.applied:
             self.resolved_at[send.scope] = resolved_at_us
@@ -85,10 +109,34 @@ class Model:
         if first.differs(send):
             raise Contradiction(f"{send} was acknowledged although its token is that of {first}")
 
+    def refuse(self, send: Send, why: Refused) -> None:
+        """The service said that *send* would have passed a bound."""
+        if send.scope in self.applied or send.scope in self.void or send.scope in self.cancelled:
+            raise Contradiction(f"{send} was decided otherwise, and now it is refused by {why}")
+        first = self.refused.setdefault(send.scope, (send, why))
+        if first[0].differs(send) or first[1] != why:
+            raise Contradiction(f"{send} is refused by {why}, and {first[0]} was by {first[1]}")
+
+    def refuses(self, send: Send, default: Bounds) -> bool:
+        """Whether *send* is refused if it is the next, and the bounds of its namespace are
+        *default*."""
+        least, most = send.bounds.tightest(default)
+        for counter in {name for name, _ in send.items}:
+            delta = sum(each for name, each in send.items if name == counter)
+            clears = [x.token.generation_time_us for x, _ in self.sends(counter) if x.clear]
+            if send.clear or send.token.generation_time_us <= max(clears, default=-1):
+                continue
+            count = self.count(counter) + delta
+            if (delta > 0 and most is not None and count > most) or (
+                delta < 0 and least is not None and count < least
+            ):
+                return True
+        return False
+
     def never(self, send: Send) -> None:
         """The service said that the token of *send* will never count."""
-        if send.scope in self.applied:
-            raise Contradiction(f"{send} was acknowledged, and now it is said never to count")
+        if send.scope in self.applied or send.scope in self.refused:
+            raise Contradiction(f"{send} was decided, and now it is said to be void")
         if send.scope in self.cancelled:
             raise Contradiction(f"{send} was cancelled, and now it is said to be void")
         self.void.add(send.scope)
@@ -98,6 +146,8 @@ class Model:
         first = self.applied.pop(send.scope, None)
         if first is not None and not was_counted:
             raise Contradiction(f"{send} was acknowledged, and cancelled as if it was not")
+        if self.refused.pop(send.scope, None) is not None and was_counted:
+            raise Contradiction(f"{send} was refused, and cancelled as if it was counted")
         if was_counted and send.scope in self.void:
             raise Contradiction(f"{send} was void, and cancelled as if it was counted")
         before, was, _ = self.cancelled.setdefault(send.scope, (send, was_counted, now_us))
@@ -142,6 +192,15 @@ class Model:
             (send.token.generation_time_us, 0 if send.clear else delta, send.clear)
             for send, delta in self.sends(counter)
             if send.token.generation_time_us >= from_us
+        )
+
+    def refusals(self, counter: str, from_us: int = 0) -> list[tuple[int, int]]:
+        """(time, delta) of every event since *from_us* that counts 0, because it was refused."""
+        return sorted(
+            (send.token.generation_time_us, delta)
+            for send, _ in self.refused.values()
+            for name, delta in send.items
+            if name == counter and send.token.generation_time_us >= from_us
         )
 
     def counters(self) -> set[str]:

@@ -9,6 +9,8 @@ _JSON = ("application/json", "application/problem+json")
 MEMBERS = ("type", "title", "status", "detail", "code", "applied", "retry")
 #: Refusals that another send of the same token could turn into a response carry the wait.
 WAITS = ("token_pending", "token_in_future", "overloaded", "store_unavailable", "slice_missing")
+#: Refusals of a token that is decided for good, and that no other token should replace.
+NEVER_AGAIN = ("token_cancelled", "bound_reached", "hold_released", "hold_expired")
 
 
 #: The status and the advice of each refusal that tests expect, whatever was asked for. What became
@@ -39,6 +41,11 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "token_pending": (503, "same_token"),
     "token_too_old": (410, "never"),
     "token_cancelled": (410, "never"),
+    "bound_reached": (409, "never"),
+    "hold_unknown": (404, "never"),
+    "hold_settled": (409, "never"),
+    "hold_released": (410, "never"),
+    "hold_expired": (410, "never"),
     "unavailable": (503, "same_token"),
     "unsupported_media_type": (415, "never"),
     "write_timeout": (503, "same_token"),
@@ -81,7 +88,7 @@ def assert_problem(
     """
     problem = problem_of(answer)
     status, retry = REFUSALS[code]
-    if applied is False and code != "token_cancelled":
+    if applied is False and code not in NEVER_AGAIN:
         retry = "new_token"
     got = (problem["status"], problem["code"], problem["applied"], problem["retry"])
     assert (status, code, applied, retry) == got, problem["detail"]

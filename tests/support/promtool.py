@@ -16,7 +16,7 @@ def promtool(*arguments: str, given: str = "") -> str:
         input=given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     if done.returncode:
         print(done.stdout, done.stderr)

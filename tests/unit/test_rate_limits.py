@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counter.core.rate_limits import TokenBucket
+from api.http.token_bucket import TokenBucket
 from counter.errors import RateLimitedError
 
 _RATES = st.one_of(st.integers(1, 10_000), st.floats(0.01, 1))

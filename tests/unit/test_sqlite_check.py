@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from counter.errors import StartupError
-from counter.storage.sqlite.check import inspect
-from counter.storage.sqlite.copying import DATABASE
+from counter.storage.sqlite.offline import DATABASE, inspect
 
 
 def test_the_version_is_seen_while_all_is_in_the_log_yet(tmp_path: Path) -> None:

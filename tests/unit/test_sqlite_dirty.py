@@ -90,8 +90,8 @@ async def test_dirty_counters_are_known_after_a_restart(tmp_path: Path) -> None:
 async def test_sums_come_in_passes_and_parts(tmp_path: Path) -> None:
     """Each counter once, from the live tail's names and from the log alone."""
     sizes = {
-        "events._SUMS_AT_ONCE": 4,
-        "events._SUMS_IN_PART": 2,
+        "event_rows._SUMS_AT_ONCE": 4,
+        "event_rows._SUMS_IN_PART": 2,
         "rollups._FOLDED_AT_ONCE": 5,
         "rollups._LOOKED_UP_AT_ONCE": 3,
     }

@@ -105,6 +105,20 @@ async def test_a_deletion_with_a_failed_commit_has_a_known_outcome(desk: Desk, l
             await desk.store.rollups.watermarks(desk.namespace)
 
 
+async def test_a_commit_that_failed_and_landed_is_no_damage(fast_dir: Path) -> None:
+    """Regression: its pages had no checksums if it was the last one before the end."""
+    desk = Desk(fast_dir)
+    await desk.open()
+    desk.fail("COMMIT", after=True)
+    with pytest.raises(StoreUnavailableError):
+        await desk.store.control.delete_namespace(desk.namespace)
+    await desk.store.close()
+    again = Desk(fast_dir)
+    await again.store.open()
+    assert not await again.store.control.namespaces()
+    await again.store.close()
+
+
 async def test_all_of_a_namespace_that_could_not_be_deleted_is_dirty(desk: Desk) -> None:
     """Its tail was dropped for the deletion: later notes are incomplete."""
     store, namespace = desk.store, desk.namespace

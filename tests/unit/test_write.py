@@ -16,6 +16,7 @@ from counter.core.results import Add, Added
 from counter.core.write import EventWriter, MarkMemory
 from counter.errors import (
     ClockSkewError,
+    CounterError,
     StoreUnavailableError,
     TokenInFutureError,
     UnavailableError,
@@ -59,7 +60,7 @@ ITEMS = tuple(
 )
 TIMEOUT = WriteTimeoutError("a planted fault", retry_after_us=1)
 DOWN = StoreUnavailableError("a planted fault", retry_after_us=1)
-_Outcomes = Sequence[Written | UnavailableError]
+_Outcomes = Sequence[Written | CounterError]
 
 
 class Steps(MemoryCache):
@@ -97,8 +98,10 @@ class Steps(MemoryCache):
     ) -> Mapping[Mark, UnavailableError]:
         return cast("Mapping[Mark, UnavailableError]", await self._ask("mark"))
 
-    async def append(self, namespace: Namespace, events: Sequence[Event]) -> _Outcomes:
-        return cast("_Outcomes", await self._ask(f"event {len(events)}"))
+    async def append(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | UnavailableError]:
+        return cast("Sequence[Written | UnavailableError]", await self._ask(f"event {len(events)}"))
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
         return cast("Written", await self._ask("events"))
@@ -138,7 +141,7 @@ class Desk:
         await turns()
         return writing
 
-    async def begin_atomic(self) -> asyncio.Task[Written | UnavailableError]:
+    async def begin_atomic(self) -> asyncio.Task[Written | CounterError]:
         writing = asyncio.ensure_future(self.writer.write_atomic(SPACE, ITEMS))
         await turns()
         return writing

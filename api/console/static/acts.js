@@ -2,6 +2,8 @@
 import { counterPath, exchange, newToken } from "./api.js";
 import { confirmation, dialog, h, ofNamespace, say, signed } from "./dom.js";
 
+export const INTEGER = "[+\\-]?\\d{1,19}";
+
 // The buttons of a counter; of one that is not there, only to add.
 export function counterActs(namespace, counter, isRough, isThere) {
   const path = counterPath(namespace, counter);
@@ -13,7 +15,7 @@ export function counterActs(namespace, counter, isRough, isThere) {
 }
 
 // A write under a token that the page makes, shows, and keeps until there is a definite answer.
-class Write {
+export class Write {
   constructor(method, path) {
     // By payload: each is another write, and one that was sent without an answer may be sent again later.
     Object.assign(this, { method, path, tokens: new Map() });
@@ -29,21 +31,34 @@ class Write {
     try {
       return (await exchange(this.method, this.path, body)).body;
     } catch (error) {
-      if (error.body?.retry === "new_token") this.tokens.delete(payload);
+      if (error.body?.applied === false) this.tokens.delete(payload); // Decided: sent again, it is another write.
       throw error;
     }
   }
 }
 
+// Inputs of the two bounds, which may be empty, and what is in them, also as members of JSON: numbers past 2^53 keep their digits.
+export function boundInputs(prefix, about, now = {}) {
+  const inputs = Object.entries({ at_least: "At least", at_most: "At most" }).map(([name, text]) => {
+    const input = h("input", { id: `${prefix}-${name}`, type: "text", inputmode: "numeric", pattern: INTEGER, autocomplete: "off", value: now[name] ?? "" });
+    return { name, input, part: h("div", {}, h("label", { for: input.id }, text), input) };
+  });
+  const values = () => Object.fromEntries(inputs.filter(({ input }) => input.value.trim()).map(({ name, input }) => [name, BigInt(input.value.trim())]));
+  const members = () => Object.entries(values()).map(([name, value]) => `"${name}": ${value}`);
+  return { values, members, element: h("fieldset", {}, h("legend", { class: "fine" }, about), h("div", { class: "pair" }, inputs.map(({ part }) => part))) };
+}
+
 function add(path, counter, isRough, isThere) {
-  const delta = h("input", { id: "add-delta", type: "text", inputmode: "numeric", pattern: "[+\\-]?\\d{1,19}", required: true, value: "1", autocomplete: "off" });
+  const delta = h("input", { id: "add-delta", type: "text", inputmode: "numeric", pattern: INTEGER, required: true, value: "1", autocomplete: "off" });
+  const bounds = boundInputs("add", "If the count would pass a bound, nothing is added.");
   const write = new Write("POST", `${path}/add`);
   dialog(`Add to ${counter}`, [
     h("label", { for: "add-delta" }, "How much; a negative number subtracts"), delta,
+    isRough ? null : h("details", {}, h("summary", {}, "Bounds"), bounds.element),
     isRough ? h("p", { class: "fine" }, "A best-effort counter counts every request: sending again counts again.") : write.element,
   ], "Add", async (_, box) => {
     const number = BigInt(delta.value.trim());
-    const { replayed } = await write.send(`"delta": ${number}, `);
+    const { replayed } = await write.send([`"delta": ${number}`, ...bounds.members(), ""].join(", "));
     box.close();
     say(`${signed(number)} is counted${replayed ? " already" : ""}.`);
     if (!isThere) reload();
@@ -72,7 +87,8 @@ function remove(path, counter, namespace) {
 // Cancels an event of the log under its own token, which each attempt sends; then *done* gets what to say.
 export function cancel(path, counter, event, done) {
   const what = event.clear ? "the clear" : signed(event.delta);
-  const payload = event.clear ? `"operation": "clear"` : `"delta": ${event.delta}`;
+  const bounds = ["at_least", "at_most"].filter((name) => name in event).map((name) => `, "${name}": ${event[name]}`);
+  const payload = event.clear ? `"operation": "clear"` : `"delta": ${event.delta}${bounds.join("")}`;
   const token = { token: event.event_id, generation_time: event.event_time };
   confirmation(`Cancel ${what} of ${counter}?`, [
     h("p", {}, event.clear
@@ -86,7 +102,7 @@ export function cancel(path, counter, event, done) {
   }, "Keep it");
 }
 
-const reload = () => window.dispatchEvent(new Event("hashchange"));
+export const reload = () => window.dispatchEvent(new Event("hashchange"));
 
 const CHANGEABLE = {
   accept_limit: "How old a token may be before it is resolved instead; a change applies from a later slice on.",
@@ -112,12 +128,16 @@ async function change(name) {
     const input = h("input", { id: `set-${each}`, type: "text", value: String(now[each]), required: true, autocomplete: "off", spellcheck: "false", "aria-describedby": `about-${each}` });
     return { each, input, parts: [h("label", { for: `set-${each}` }, each), input, h("p", { class: "fine", id: `about-${each}` }, about)] };
   });
-  dialog(`Change ${name}`, fields.map(({ parts }) => parts), "Change", async (_, box) => {
+  const bounds = boundInputs("set", [h("strong", {}, "bounds"), " that every add to a counter of the namespace keeps; nothing for none"], now.bounds);
+  const before = String(bounds.members());
+  dialog(`Change ${name}`, [fields.map(({ parts }) => parts), now.counter_type === "BEST_EFFORT" ? [] : bounds.element], "Change", async (_, box) => {
     const changed = fields.filter(({ each, input }) => input.value.trim() !== String(now[each]));
-    const asked = Object.fromEntries(changed.map(({ each, input }) => [each, typeof now[each] === "number" ? Number(input.value) : input.value.trim()]));
-    if (!changed.length) return box.close();
+    const asked = Object.fromEntries(changed.map(({ each, input }) => [each, JSON.stringify(typeof now[each] === "number" ? Number(input.value) : input.value.trim())]));
+    if (String(bounds.members()) !== before) asked.bounds = `{${bounds.members()}}`;
+    if (!Object.keys(asked).length) return box.close();
+    const members = Object.entries(asked).map(([each, value]) => `"${each}": ${value}`);
     // Not over what someone else changed meanwhile.
-    const { body } = await exchange("PUT", path, asked, undefined, { "If-Match": etag });
+    const { body } = await exchange("PUT", path, `{${members}}`, undefined, { "If-Match": etag });
     box.close();
     say([`${Object.keys(asked).join(", ")} of ${name} changed.`, ...(body.warnings ?? [])].join(" "));
     reload();

@@ -55,7 +55,7 @@ const foreign = (status) => ({
 
 // Numbers past 2^53 would lose digits: they become text.
 export function parse(text) {
-  return JSON.parse(text.replace(/"(count|delta)":\s*(-?\d{16,})/g, '"$1":"$2"'));
+  return JSON.parse(text.replace(/"(count|delta|at_least|at_most|amount|held|held_down|settled)":\s*(-?\d{16,})/g, '"$1":"$2"'));
 }
 
 export const counterPath = (namespace, counter) =>

@@ -1,7 +1,8 @@
 // One counter: its count, live; its history; its recent events.
 import { counterPath, download, exchange, get, isFinal, listen, noteClock, now, Problem } from "./api.js";
-import { cancel, counterActs } from "./acts.js";
+import { cancel, counterActs, reload } from "./acts.js";
 import { historyChart } from "./chart.js";
+import { holdButton, holdsPart } from "./holds.js";
 import { repeat, whileVisible } from "./live.js";
 import { age, code, grouped, h, micros, ofCounter, ofNamespace, say, seconds, signed, table, time } from "./dom.js";
 import { problemBox } from "./problems.js";
@@ -32,21 +33,28 @@ export async function counterView(place, signal, namespace, counter) {
     h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Namespaces"), " / ",
       h("a", { href: ofNamespace(namespace) }, namespace), " / ", h("span", { "aria-current": "page" }, counter)),
     h("h1", { class: "name" }, counter), main);
-  const acts = (isThere) => main.before(counterActs(namespace, counter, rough, isThere));
+  const refresh = []; // Called when the count or its holds change.
+  const changed = () => refresh.forEach((each) => each());
+  const acts = (isThere) => {
+    const row = counterActs(namespace, counter, rough, isThere);
+    if (!rough) row.firstChild.after(holdButton(path, counter, isThere ? changed : reload));
+    main.before(row);
+  };
   if (!rough && String(exact.count) === "0" && !(await isListed(namespace, counter, signal))) {
     main.append(await nothing(namespace, counter, signal));
     return acts(false);
   }
   acts(true);
-  const refresh = []; // Called when the count changes.
-  const big = countPart(count, path, signal, () => refresh.forEach((each) => each()));
+  const big = countPart(count, path, signal, changed);
   main.append(big);
   if (rough) {
     main.append(h("p", { class: "empty" }, "A BEST_EFFORT counter keeps no events, so there is no history to show."));
     return;
   }
-  big.append(await sumsPart(path, settings, signal));
-  main.append(await historyPart(path, counter, settings, signal), await eventsPart(path, counter, signal, refresh));
+  const holds = await holdsPart(namespace, counter, path, settings.bounds, signal, refresh);
+  big.querySelector("#count").after(holds.held);
+  big.append(await sumsPart(path, settings, signal), holds.budgets);
+  main.append(holds.element, await historyPart(path, counter, settings, signal), await eventsPart(path, counter, signal, refresh, holds.note));
 }
 
 const listed = async (namespace, prefix, limit, signal) =>
@@ -216,7 +224,7 @@ async function historyPart(path, counter, settings, signal) {
     unsaved);
 }
 
-async function eventsPart(path, counter, signal, refresh) {
+async function eventsPart(path, counter, signal, refresh, seen) {
   const box = h("div", { id: "events" });
   const done = h("p", { id: "cancelled" });
   const cancelled = (text) => {
@@ -230,6 +238,7 @@ async function eventsPart(path, counter, signal, refresh) {
     busy = true;
     try {
       const { events, next_page } = await get(`${path}/events?limit=${EVENTS}`, signal);
+      seen(events);
       const held = box.contains(document.activeElement) ? document.activeElement.dataset.token : null;
       box.replaceChildren(events.length ? eventsTable(events, next_page, (event) => cancel(path, counter, event, cancelled)) : h("p", { class: "empty" }, "There are no events. The first add to this name creates the counter."));
       if (held) box.querySelector(`[data-token="${held}"]`)?.focus({ preventScroll: true });
@@ -250,16 +259,24 @@ async function eventsPart(path, counter, signal, refresh) {
   return h("section", { "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "Recent events"), done, box);
 }
 
+// What an event did, in words where it is no number.
+function changeOf({ clear, delta, refused, hold }) {
+  if (clear) return "clear";
+  if (refused) return `refused ${hold ? "hold " : ""}${signed(hold?.amount ?? refused.delta)}`;
+  if (!hold) return signed(delta);
+  return `${hold.state === "begun" ? "hold" : hold.state} ${signed(hold.state === "settled" ? delta : hold.amount)}`;
+}
+
 function eventsTable(events, next, cancels) {
   const button = (each) => h("button", { type: "button", class: "quiet small", "data-token": each.event_id,
     "aria-label": `Cancel ${each.clear ? "the clear" : signed(each.delta)} of ${each.event_id}`, onclick: () => cancels(each) }, "Cancel");
   const rows = events.map((each) => h("tr", {},
     h("td", {}, time(each.event_time)),
     h("td", { class: "fine" }, age(each.event_time)),
-    h("td", { class: "number" }, each.clear ? "clear" : signed(each.delta)),
-    h("td", {}, h("code", { class: "token" }, each.event_id), " ", each.event_item_key ? `item ${each.event_item_key}` : button(each))));
+    h("td", { class: "number" }, changeOf(each)),
+    h("td", {}, h("code", { class: "token" }, each.event_id), " ", each.hold ? null : each.event_item_key ? `item ${each.event_item_key}` : each.refused ? null : button(each))));
   return h("div", {}, table("The latest events", ["Time", "Age", { text: "Change", number: true }, "Token"], rows),
     next ? h("p", { class: "fine" }, `The latest ${events.length}; all of them by `, code("GET …/events"), ".") : null,
-    events.some((each) => each.event_item_key) ? h("p", { class: "fine" }, "An item of an atomic add, or of a CloudEvent, is cancelled only with all items: by ",
+    events.some((each) => each.event_item_key && !each.hold) ? h("p", { class: "fine" }, "An item of an atomic add, or of a CloudEvent, is cancelled only with all items: by ",
       code("POST …/atomic/cancel"), " or ", code("POST …/events/cancel"), ".") : null);
 }

@@ -88,6 +88,7 @@ export function dialog(title, parts, action, submit, dismiss = "Cancel") {
   box.addEventListener("close", () => {
     box.remove();
     if (opener?.isConnected) opener.focus();
+    else document.getElementById("main").focus({ preventScroll: true });
   });
   document.getElementById("main").append(box);
   box.showModal();

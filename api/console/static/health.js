@@ -12,6 +12,7 @@ const LINES = [
   { label: "Duplicates", colour: "--second", dash: [6, 4], of: ["replayed"] },
   { label: "Conflicts", colour: "--bad", dash: [2, 3], of: ["conflict"] },
   { label: "Late, resolved", colour: "--late", dash: [10, 3, 2, 3], of: ["late_applied", "voided"] },
+  { label: "Bound reached", colour: "--text", dash: [1, 4], of: ["bound_reached"] },
 ];
 const ABOUT = {
   original: "counted, for the first time",
@@ -21,6 +22,7 @@ const ABOUT = {
   late_applied: "late tokens whose adds are counted",
   voided: "late tokens that will never count",
   cancelled: "adds whose token was cancelled: they count nothing",
+  bound_reached: "rejected because of a bound: they count nothing",
   best_effort: "adds to best-effort counters, including retries",
   refused: "rejected before anything was written",
   unknown: "unknown outcome: a retry with the same token finds out",

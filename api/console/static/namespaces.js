@@ -88,9 +88,12 @@ export async function namespaceView(place, signal, name) {
   if (!rough) place.append(await shardsPart(name, signal));
 }
 
+// A setting with members, such as bounds or the rules of events, as text.
+const textOf = (value) => JSON.stringify(value).replaceAll(/[{}[\]"]/g, "").replaceAll(/[,:]/g, "$& ");
+
 function settings(found) {
   const { namespace, created_at, ...rest } = found;
-  const rows = [["created", time(created_at)], ...Object.entries(rest).map(([name, value]) => [name, value === 0 ? "any number" : String(value)])];
+  const rows = [["created", time(created_at)], ...Object.entries(rest).map(([name, value]) => [name, value === 0 ? "any number" : typeof value === "object" ? textOf(value) : String(value)])];
   return h("dl", { class: "settings" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 

@@ -31,6 +31,12 @@ func readerOf(operation string) reader {
 		return new(Cleared).read
 	case opAtomic:
 		return new(addeds).read
+	case opHold:
+		return new(HoldCount).as(stateOpen)
+	case opSettle:
+		return new(HoldCount).as(stateSettled)
+	case opRelease:
+		return new(HoldCount).as(stateReleased)
 	default:
 		return new(Added).read
 	}
@@ -76,6 +82,7 @@ func (c *Count) read(text []byte, namespace, counter string) error {
 	o.about(namespace, counter)
 	*c = Count{Counter: counter, Count: o.integer("count"), AsOf: o.time("as_of")}
 	c.Accuracy = o.accuracy()
+	c.Held, c.HeldDown = o.held("held"), o.held("held_down")
 	return o.err
 }
 
@@ -154,6 +161,39 @@ func (o *object) integer(name string) *big.Int {
 	found := new(big.Int)
 	o.read(name, found)
 	return found
+}
+
+// optional reads an integer, nil if the object does not have it.
+func (o *object) optional(name string) *big.Int {
+	if !o.has(name) {
+		return nil
+	}
+	return o.integer(name)
+}
+
+// held reads what is held, 0 if the object does not say it.
+func (o *object) held(name string) *big.Int {
+	if !o.has(name) {
+		return new(big.Int)
+	}
+	return o.integer(name)
+}
+
+// bound reads a bound, nil if the object does not have it.
+func (o *object) bound(name string) *int64 {
+	if !o.has(name) {
+		return nil
+	}
+	found := new(int64)
+	o.read(name, found)
+	return found
+}
+
+// reached reads the bound that was reached; the other one is nil.
+func (o *object) reached() (atLeast, atMost *int64) {
+	atLeast, atMost = o.bound("at_least"), o.bound("at_most")
+	o.must(atLeast != nil || atMost != nil, "it has no bound")
+	return atLeast, atMost
 }
 
 func (o *object) accuracy() string {

@@ -107,6 +107,9 @@ func (c *Client) request(ctx context.Context, call *call, timeout time.Duration)
 	request, err := http.NewRequestWithContext(ctx, call.method, url, bytes.NewReader(call.body))
 	if err == nil {
 		c.setHeaders(request, call, timeout)
+		// net/http itself retries what has an Idempotency-Key, if it can read the body again: the answer would be of
+		// a second attempt that this client does not know of.
+		request.GetBody = nil
 	}
 	return request, turn, err
 }
@@ -184,6 +187,14 @@ func problemOf(body []byte, header string, now time.Time) *failure {
 		refused.Applied = &applied
 	}
 	refused.Field, _ = found["field"].(string)
+	switch code {
+	case codeBound:
+		if reached := reachedOf(body); reached != nil {
+			refused.why = reached
+		}
+	case codeSettled, codeReleased, codeExpired:
+		refused.why = endedOf(code, body)
+	}
 	f := &failure{err: refused, next: next(retry), arrived: true, problem: refused}
 	switch wait := found["retry_after"].(type) {
 	case float64:

@@ -162,7 +162,7 @@ func (d *delivery) chunk() []*pending {
 		if each.isDone {
 			continue
 		}
-		each.body = toJSON(wireItem{each.Counter, each.Delta, &each.token})
+		each.body = toJSON(wireItem{each.Counter, each.Delta, boundsOf(each.Item), &each.token})
 		bytes += len(each.body) + 1
 		if len(chunk) == d.most || len(chunk) > 0 && bytes > itemsBytesMax {
 			break

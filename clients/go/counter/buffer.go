@@ -102,7 +102,8 @@ func (c *Client) Buffer(config BufferConfig) (*Buffer, error) {
 	return made, nil
 }
 
-// Add adds delta to the total of the counter. It never waits for the network. It returns a
+// Add adds delta to the total of the counter. It has no bounds, because adds are merged: use [Client.Add] or
+// [Client.Batch]. In a namespace with bounds the total is accepted or refused. It never waits for the network. It returns a
 // [RefusedError], and adds nothing, for a bad argument, after Close, and with the code buffer_full if
 // the buffer holds MaxItems totals and none of them is this counter's.
 func (b *Buffer) Add(counter string, delta int64) error {
@@ -128,7 +129,7 @@ func (b *Buffer) Add(counter string, delta int64) error {
 			" that MaxItems allows, %d of them failed: flush it, or add again later", b.held(), len(b.failed))}
 	}
 	b.last[counter] = b.taken + len(b.queue)
-	b.queue = append(b.queue, Item{counter, delta})
+	b.queue = append(b.queue, Item{Counter: counter, Delta: delta})
 	if b.isUrgent() {
 		b.hurry()
 	}

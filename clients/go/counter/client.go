@@ -162,6 +162,8 @@ type options struct {
 	largestFirst bool
 	until        time.Time
 	cancels      bool
+	bounds       wireBounds
+	expiresIn    string
 }
 
 func chosenOf(opts []Option) options {
@@ -193,11 +195,21 @@ func until(moment time.Time) Option { return func(o *options) { o.until = moment
 // cancels makes the call the cancel of itself.
 func cancels(o *options) { o.cancels = true }
 
+// lasts says how long a hold lasts.
+func lasts(expiresIn string) Option { return func(o *options) { o.expiresIn = expiresIn } }
+
 // WithCredential makes the call under a token or key of the program, for example to finish an add of
 // another process. Without it, an add makes a new token.
 func WithCredential(credential Credential) Option {
 	return func(o *options) { o.credential = credential }
 }
+
+// AtLeast makes [Client.Add], [Client.AddAndGet] and [Client.Hold] refuse what would take the count below bound,
+// with open holds that go the same way, now and for every retry. It is a part of what the token was used for.
+func AtLeast(bound int64) Option { return func(o *options) { o.bounds.AtLeast = &bound } }
+
+// AtMost does so if the count would be above bound.
+func AtMost(bound int64) Option { return func(o *options) { o.bounds.AtMost = &bound } }
 
 // MaxStaleness bounds the age of the instant that counts are exact as of: 0 is accurate. Without it
 // the namespace's setting counts.
@@ -220,7 +232,12 @@ func LargestFirst() Option {
 type Item struct {
 	Counter string
 	Delta   int64
+	// AtLeast and AtMost are the bounds that the add keeps, such as Bound(9); nil is none.
+	AtLeast, AtMost *int64
 }
+
+// Bound returns a bound of an [Item].
+func Bound(value int64) *int64 { return &value }
 
 // Added is an add that is counted once.
 type Added struct {
@@ -256,6 +273,9 @@ type Count struct {
 	AsOf    time.Time
 	// Accuracy is accurate, eventual or best_effort.
 	Accuracy string
+	// Held is what open holds of positive amounts reserve, and HeldDown what those of negative ones do: of an accurate
+	// count; others have 0.
+	Held, HeldDown *big.Int
 }
 
 // Resolved is the outcome of an add: it is counted, or never will be.
@@ -272,17 +292,18 @@ type Cancelled struct {
 	EventTime  time.Time
 }
 
-// Add adds delta to the counter, once per credential.
+// Add adds delta to the counter, once per credential. With [AtLeast] or [AtMost], and in a namespace with bounds,
+// it may return a [RefusedError] that is a [BoundReachedError].
 func (c *Client) Add(ctx context.Context, counter string, delta int64, opts ...Option) (Added, error) {
 	var found Added
-	err := c.tokened(ctx, opAdd, []Item{{counter, delta}}, opts, found.read)
+	err := c.tokened(ctx, opAdd, []Item{{Counter: counter, Delta: delta}}, opts, found.read)
 	return found, err
 }
 
 // AddAndGet adds as [Client.Add] does, and returns the count that includes the add.
 func (c *Client) AddAndGet(ctx context.Context, counter string, delta int64, opts ...Option) (AddedCount, error) {
 	var found AddedCount
-	err := c.tokened(ctx, opAddAndGet, []Item{{counter, delta}}, opts, found.read)
+	err := c.tokened(ctx, opAddAndGet, []Item{{Counter: counter, Delta: delta}}, opts, found.read)
 	return found, err
 }
 
@@ -290,7 +311,7 @@ func (c *Client) AddAndGet(ctx context.Context, counter string, delta int64, opt
 // they arrive later.
 func (c *Client) Clear(ctx context.Context, counter string, opts ...Option) (Cleared, error) {
 	var found Cleared
-	err := c.tokened(ctx, opClear, []Item{{counter, 0}}, opts, found.read)
+	err := c.tokened(ctx, opClear, []Item{{Counter: counter}}, opts, found.read)
 	return found, err
 }
 
@@ -298,11 +319,12 @@ func (c *Client) Clear(ctx context.Context, counter string, opts ...Option) (Cle
 // answers, and later adds count from 0.
 func (c *Client) Delete(ctx context.Context, counter string, opts ...Option) (Cleared, error) {
 	var found Cleared
-	err := c.tokened(ctx, opDelete, []Item{{counter, 0}}, opts, found.read)
+	err := c.tokened(ctx, opDelete, []Item{{Counter: counter}}, opts, found.read)
 	return found, err
 }
 
-// Atomic makes 1 to 100 adds under one credential: either all are counted or none.
+// Atomic makes 1 to 100 adds under one credential: either all are counted or none, also if a bound of one of them
+// is reached.
 func (c *Client) Atomic(ctx context.Context, items []Item, opts ...Option) ([]Added, error) {
 	var found addeds
 	if err := c.tokened(ctx, opAtomic, items, opts, found.read); err != nil {
@@ -311,7 +333,7 @@ func (c *Client) Atomic(ctx context.Context, items []Item, opts ...Option) ([]Ad
 	return found, nil
 }
 
-// Resolve finds out whether an unfinished add is counted. It sends the same request again. If the
+// Resolve finds out whether an unfinished add is counted, or a hold is open, settled or released. It sends the same request again. If the
 // token is young, this counts the add if it was not counted yet; otherwise the service looks it up.
 // A key is known only for the namespace's key_ttl: resolved later, it counts again.
 func (c *Client) Resolve(ctx context.Context, unfinished Unfinished) (Resolved, error) {
@@ -323,7 +345,7 @@ func (c *Client) Resolve(ctx context.Context, unfinished Unfinished) (Resolved, 
 	return Resolved{Applied: err == nil}, err
 }
 
-// Cancel cancels an add or a clear: it counts nothing from now on, whether it was counted, is in flight
+// Cancel cancels an add, a clear or a hold: it counts nothing from now on, whether it was counted, is in flight
 // or never arrives. A retry returns the same. Of an add that is not in an error, give Items and Credential;
 // Operation is add, and Namespace the client's, if they are empty. A key is known only for the namespace's
 // key_ttl: a later cancel leaves the add counted.
@@ -351,7 +373,7 @@ func (c *Client) again(ctx context.Context, unfinished Unfinished, read reader, 
 	if unfinished.Credential == nil {
 		return invalid("the Unfinished has no credential: take it from an error")
 	}
-	opts = append(opts, WithCredential(unfinished.Credential), until(unfinished.Until))
+	opts = append(opts, WithCredential(unfinished.Credential), until(unfinished.Until), lasts(unfinished.ExpiresIn))
 	return c.tokened(ctx, unfinished.Operation, unfinished.Items, opts, read)
 }
 
@@ -361,6 +383,20 @@ func (c *Client) tokened(ctx context.Context, operation string, items []Item, op
 	if key, isKey := chosen.credential.(Key); isKey {
 		if _, err := NewKey(key.text); err != nil {
 			return err
+		}
+	}
+	if chosen.bounds != (wireBounds{}) {
+		if operation != opAdd && operation != opAddAndGet && operation != opHold {
+			return invalid("AtLeast and AtMost are options of Add, AddAndGet and Hold; an Item has bounds of its own")
+		}
+		items[0].AtLeast, items[0].AtMost = chosen.bounds.AtLeast, chosen.bounds.AtMost
+	}
+	if operation == opSettle || operation == opRelease {
+		if chosen.cancels {
+			return invalid("a %s cannot be cancelled: correct what was settled with an add", operation)
+		}
+		if _, isToken := chosen.credential.(Token); !isToken {
+			return invalid("the credential of a %s is the token of its hold", operation)
 		}
 	}
 	most := 1
@@ -374,19 +410,19 @@ func (c *Client) tokened(ctx context.Context, operation string, items []Item, op
 	if made == nil {
 		made = NewToken()
 	}
-	call := c.tokenedCall(operation, items, made, read, chosen.cancels)
+	call := c.tokenedCall(operation, items, made, read, chosen)
 	call.unfinished.Until = chosen.until
 	if chosen.credential == nil {
 		call.renew = func(token Token) {
-			again := c.tokenedCall(operation, items, token, read, false)
+			again := c.tokenedCall(operation, items, token, read, chosen)
 			call.body, call.unfinished, call.read = again.body, again.unfinished, again.read
 		}
 	}
 	return c.do(ctx, call)
 }
 
-func (c *Client) tokenedCall(operation string, items []Item, credential Credential, read reader, cancels bool) *call {
-	verb := operation
+func (c *Client) tokenedCall(operation string, items []Item, credential Credential, read reader, chosen options) *call {
+	verb, cancels := operation, chosen.cancels
 	if cancels {
 		verb = opCancel
 	}
@@ -396,13 +432,16 @@ func (c *Client) tokenedCall(operation string, items []Item, credential Credenti
 		operation:  verb,
 		isWrite:    true,
 		read:       func(text []byte) error { return read(text, asked{c.namespace, items, credential}) },
-		unfinished: &Unfinished{Operation: operation, Namespace: c.namespace, Items: items, Credential: credential},
+		unfinished: &Unfinished{Operation: operation, Namespace: c.namespace, Items: items, Credential: credential, ExpiresIn: chosen.expiresIn},
 	}
 	var body struct {
 		Operation string     `json:"operation,omitempty"`
 		Items     []wireItem `json:"items,omitempty"`
 		Delta     *int64     `json:"delta,omitempty"`
-		Token     *Token     `json:"idempotency_token,omitempty"`
+		Amount    *int64     `json:"amount,omitempty"`
+		ExpiresIn string     `json:"expires_in,omitempty"`
+		wireBounds
+		Token *Token `json:"idempotency_token,omitempty"`
 	}
 	switch operation {
 	case opAtomic:
@@ -411,7 +450,7 @@ func (c *Client) tokenedCall(operation string, items []Item, credential Credenti
 			made.path = c.path + "/atomic/cancel"
 		}
 		for _, each := range items {
-			body.Items = append(body.Items, wireItem{Counter: each.Counter, Delta: each.Delta})
+			body.Items = append(body.Items, wireItem{each.Counter, each.Delta, boundsOf(each), nil})
 		}
 	case opClear, opDelete:
 		if cancels {
@@ -420,7 +459,21 @@ func (c *Client) tokenedCall(operation string, items []Item, credential Credenti
 			made.method, made.path = http.MethodDelete, c.path+"/counters/"+escape(items[0].Counter)
 		}
 	case opAdd, opAddAndGet:
-		body.Delta = &items[0].Delta
+		body.Delta, body.wireBounds = &items[0].Delta, boundsOf(items[0])
+	case opHold:
+		body.Amount, body.ExpiresIn, body.wireBounds = &items[0].Delta, chosen.expiresIn, boundsOf(items[0])
+		if cancels {
+			body.Operation = operation
+		} else {
+			made.path = c.path + "/counters/" + escape(items[0].Counter) + "/holds"
+		}
+	case opSettle, opRelease:
+		if operation == opSettle {
+			body.Amount = &items[0].Delta
+		}
+		made.path = c.path + "/holds/" + holdID(credential.(Token), items[0].Counter) + "/" + operation
+		made.body = toJSON(body)
+		return made
 	}
 	switch credential := credential.(type) {
 	case Token:
@@ -436,8 +489,17 @@ func (c *Client) tokenedCall(operation string, items []Item, credential Credenti
 type wireItem struct {
 	Counter string `json:"counter"`
 	Delta   int64  `json:"delta"`
-	Token   *Token `json:"idempotency_token,omitempty"`
+	wireBounds
+	Token *Token `json:"idempotency_token,omitempty"`
 }
+
+// wireBounds are the bounds of an add in a body.
+type wireBounds struct {
+	AtLeast *int64 `json:"at_least,omitempty"`
+	AtMost  *int64 `json:"at_most,omitempty"`
+}
+
+func boundsOf(item Item) wireBounds { return wireBounds{item.AtLeast, item.AtMost} }
 
 func checkItems(items []Item, most int) error {
 	if len(items) < 1 || len(items) > most {
@@ -446,6 +508,9 @@ func checkItems(items []Item, most int) error {
 	for _, each := range items {
 		if err := checkName(each.Counter); err != nil {
 			return err
+		}
+		if each.AtLeast != nil && each.AtMost != nil && *each.AtLeast > *each.AtMost {
+			return invalid("AtLeast is %d, and AtMost is %d: no count is both", *each.AtLeast, *each.AtMost)
 		}
 	}
 	return nil

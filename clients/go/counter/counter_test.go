@@ -1,6 +1,7 @@
 package counter
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,6 +44,7 @@ type transport struct {
 	lock    sync.Mutex
 	answers []func(*http.Request) (*http.Response, error)
 	hosts   []string
+	paths   []string
 	bodies  []string
 	headers []http.Header
 }
@@ -51,7 +53,9 @@ func (t *transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	body, _ := io.ReadAll(request.Body)
+	request.Body = io.NopCloser(bytes.NewReader(body))
 	t.hosts = append(t.hosts, request.URL.Host)
+	t.paths = append(t.paths, request.URL.Path)
 	t.bodies = append(t.bodies, string(body))
 	t.headers = append(t.headers, request.Header.Clone())
 	next := t.answers[0]
@@ -80,8 +84,7 @@ func addedTo(namespace string, request *http.Request) (*http.Response, error) {
 		wireItem
 		Items []wireItem
 	}
-	text, _ := request.GetBody()
-	if err := json.NewDecoder(text).Decode(&body); err != nil {
+	if err := json.NewDecoder(request.Body).Decode(&body); err != nil {
 		return nil, err
 	}
 	answer := func(item wireItem) string {
@@ -214,7 +217,7 @@ func TestTheContextBoundsACall(t *testing.T) {
 	if _, err := client.Get(cancelled, "c"); !errors.As(err, &unavailable) {
 		t.Error(err)
 	}
-	results, err := client.Batch(cancelled, []Item{{"c", 1}})
+	results, err := client.Batch(cancelled, []Item{{Counter: "c", Delta: 1}})
 	if err != nil || !errors.As(results[0].Err, &unsent) || len(sent.bodies) != attempts {
 		t.Error(results, err)
 	}
@@ -254,7 +257,7 @@ func TestACancelIsTheSameUntilItIsAnswered(t *testing.T) {
 	pending := status(503, `{"code":"token_pending","retry":"same_token","applied":null,"retry_after":2}`)
 	done := status(200, fmt.Sprintf(`{"cancelled":true,"was_counted":true,"event_time":%q}`, token.timeText()))
 	client, sent, clock := newClient(t, Config{}, pending, lost, done)
-	found, err := client.Cancel(context.Background(), Unfinished{Items: []Item{{"c", 3}}, Credential: token})
+	found, err := client.Cancel(context.Background(), Unfinished{Items: []Item{{Counter: "c", Delta: 3}}, Credential: token})
 	if err != nil || !found.WasCounted || !found.EventTime.Equal(token.Time()) {
 		t.Error(found, err)
 	}
@@ -265,7 +268,7 @@ func TestACancelIsTheSameUntilItIsAnswered(t *testing.T) {
 
 func TestACancelWithoutAnAnswerHasTheAdd(t *testing.T) {
 	client, _, _ := newClient(t, Config{Retries: -1, RetriesPerSecond: -1}, lost)
-	asked := Unfinished{Operation: "clear", Namespace: "default", Items: []Item{{"c", 0}}, Credential: NewToken()}
+	asked := Unfinished{Operation: "clear", Namespace: "default", Items: []Item{{Counter: "c", Delta: 0}}, Credential: NewToken()}
 	var unknown *UnknownOutcomeError
 	_, err := client.Cancel(context.Background(), asked)
 	if !errors.As(err, &unknown) || !strings.Contains(err.Error(), "clear is cancelled; cancel it again") {
@@ -293,7 +296,7 @@ func TestOnlyADefiniteRefusalIsARefusedError(t *testing.T) {
 		"an open retry":            {busy, gone},
 	} {
 		client, _, _ := newClient(t, Config{}, answers...)
-		results, err := client.Batch(context.Background(), []Item{{"c", 1}})
+		results, err := client.Batch(context.Background(), []Item{{Counter: "c", Delta: 1}})
 		if err != nil || errors.As(results[0].Err, &refused) {
 			t.Error(name, results, err)
 		}
@@ -351,8 +354,9 @@ func TestAPauseIsNeverShorterThanTheServiceAsksFor(t *testing.T) {
 func TestABatchIsCutIntoBodiesThatTheServiceTakes(t *testing.T) {
 	fits := func(request *http.Request) (*http.Response, error) {
 		var body struct{ Items []wireItem }
-		text, _ := request.GetBody()
-		if err := json.NewDecoder(text).Decode(&body); err != nil {
+		text, _ := io.ReadAll(request.Body)
+		request.Body = io.NopCloser(bytes.NewReader(text))
+		if err := json.Unmarshal(text, &body); err != nil {
 			return nil, err
 		}
 		if len(body.Items) > 300 {
@@ -363,7 +367,7 @@ func TestABatchIsCutIntoBodiesThatTheServiceTakes(t *testing.T) {
 	client, sent, _ := newClient(t, Config{}, fits)
 	items := make([]Item, batchItemsMax)
 	for i := range items {
-		items[i] = Item{fmt.Sprint("c", i), int64(i)}
+		items[i] = Item{Counter: fmt.Sprint("c", i), Delta: int64(i)}
 	}
 	results, err := client.Batch(context.Background(), items)
 	if err != nil {

@@ -69,9 +69,23 @@ type Event struct {
 	ID   string
 	// ItemKey is the rank among the same counter's items of an atomic add; 0 for any other add.
 	ItemKey int
-	// Delta is 0 for a clear.
+	// Delta is 0 for a clear, and for an add that was refused.
 	Delta int64
 	Clear bool
+	// AtLeast and AtMost are the bounds of the add; nil if it has no such bound.
+	AtLeast, AtMost *int64
+	// Refused says why the add was refused because of a bound; nil if it was not.
+	Refused *RefusedAdd
+}
+
+// RefusedAdd is an add of the event log that was refused because of a bound.
+type RefusedAdd struct {
+	// Delta is what it was to add.
+	Delta int64
+	// Count is the count that decided, of the counter that had no room.
+	Count *big.Int
+	// AtLeast or AtMost is the bound that was reached; the other one is nil.
+	AtLeast, AtMost *int64
 }
 
 // Busy is a counter that changes often.
@@ -336,13 +350,21 @@ func (c *Client) listedCount(text []byte) (Count, error) {
 
 func eventOf(text []byte) (Event, error) {
 	o := objectOf(text)
-	found := Event{Time: o.time("event_time"), ID: o.text("event_id")}
+	found := Event{Time: o.time("event_time"), ID: o.text("event_id"),
+		AtLeast: o.bound("at_least"), AtMost: o.bound("at_most")}
 	o.read("event_item_key", &found.ItemKey)
 	if o.has("delta") {
 		o.read("delta", &found.Delta)
 	}
 	if o.has("clear") {
 		o.read("clear", &found.Clear)
+	}
+	if o.has("refused") {
+		why := o.within(o.members["refused"])
+		found.Refused = &RefusedAdd{Count: why.integer("count")}
+		why.read("delta", &found.Refused.Delta)
+		found.Refused.AtLeast, found.Refused.AtMost = why.reached()
+		o.err = why.err
 	}
 	return found, o.err
 }

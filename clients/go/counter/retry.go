@@ -11,8 +11,12 @@ import (
 )
 
 const (
+	codeBound     = "bound_reached"
 	codeCancelled = "token_cancelled"
 	codeConflict  = "token_conflict"
+	codeExpired   = "hold_expired"
+	codeReleased  = "hold_released"
+	codeSettled   = "hold_settled"
 	codeTooOld    = "token_too_old"
 	// endlessPauseMax bounds the pauses of a delivery without a deadline, whatever Retry-After says.
 	endlessPauseMax = time.Hour
@@ -212,7 +216,7 @@ func (c *Client) do(ctx context.Context, call *call) error {
 
 // decides is whether a refused retry says what became of the attempts before it.
 func decides(problem *RefusedError) bool {
-	return problem.Code == codeCancelled || problem.Code == codeConflict || problem.Code == codeTooOld && isFalse(problem.Applied)
+	return problem.Code == codeConflict || problem.Code == codeSettled || isFalse(problem.Applied)
 }
 
 // givenUp returns the error of a call that ends without a definite answer.

@@ -4,7 +4,7 @@ It raises the errors of :mod:`counter_client.errors`, one class for each code of
 few of its own. It has no module-level state.
 """
 
-from counter_client.aio import AsyncCounterClient
+from counter_client.aio import AsyncCounterClient, AsyncHold, AsyncHolding
 from counter_client.answers import (
     Added,
     AddedCount,
@@ -15,12 +15,22 @@ from counter_client.answers import (
     Cleared,
     Count,
     Event,
+    HoldCount,
+    HoldEvent,
+    HoldState,
     Point,
     Resolved,
     Sum,
 )
 from counter_client.buffer import AsyncBuffer, Buffer
-from counter_client.errors import CounterError
+from counter_client.errors import (
+    BoundReachedError,
+    CounterError,
+    HoldExpiredError,
+    HoldReleasedError,
+    HoldSettledError,
+    HoldUnknownError,
+)
 from counter_client.failures import (
     BufferFullError,
     ClosedError,
@@ -34,8 +44,8 @@ from counter_client.failures import (
     UnsentError,
 )
 from counter_client.options import Attempt, Flush, Options, Sending, Watch
-from counter_client.sync import CounterClient
-from counter_client.tokens import Key, Token
+from counter_client.sync import CounterClient, Hold
+from counter_client.tokens import Bounds, Key, Token
 
 __version__ = "0.2.0.dev0"
 
@@ -44,7 +54,11 @@ __all__ = [
     "AddedCount",
     "AsyncBuffer",
     "AsyncCounterClient",
+    "AsyncHold",
+    "AsyncHolding",
     "Attempt",
+    "BoundReachedError",
+    "Bounds",
     "Buffer",
     "BufferFullError",
     "Busiest",
@@ -58,6 +72,14 @@ __all__ = [
     "CounterError",
     "Event",
     "Flush",
+    "Hold",
+    "HoldCount",
+    "HoldEvent",
+    "HoldExpiredError",
+    "HoldReleasedError",
+    "HoldSettledError",
+    "HoldState",
+    "HoldUnknownError",
     "Key",
     "Options",
     "Point",

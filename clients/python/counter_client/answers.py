@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from counter_client.errors import InvalidParameterError
-from counter_client.tokens import EPOCH, MICROSECOND, Token, checked_rfc3339
+from counter_client.tokens import EPOCH, MICROSECOND, HoldId, Token, checked_rfc3339
 
 T = TypeVar("T")
+D = TypeVar("D")
 _ACCURACIES: Final = frozenset({"accurate", "eventual", "best_effort"})
+_STATES: Final = frozenset({"open", "settled", "released", "expired"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,38 @@ class Count:
     as_of: datetime
     #: ``accurate``, ``eventual`` or ``best_effort``.
     accuracy: str
+    #: What open holds of positive amounts reserve, and what those of negative ones do: of an
+    #: accurate count; others have 0.
+    held: int = 0
+    held_down: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HoldState:
+    """A hold: open, or with its end."""
+
+    id: str
+    counter: str
+    amount: int
+    #: ``open``, ``settled``, ``released`` or ``expired``.
+    state: str
+    #: Of an open one.
+    expires_at: datetime | None = None
+    #: Of one that has ended.
+    ended_at: datetime | None = None
+    #: Of one that was settled: what counts, and whether that is more than was held.
+    settled: int | None = None
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HoldCount(HoldState):
+    """A hold, and its counter right after the call, exact as of ``as_of``."""
+
+    count: int = 0
+    #: What open holds that go the same way reserve together.
+    held: int = 0
+    as_of: datetime = datetime.min
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +126,34 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldEvent:
+    """What an event does to a hold of *amount*."""
+
+    amount: int
+    #: ``begun``, or how the event ends the hold: ``settled``, ``released`` or ``expired``.
+    state: str
+    #: Of an event that begins the hold, and was not refused.
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One add or clear of the event log."""
 
     event_time: datetime
     event_id: str
     event_item_key: int
-    #: 0 for a clear.
+    #: 0 for a clear, and for an add that was refused.
     delta: int
     clear: bool
+    #: The bounds of the add; None if it has no such bound.
+    at_least: int | None = None
+    at_most: int | None = None
+    #: Of an add that was refused because of a bound: its ``delta``, the ``count`` that decided, and
+    #: the bound, ``at_least`` or ``at_most``.
+    refused: Mapping[str, int] | None = None
+    #: Of an event that begins a hold, or ends one; then ``delta`` is what was settled.
+    hold: HoldEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +202,8 @@ class Asked(NamedTuple):
     delta: int
     #: The token's time; None for a key, whose time the service chooses.
     time_us: int | None
+    #: The hold; None if a key's time is a part of its id.
+    hold: str | None = None
 
 
 def added_of(body: Mapping[str, Any], asked: Asked) -> Added:
@@ -182,6 +237,44 @@ def cancelled_of(body: Mapping[str, Any], asked: Asked) -> Cancelled:
     return Cancelled(member(body, "was_counted", bool), _event_time(body, asked))
 
 
+def hold_count_of(body: Mapping[str, Any], asked: Asked, state: str) -> HoldCount:
+    """Parse the answer to what left a hold in *state*; a settled one with the amount asked for."""
+    found = hold_of(body, asked.namespace, asked.hold)
+    if found.state != state or found.counter != asked.counter:
+        raise ValueError("the answer is about another hold")
+    if asked.delta != {"open": found.amount, "settled": found.settled}.get(state, asked.delta):
+        raise ValueError("the answer is about another amount")
+    return HoldCount(
+        *(found.id, found.counter, found.amount, found.state, found.expires_at, found.ended_at),
+        *(found.settled, found.over),
+        count=member(body, "count", int),
+        held=member(body, "held", int),
+        as_of=time_of(body, "as_of"),
+    )
+
+
+def hold_of(body: Mapping[str, Any], namespace: str, hold: str | None = None) -> HoldState:
+    """Parse a hold, the one with the id *hold* if that was asked for."""
+    found, state = member(body, "hold", str), member(body, "state", str)
+    counter = member(body, "counter", str)
+    try:
+        is_its_own = HoldId.parse(found).counter == counter
+    except InvalidParameterError as error:
+        raise ValueError(found) from error
+    if body["namespace"] != namespace or not is_its_own or hold not in (None, found):
+        raise ValueError("the answer is about another hold")
+    if state not in _STATES:
+        raise ValueError(state)
+    is_open, is_settled = state == "open", state == "settled"
+    return HoldState(
+        *(found, counter, member(body, "amount", int), state),
+        expires_at=time_of(body, "expires_at") if is_open else None,
+        ended_at=None if is_open else time_of(body, "ended_at"),
+        settled=member(body, "settled", int) if is_settled else None,
+        over=_optional(body, "over", bool, False),
+    )
+
+
 def _outcome(body: Mapping[str, Any], asked: Asked) -> tuple[datetime, bool | None, bool]:
     """Return the event time, ``replayed`` and ``retry_safe`` of an answer."""
     if body["namespace"] != asked.namespace or body["counter"] != asked.counter:
@@ -189,7 +282,7 @@ def _outcome(body: Mapping[str, Any], asked: Asked) -> tuple[datetime, bool | No
     replayed = body["replayed"]
     if replayed is not None and type(replayed) is not bool:
         raise TypeError("replayed")
-    retry_safe = member(body, "retry_safe", bool) if "retry_safe" in body else True
+    retry_safe = _optional(body, "retry_safe", bool, True)
     # BEST_EFFORT ignores tokens.
     event_time = _event_time(body, asked) if retry_safe else time_of(body, "event_time")
     return event_time, replayed, retry_safe
@@ -211,6 +304,10 @@ def member(body: Mapping[str, Any], name: str, kind: type[T]) -> T:
     return value
 
 
+def _optional(body: Mapping[str, Any], name: str, kind: type[T], default: D) -> T | D:
+    return member(body, name, kind) if name in body else default
+
+
 def time_of(body: Mapping[str, Any], name: str) -> datetime:
     """Return a member that is a time of RFC 3339 with an offset."""
     return datetime.fromisoformat(checked_rfc3339(member(body, name, str))).astimezone(UTC)
@@ -221,7 +318,14 @@ def count_of(body: Mapping[str, Any], namespace: str, counter: str | None = None
     found = member(body, "counter", str)
     if body["namespace"] != namespace or counter not in (None, found):
         raise ValueError("the answer is about another counter")
-    return Count(found, member(body, "count", int), time_of(body, "as_of"), _accuracy(body))
+    return Count(
+        found,
+        member(body, "count", int),
+        time_of(body, "as_of"),
+        _accuracy(body),
+        _optional(body, "held", int, 0),
+        _optional(body, "held_down", int, 0),
+    )
 
 
 def _accuracy(body: Mapping[str, Any]) -> str:
@@ -255,9 +359,23 @@ def event_of(body: Mapping[str, Any]) -> Event:
         time_of(body, "event_time"),
         member(body, "event_id", str),
         member(body, "event_item_key", int),
-        member(body, "delta", int) if "delta" in body else 0,
-        member(body, "clear", bool) if "clear" in body else False,
+        _optional(body, "delta", int, 0),
+        _optional(body, "clear", bool, False),
+        _optional(body, "at_least", int, None),
+        _optional(body, "at_most", int, None),
+        _refused_of(body["refused"]) if "refused" in body else None,
+        _hold_event_of(body["hold"]) if "hold" in body else None,
     )
+
+
+def _hold_event_of(body: Mapping[str, Any]) -> HoldEvent:
+    state = member(body, "state", str)
+    return HoldEvent(member(body, "amount", int), state, _optional(body, "hold", str, None))
+
+
+def _refused_of(body: Mapping[str, Any]) -> Mapping[str, int]:
+    bound = "at_most" if "at_most" in body else "at_least"
+    return {name: member(body, name, int) for name in ("delta", "count", bound)}
 
 
 def point_of(body: Mapping[str, Any]) -> Point:

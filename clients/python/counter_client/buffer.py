@@ -53,7 +53,7 @@ _DELAY_MAX_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Limits:
     """How long adds may be pending, in seconds, and how many counters."""
 
     max_delay: float
@@ -74,7 +74,7 @@ class Merging:
     exactly one piece. The buffer does the locking.
     """
 
-    def __init__(self, calls: Calls, policy: Policy, bounds: Bounds, spool: Path | None) -> None:
+    def __init__(self, calls: Calls, policy: Policy, bounds: Limits, spool: Path | None) -> None:
         self.open: dict[str, int] = {}
         self.bounds = bounds
         self.backlog: Backlog | Spool = Backlog()
@@ -245,7 +245,7 @@ class Buffer:
         calls: Calls,
         policy: Policy,
         send: Callable[[Send], Answer],
-        bounds: Bounds,
+        bounds: Limits,
         spool: str | Path | None,
     ) -> None:
         self._given = calls, policy, bounds, None if spool is None else spool_path(spool)
@@ -566,7 +566,7 @@ class AsyncBuffer:
         calls: Calls,
         policy: Policy,
         send: Callable[[Send], Awaitable[Answer]],
-        bounds: Bounds,
+        bounds: Limits,
         spool: str | Path | None,
     ) -> None:
         path = None if spool is None else spool_path(spool)

@@ -41,7 +41,16 @@ from counter_client.retrying import (
     may_have_arrived,
     response_of,
 )
-from counter_client.tokens import INT64_MAX, INT64_MIN, NONCE_BYTES, Items, Token, checked_items
+from counter_client.tokens import (
+    INT64_MAX,
+    INT64_MIN,
+    NO_BOUNDS,
+    NONCE_BYTES,
+    Bounds,
+    Items,
+    Token,
+    checked_items,
+)
 
 #: Bytes of a body that are left for its items.
 _ITEMS_BYTES_MAX: Final = BODY_BYTES_MAX - 64
@@ -68,6 +77,7 @@ class Item:
     #: The service's answer or the final error; None while it is not known.
     result: Added | CounterError | None = None
     trouble: CounterError | None = None
+    bounds: Bounds = NO_BOUNDS
 
     @property
     def is_void(self) -> bool:
@@ -76,7 +86,7 @@ class Item:
         return self.result is None and trouble is not None and trouble.retry == "new_token"
 
     def text(self) -> str:
-        return item_text(self.counter, self.delta, self.token)
+        return item_text(self.counter, self.delta, self.token, self.bounds)
 
 
 Renewed = Sequence[tuple[Item, Token]]
@@ -104,7 +114,7 @@ class Delivery:
     def of_items(cls, calls: Calls, items: Items) -> Delivery:
         """Make a batch under new tokens. Raises InvalidParameterError."""
         found = checked_items(items, BATCH_ITEMS_MAX)
-        return cls(calls, [Item(counter, delta, Token.new()) for counter, delta in found])
+        return cls(calls, [Item(x.counter, x.delta, Token.new(), bounds=x.bounds) for x in found])
 
     def until_deadline(self, policy: Policy) -> Steps[list[Added | CounterError]]:
         """Return each item's result at the deadline. Raises what rejects the whole batch."""
@@ -140,7 +150,7 @@ class Delivery:
         return unknown
 
     def _unfinished(self, item: Item) -> Unfinished:
-        found = self._calls.unfinished(item.counter, item.delta, item.token)
+        found = self._calls.unfinished(item.counter, item.delta, item.token, item.bounds)
         return found if self._ttl_s is None else found.with_ttl(self._ttl_s, 0)
 
     def _is_over(self, item: Item, end_us: int) -> bool:

@@ -67,7 +67,7 @@ class TokenAmbiguousError(BadRequestError, code="token_ambiguous"):
 
 
 class NotSupportedError(BadRequestError, code="not_supported"):
-    """BEST_EFFORT namespaces keep no events."""
+    """BEST_EFFORT namespaces keep no events, and only some stores can keep bounds."""
 
 
 class BodyTooLargeError(BadRequestError, code="body_too_large"):
@@ -160,6 +160,81 @@ class TokenCancelledError(CounterError, code="token_cancelled", retry="never"):
     """The token was cancelled: its add does not count and never will."""
 
     applied = False
+
+
+class BoundReachedError(CounterError, code="bound_reached", retry="never"):
+    """The add was refused because of a bound: it does not count and never will, though there may
+    be room later.
+
+    The attributes are None if the answer does not say.
+    """
+
+    applied = False
+
+    @property
+    def counter(self) -> str | None:
+        """The counter whose bound was reached."""
+        counter = self.fields.get("counter")
+        return counter if isinstance(counter, str) else None
+
+    @property
+    def count(self) -> int | None:
+        """The count that decided, without the add."""
+        return self._integer("count")
+
+    @property
+    def at_least(self) -> int | None:
+        """The bound that was reached, if it is the least count."""
+        return self._integer("at_least")
+
+    @property
+    def at_most(self) -> int | None:
+        """The bound that was reached, if it is the greatest count."""
+        return self._integer("at_most")
+
+    @property
+    def held(self) -> int | None:
+        """What open holds that go the same way reserved, if anything."""
+        return self._integer("held")
+
+    @property
+    def room(self) -> int | None:
+        """The largest amount that could have been added, or taken away, instead."""
+        return self._integer("room")
+
+    def _integer(self, name: str) -> int | None:
+        value = self.fields.get(name)
+        return value if type(value) is int else None
+
+
+class HoldUnknownError(NotFoundError, code="hold_unknown"):
+    """There is no hold with this id; the request that makes it may still be under way."""
+
+
+class HoldSettledError(CounterError, code="hold_settled", retry="never"):
+    """The hold was settled with the amount in ``settled``, which counts; nothing else will."""
+
+    applied = True
+
+    @property
+    def settled(self) -> int | None:
+        """What was settled; None if the answer does not say."""
+        value = self.fields.get("settled")
+        return value if type(value) is int else None
+
+
+class HoldEndedError(CounterError, retry="never"):
+    """The hold has ended: it counts nothing, and never will."""
+
+    applied = False
+
+
+class HoldReleasedError(HoldEndedError, code="hold_released"):
+    """The hold was released: if the work was done, count its cost with an add."""
+
+
+class HoldExpiredError(HoldEndedError, code="hold_expired"):
+    """The hold has expired: if the work was done, count its cost with an add."""
 
 
 class UnavailableError(CounterError, code="unavailable"):

@@ -8,7 +8,7 @@ alone have the code of their base class.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -22,12 +22,22 @@ from counter_client.errors import (
     Retry,
     UnavailableError,
 )
-from counter_client.tokens import Credential, Token, parse_rfc3339, to_rfc3339
+from counter_client.tokens import (
+    NO_BOUNDS,
+    Add,
+    Bounds,
+    Credential,
+    Token,
+    parse_rfc3339,
+    to_rfc3339,
+)
 
 _RETRIES: Final = get_args(Retry)
 #: Operations of an Unfinished, on one counter and on several.
 _OF_ONE: Final = frozenset({"add", "add-and-get", "clear", "delete"})
 _OF_SEVERAL: Final = "atomic/add"
+#: A hold, and its ends; their token is that of the hold.
+_OF_HOLDS: Final = frozenset({"hold", "settle", "release"})
 _TRY_LATER: Final = frozenset({408, 425, 429})
 _TEXT_CHARS_MAX: Final = 200
 #: Longer than any deadline.
@@ -68,20 +78,47 @@ class SpoolBusyError(ClosedError):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """An add, a clear or a delete with an unknown outcome: all to resolve it, in any process.
+    """An add, a clear, a delete, a hold or its end with an unknown outcome: all to resolve it, in
+    any process.
 
     ``str()`` returns JSON to store; :meth:`parse` reads it.
     """
 
     operation: str
     namespace: str
-    #: (counter, delta) of each item; the delta of a clear or a delete is 0.
+    #: (counter, delta) of each item, or the amount of a hold or a settle; else 0.
     items: tuple[tuple[str, int], ...]
     #: ``str()`` of the token or key.
     token_text: str
     #: Until when the service surely honours it, in microseconds of Unix time; None if no answer
     #: said so. Later a token's outcome is unknown for ever, and a key is a new one.
     until_us: int | None = None
+    #: Those of each item; empty if no item has any.
+    bounds: tuple[Bounds, ...] = ()
+    #: Of a hold.
+    expires_in: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        operation: str,
+        namespace: str,
+        adds: Sequence[Add],
+        token_text: str,
+        expires_in: str | None = None,
+    ) -> Unfinished:
+        """Return *adds* as an Unfinished."""
+        items = tuple((each.counter, each.delta) for each in adds)
+        bounds = tuple(each.bounds for each in adds)
+        has_any = any(each != NO_BOUNDS for each in bounds)
+        kept = bounds if has_any else ()
+        return cls(operation, namespace, items, token_text, bounds=kept, expires_in=expires_in)
+
+    @property
+    def adds(self) -> list[Add]:
+        """The items with their bounds."""
+        bounds = self.bounds or (NO_BOUNDS,) * len(self.items)
+        return [Add(*item, each) for item, each in zip(self.items, bounds, strict=True)]
 
     @property
     def token(self) -> Credential:
@@ -90,6 +127,13 @@ class Unfinished:
 
     def __str__(self) -> str:
         found = asdict(self)
+        found["items"] = [
+            [counter, delta, *([bounds.members()] if bounds != NO_BOUNDS else [])]
+            for counter, delta, bounds in self.adds
+        ]
+        del found["bounds"]
+        if self.expires_in is None:
+            del found["expires_in"]
         until_us = found.pop("until_us")
         if until_us is not None:
             found["until"] = to_rfc3339(until_us)
@@ -124,20 +168,33 @@ class Unfinished:
         """Parse the output of ``str()``. Raises InvalidParameterError."""
         try:
             found = json.loads(text)
-            items = tuple((str(counter), int(delta)) for counter, delta in found.pop("items"))
+            adds = [_add_of(*each) for each in found.pop("items")]
             until = found.pop("until", None)
             until_us = None if until is None else parse_rfc3339(until)
-            read = cls(items=items, until_us=until_us, **found)
+            read = replace(cls.of(adds=adds, **found), until_us=until_us)
             Token.parse(read.token_text)
-            if read.operation not in _OF_ONE and read.operation != _OF_SEVERAL:
-                raise ValueError(read.operation)
-            if not items or (read.operation in _OF_ONE and len(items) != 1):
-                raise ValueError(f"{len(items)} items")
+            read._check()
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise InvalidParameterError(
                 f"{text[:80]!r} is not an Unfinished in the form that str() writes"
             ) from error
         return read
+
+    def _check(self) -> None:
+        """Raise an error for what no client makes."""
+        if self.operation not in _OF_ONE | _OF_HOLDS | {_OF_SEVERAL}:
+            raise ValueError(self.operation)
+        if not self.items or (self.operation != _OF_SEVERAL and len(self.items) != 1):
+            raise ValueError(f"{len(self.items)} items")
+        lasts = self.expires_in
+        if (isinstance(lasts, str) and lasts != "") != (self.operation == "hold"):
+            raise ValueError("expires_in")
+        if self.operation in _OF_HOLDS - {"hold"} and not isinstance(self.token, Token):
+            raise TypeError("token")
+
+
+def _add_of(counter: Any, delta: Any, bounds: Mapping[str, int] = {}) -> Add:
+    return Add(str(counter), int(delta), Bounds(**bounds))
 
 
 class UnknownOutcomeError(UnavailableError):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from counter_client.calls import Call, Request, Response, tokens
 from counter_client.errors import (
     CounterError,
-    TokenCancelledError,
+    HoldSettledError,
     TokenConflictError,
     TokenTooOldError,
 )
@@ -198,9 +198,7 @@ def _why(number: int, policy: Policy, left_s: float) -> str:
 
 def decides(error: CounterError) -> bool:
     """Whether a refused retry says what became of the attempts before it."""
-    return isinstance(error, TokenCancelledError | TokenConflictError) or (
-        isinstance(error, TokenTooOldError) and error.applied is False
-    )
+    return error.applied is False or isinstance(error, TokenConflictError | HoldSettledError)
 
 
 def may_have_arrived(error: CounterError) -> bool:

@@ -14,8 +14,18 @@ from typing import Any, Literal, TypeVar
 
 from counter_client import answers
 from counter_client.addresses import checked_urls
-from counter_client.buffer import Bounds, Buffer
-from counter_client.calls import PAGE_ITEMS_MAX, Call, Calls, Request, Settings, namespaces, tokens
+from counter_client.buffer import Buffer, Limits
+from counter_client.calls import (
+    ENDED,
+    PAGE_ITEMS_MAX,
+    Call,
+    Calls,
+    Held,
+    Request,
+    Settings,
+    namespaces,
+    tokens,
+)
 from counter_client.delivery import Delivery
 from counter_client.errors import CounterError, TokenTooOldError
 from counter_client.failures import (
@@ -37,7 +47,7 @@ from counter_client.retrying import (
     attempts,
     drive,
 )
-from counter_client.tokens import Credential, Items, Moment, Token
+from counter_client.tokens import Bounds, Credential, Items, Moment, Token
 from counter_client.transport import AsyncTransport, LiveStream, LiveUpdate, SyncTransport
 
 T = TypeVar("T")
@@ -141,6 +151,53 @@ class HedgingTransport:
         self._loop.close()
 
 
+class Hold(Held):
+    """An open hold of a :class:`CounterClient`, which leaving its ``with`` statement releases.
+
+    ``id``, ``counter``, ``amount`` and ``expires_at`` are those of the hold; ``began`` has the
+    ``count`` and what is ``held`` right after it began.
+    """
+
+    def __init__(self, client: CounterClient, began: answers.HoldCount) -> None:
+        super().__init__(began)
+        self._client = client
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not self.is_open:
+            return
+        try:
+            # It may have been ended by its id.
+            with suppress(*ENDED):
+                self.release()
+        except CounterError as failed:
+            if error is None:
+                raise
+            error.add_note(self.note(failed))
+
+    def settle(self, amount: int) -> answers.HoldCount:
+        """Count *amount* and end the hold; see :meth:`CounterClient.settle_hold`.
+
+        If it raises UnknownOutcomeError, leaving the block does not release the hold, so that the
+        program can settle it again.
+        """
+        with self.settling():
+            return self._client.settle_hold(self.id, amount)
+
+    def release(self) -> answers.HoldCount:
+        """Give everything back; see :meth:`CounterClient.release_hold`."""
+        with self.releasing():
+            return self._client.release_hold(self.id)
+
+    def extend(self, expires_in: str) -> answers.HoldState:
+        """Let the hold expire later; see :meth:`CounterClient.extend_hold`."""
+        found = self._client.extend_hold(self.id, expires_in)
+        self.expires_at = found.expires_at
+        return found
+
+
 class CounterClient:
     """Count in one *namespace* of the service at *url* (or at the first of several that answers).
 
@@ -185,20 +242,35 @@ class CounterClient:
         self._transport.close()
 
     def add(
-        self, counter: str, delta: int = 1, *, token: Credential | None = None
+        self,
+        counter: str,
+        delta: int = 1,
+        *,
+        at_least: int | None = None,
+        at_most: int | None = None,
+        token: Credential | None = None,
     ) -> answers.Added:
         """Add *delta*, a signed 64-bit integer, once per *token* (a new one if None).
 
-        Raises TokenConflictError if the token was used with another payload, and
-        UnknownOutcomeError if it is not known at the deadline whether the add is counted.
+        Raises BoundReachedError, now and for every retry, if the add would take the count below
+        *at_least* or above *at_most*, or past a bound of the namespace; TokenConflictError if the
+        token was used with another payload, other bounds included; and UnknownOutcomeError if it is
+        not known at the deadline whether the add is counted.
         """
-        return self._call(self._calls.add(counter, delta, token))
+        return self._call(self._calls.add(counter, delta, token, Bounds(at_least, at_most)))
 
     def add_and_get(
-        self, counter: str, delta: int = 1, *, token: Credential | None = None
+        self,
+        counter: str,
+        delta: int = 1,
+        *,
+        at_least: int | None = None,
+        at_most: int | None = None,
+        token: Credential | None = None,
     ) -> answers.AddedCount:
         """Add as :meth:`add` does; return the count including the add, exact as of ``as_of``."""
-        return self._call(self._calls.add_and_get(counter, delta, token))
+        bounds = Bounds(at_least, at_most)
+        return self._call(self._calls.add_and_get(counter, delta, token, bounds))
 
     def clear(self, counter: str, *, token: Credential | None = None) -> answers.Cleared:
         """Set the counter to 0 as of the token's time.
@@ -242,6 +314,7 @@ class CounterClient:
     def batch(self, items: Items) -> list[answers.Added | CounterError]:
         """Add to up to 1,000 counters, each under its own token; return the results in order.
 
+        An item is a counter, its delta and, if the add is bounded, :class:`counter_client.Bounds`.
         A rejected item's result is its error; one with an unknown outcome at the deadline is an
         UnknownOutcomeError. Items do not affect each other.
         """
@@ -249,8 +322,8 @@ class CounterClient:
         return drive(delivery.until_deadline(self._policy), self._do)
 
     def atomic(self, items: Items, *, token: Credential | None = None) -> list[answers.Added]:
-        """Make up to 100 adds under one token: either all are counted or none. Raises as
-        :meth:`add` does."""
+        """Make up to 100 adds under one token: either all are counted or none, also if a bound of
+        one of them is reached. Items are those of :meth:`batch`. Raises as :meth:`add` does."""
         return self._call(self._calls.atomic(items, token))
 
     def resolve(self, unfinished: Unfinished | UnknownOutcomeError | str) -> answers.Resolved:
@@ -274,16 +347,89 @@ class CounterClient:
         delta: int = 1,
         *,
         operation: Literal["add", "clear", "delete"] = "add",
+        at_least: int | None = None,
+        at_most: int | None = None,
         token: Credential,
     ) -> answers.Cancelled:
-        """Cancel an add of *delta*, a clear or a delete under *token*: it counts nothing from now
-        on, whether it was counted, is in flight or never arrives.
+        """Cancel an add of *delta* with its bounds, a clear or a delete under *token*: it counts
+        nothing from now on, whether it was counted, is in flight or never arrives.
 
         A retry returns the same. Waits while the service reports that the token is pending. Raises
         TokenConflictError if the token was used with another payload, and UnknownOutcomeError if
         it is not known at the deadline whether the token is cancelled.
         """
-        return self._call(self._calls.cancel(counter, delta, operation, token))
+        bounds = Bounds(at_least, at_most)
+        return self._call(self._calls.cancel(counter, delta, operation, token, bounds))
+
+    def hold(
+        self,
+        counter: str,
+        amount: int,
+        *,
+        expires_in: str,
+        at_least: int | None = None,
+        at_most: int | None = None,
+        token: Credential | None = None,
+    ) -> Hold:
+        """Reserve *amount* of the counter for *expires_in*, a duration such as ``15m``: bounded
+        adds and other holds leave room for it until it is settled, released, or expires.
+
+        The hold is open when this returns: use it in a ``with`` statement.
+        Settle it in the block with what the work cost. Leaving the block releases it otherwise,
+        also with an exception; what cannot be released expires by itself.
+
+        *token* makes a retry in another process the same hold. Raises BoundReachedError if there is
+        no room, the error of its end if the token's hold has ended, and as :meth:`add` does.
+        """
+        bounds = Bounds(at_least, at_most)
+        call = self._calls.hold(counter, amount, expires_in, token, bounds)
+        return Hold(self, self._call(call))
+
+    def settle_hold(self, hold: str, amount: int) -> answers.HoldCount:
+        """Count *amount*, which has the sign of the hold or is 0, and end the hold with this id.
+
+        Raises HoldSettledError if it was settled with another amount, HoldReleasedError or
+        HoldExpiredError if it has ended so, and UnknownOutcomeError, whose ``unfinished``
+        :meth:`resolve` takes.
+        """
+        return self._call(self._calls.settle(hold, amount))
+
+    def release_hold(self, hold: str) -> answers.HoldCount:
+        """Give back all that the hold with this id reserves. Raises as :meth:`settle_hold` does."""
+        return self._call(self._calls.release(hold))
+
+    def extend_hold(self, hold: str, expires_in: str) -> answers.HoldState:
+        """Let the hold with this id expire *expires_in* from now, or when no hold may live longer;
+        never earlier. Raises the error of its end if it has ended."""
+        return self._call(self._calls.extend(hold, expires_in))
+
+    def get_hold(self, hold: str) -> answers.HoldState:
+        """Return the hold with this id, open or with its end."""
+        return self._call(self._calls.get_hold(hold))
+
+    def holds(self, counter: str) -> Iterator[answers.HoldState]:
+        """Yield the open holds of the counter, those that expire first, read page by page."""
+        page = None
+        while True:
+            found, page = self._call(self._calls.holds(counter, page))
+            yield from found
+            if page is None:
+                return
+
+    def cancel_hold(
+        self,
+        counter: str,
+        amount: int,
+        *,
+        expires_in: str,
+        at_least: int | None = None,
+        at_most: int | None = None,
+        token: Credential,
+    ) -> answers.Cancelled:
+        """Cancel a hold by its token and arguments: it is released, or there never is one. Raises
+        HoldSettledError or HoldExpiredError if it has ended so, and as :meth:`cancel` does."""
+        bounds = Bounds(at_least, at_most)
+        return self._call(self._calls.cancel_hold(counter, amount, expires_in, token, bounds))
 
     def cancel_atomic(self, items: Items, *, token: Credential) -> answers.Cancelled:
         """Cancel an atomic add as a whole. Raises as :meth:`cancel` does."""
@@ -412,9 +558,10 @@ class CounterClient:
         """
         return self._call(self._calls.create_namespace(settings))
 
-    def change_namespace(self, **settings: Any) -> Settings:
-        """Change the given *settings* of this client's namespace."""
-        return self._call(self._calls.change_namespace(settings))
+    def change_namespace(self, etag: str | None = None, /, **settings: Any) -> Settings:
+        """Change the given *settings* of this client's namespace. Raises PreconditionFailedError if
+        *etag* is given, that of settings that were read, and they have changed since."""
+        return self._call(self._calls.change_namespace(settings, etag))
 
     def delete_namespace(self) -> None:
         """Delete this client's namespace permanently, with its counters, events and tokens."""
@@ -433,8 +580,8 @@ class CounterClient:
         this process ends; other processes may share it.
         """
         self._transport.check_open()
-        bounds = Bounds(max_delay, max_items)
-        return Buffer(self._calls, self._policy, self._transport.send, bounds, spool)
+        limits = Limits(max_delay, max_items)
+        return Buffer(self._calls, self._policy, self._transport.send, limits, spool)
 
     def _call(self, call: Call[T]) -> T:
         return drive(attempts(call, self._policy), self._do)

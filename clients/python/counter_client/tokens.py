@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import time
@@ -16,6 +17,9 @@ from counter_client.errors import InvalidParameterError
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 NONCE_BYTES: Final = 16
+#: Bytes of a time, and of a token, in the id of a hold.
+_TIME_BYTES: Final = 8
+_TOKEN_BYTES: Final = _TIME_BYTES + NONCE_BYTES
 COUNTER_NAME_CHARS_MAX: Final = 256
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 255
 DERIVE_LABEL_CHARS_MAX: Final = 256
@@ -154,18 +158,52 @@ Credential = Token | Key
 #: An instant with a time zone, or the beginning of the day.
 Moment = datetime | Literal["today"]
 T = TypeVar("T")
-#: Counters and their deltas: pairs, or a mapping.
-Items = Iterable[tuple[str, int]] | Mapping[str, int]
+
+
+class Bounds(NamedTuple):
+    """The least and the greatest count that an add may lead to; None for no bound."""
+
+    at_least: int | None = None
+    at_most: int | None = None
+
+    def members(self) -> dict[str, int]:
+        """Return the bounds that there are, by name."""
+        return {name: bound for name, bound in self._asdict().items() if bound is not None}
+
+
+NO_BOUNDS: Final = Bounds()
+
+
+class Add(NamedTuple):
+    """A counter, its delta, which is 0 for a clear or a delete, and the bounds of the add."""
+
+    counter: str
+    delta: int
+    bounds: Bounds = NO_BOUNDS
+
+
+#: Counters and their deltas: pairs, triples with the bounds of the add, or a mapping.
+Items = Iterable[tuple[str, int] | tuple[str, int, Bounds]] | Mapping[str, int]
 _SHOWN_CHARS_MAX: Final = 80
 
 
-def check_delta(delta: int) -> int:
-    """Return *delta* if it is a signed 64-bit integer."""
+def check_delta(delta: int, name: str = "delta") -> int:
+    """Return *delta*, which is called *name*, if it is a signed 64-bit integer."""
     if type(delta) is not int or not INT64_MIN <= delta <= INT64_MAX:
         raise InvalidParameterError(
-            f"the delta is {_shown(delta)}; it must be an integer from {INT64_MIN} to {INT64_MAX}"
+            f"the {name} is {_shown(delta)}; it must be an integer from {INT64_MIN} to {INT64_MAX}"
         )
     return delta
+
+
+def checked_bounds(bounds: Bounds) -> Bounds:
+    """Return *bounds* if some count is within them."""
+    for name, bound in bounds.members().items():
+        check_delta(bound, name)
+    least, most = bounds
+    if least is not None and most is not None and least > most:
+        raise InvalidParameterError(f"at_least is {least}, and at_most is {most}: no count is both")
+    return bounds
 
 
 def checked_name(counter: str) -> str:
@@ -195,18 +233,21 @@ def checked_names(counters: Iterable[str]) -> list[str]:
     return [checked_name(each) for each in _each(counters, "counters")]
 
 
-def checked_items(items: Items, most: int) -> list[tuple[str, int]]:
+def checked_items(items: Items, most: int) -> list[Add]:
     """Return *items* as a list of 1 to *most* valid items."""
-    found: Iterable[tuple[str, int]] = items.items() if isinstance(items, Mapping) else items
+    found = items.items() if isinstance(items, Mapping) else items
     checked = []
     for each in _each(found, "items"):
         try:
-            counter, delta = each
-        except (TypeError, ValueError) as error:
+            counter, delta, bounds = Add(*each)
+            if not isinstance(bounds, Bounds):
+                raise TypeError("bounds")
+        except TypeError as error:
             raise InvalidParameterError(
-                f"an item is {_shown(each)}; it must be a counter's name and a delta"
+                f"an item is {_shown(each)}; it must be a counter's name and a delta, and Bounds if"
+                " it has any"
             ) from error
-        checked.append((checked_name(counter), check_delta(delta)))
+        checked.append(Add(checked_name(counter), check_delta(delta), checked_bounds(bounds)))
     if not 1 <= len(checked) <= most:
         raise InvalidParameterError(f"there are {len(checked)} items; 1 to {most} are allowed")
     return checked
@@ -220,6 +261,41 @@ def checked_token(token: Credential) -> Credential:
             " Token.parse(str of a token)"
         )
     return token
+
+
+class HoldId(NamedTuple):
+    """The token and the counter of a hold. :meth:`__str__` is its id as text."""
+
+    token: Token
+    counter: str
+
+    @classmethod
+    def parse(cls, text: str) -> HoldId:
+        """Parse the id of a hold. Raises InvalidParameterError."""
+        try:
+            data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            nonce, counter = data[_TIME_BYTES:_TOKEN_BYTES], data[_TOKEN_BYTES:].decode()
+            found = cls(Token(nonce, int.from_bytes(data[:_TIME_BYTES])), checked_name(counter))
+            # A time past the year 9999 has no text.
+            if str(found) == text and str(found.token):
+                return found
+        except (ValueError, TypeError, OverflowError, InvalidParameterError):
+            # The error below names the text.
+            pass
+        raise InvalidParameterError(
+            f"{_shown(text)} is not the id of a hold; give the id that the hold has"
+        )
+
+    def __str__(self) -> str:
+        data = self.token.generation_time_us.to_bytes(_TIME_BYTES) + self.token.nonce
+        return base64.urlsafe_b64encode(data + self.counter.encode()).decode().rstrip("=")
+
+
+def checked_duration(text: str) -> str:
+    """Return *text* if it is text: what durations there are is the service's to say."""
+    if not isinstance(text, str) or not text:
+        raise InvalidParameterError(f"expires_in is {_shown(text)}; give text, such as 15m")
+    return text
 
 
 def checked_namespace(namespace: str) -> str:

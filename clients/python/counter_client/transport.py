@@ -177,12 +177,13 @@ _LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=10
 #: Operations that the service may reject before it starts them, and the share of the attempt's
 #: time that such a request may queue there.
 _WRITES: Final = frozenset(
-    {"add", "add-and-get", "clear", "delete", "atomic/add", "batch/add", "cancel"},
+    {"add", "add-and-get", "clear", "delete", "atomic/add", "batch/add", "cancel"}
+    | {"hold", "settle", "release", "extend"},
 )
 _QUEUE_SHARE: Final = 0.5
 #: Operations whose answers have many items; all other answers are small.
 _MANY: Final = frozenset(
-    {"atomic/add", "batch/add", "batch/get", "busiest", "counters", "events", "history"}
+    {"atomic/add", "batch/add", "batch/get", "busiest", "counters", "events", "history", "holds"}
     | {"namespaces", "openapi", "tokens"}
 )
 _PART_BYTES: Final = 64 * 1024
@@ -303,7 +304,8 @@ def _response_of(response: httpx.Response, body: bytes) -> Response:
     ttl = headers.get("idempotency-ttl", "")
     # Anything else is a proxy's; what is longer means the same.
     ttl_s = int(ttl[:_TTL_DIGITS_MAX]) if ttl.isascii() and ttl.isdecimal() else None
-    return Response(response.status_code, body, headers.get("retry-after"), location, ttl_s)
+    etag = headers.get("etag")
+    return Response(response.status_code, body, headers.get("retry-after"), location, ttl_s, etag)
 
 
 def _is_distrusted(error: BaseException | None) -> bool:
@@ -620,8 +622,13 @@ def _weight(request: Request, answer: Answer) -> int:
         return _UNKNOWN
     if answer.status in _ABOUT_TOKENS or 200 <= answer.status < 300:
         return _DECIDES
+    if request.operation not in _WRITES:
+        return _DECIDES
+    if isinstance(error_of_answer(*answer[:4]), UnexpectedAnswerError):
+        # A proxy answered: the service may have counted it.
+        return _UNKNOWN
     # If one server refused a write, the other may still have counted it.
-    return _REFUSES if request.operation in _WRITES else _DECIDES
+    return _REFUSES
 
 
 #: The service sends something every 15 s; after so long the connection is dead.

@@ -5,10 +5,17 @@ import { createInterface } from "node:readline";
 
 import {
   type Added,
+  type BoundedAddOptions,
+  BoundReachedError,
+  type Bounds,
   type Count,
   CounterClient,
   CounterError,
+  type CounterEvent,
   type Credential,
+  type HoldCount,
+  HoldSettledError,
+  type HoldState,
   Key,
   type NotCounted,
   NotCountedError,
@@ -59,17 +66,28 @@ function shown(credential: Credential): Json {
   return { token: { token: credential.nonce, generation_time: credential.generationTime } };
 }
 
-function itemsOf(items: Json[]): [string, bigint][] {
-  return items.map(({ counter, delta }) => [counter, BigInt(delta)]);
+function boundsOf({ at_least: least, at_most: most }: Json): Bounds {
+  return {
+    ...(least === undefined ? {} : { atLeast: BigInt(least) }),
+    ...(most === undefined ? {} : { atMost: BigInt(most) }),
+  };
+}
+
+function optionsOf(command: Json): BoundedAddOptions {
+  return { ...credentialOf(command), ...boundsOf(command) };
+}
+
+function itemsOf(items: Json[]): [string, bigint, Bounds][] {
+  return items.map((item) => [item.counter, BigInt(item.delta), boundsOf(item)]);
 }
 
 async function run(client: CounterClient, command: Json): Promise<Json> {
   const { counter, prefix, from, to, tz, limit, max_staleness: maxStaleness } = command;
   switch (command.do) {
     case "add":
-      return { replayed: (await client.add(counter, BigInt(command.delta), credentialOf(command))).replayed };
+      return { replayed: (await client.add(counter, BigInt(command.delta), optionsOf(command))).replayed };
     case "add_and_get": {
-      const { replayed, count } = await client.addAndGet(counter, BigInt(command.delta), credentialOf(command));
+      const { replayed, count } = await client.addAndGet(counter, BigInt(command.delta), optionsOf(command));
       return { replayed, count: count.toString() };
     }
     case "delete":
@@ -85,9 +103,27 @@ async function run(client: CounterClient, command: Json): Promise<Json> {
       return { results: results.map((each) => (each instanceof CounterError ? endOf(each) : doneOf(each))) };
     }
     case "get": {
-      const { count, accuracy } = await client.get(counter, { maxStaleness });
-      return { count: count.toString(), accuracy };
+      const { count, accuracy, held, heldDown } = await client.get(counter, { maxStaleness });
+      const shown = (amount: bigint) => (amount === 0n ? undefined : amount.toString());
+      return { count: count.toString(), accuracy, held: shown(held), held_down: shown(heldDown) };
     }
+    case "hold": {
+      const given = { ...optionsOf(command), expiresIn: command.expires_in };
+      const { began } = await client.hold(counter, BigInt(command.amount), given);
+      return { hold: began.id, amount: began.amount.toString(), ...sumsOf(began) };
+    }
+    case "settle": {
+      const found = await client.settleHold(command.hold, BigInt(command.amount));
+      return { settled: found.settled?.toString(), over: found.over, ...sumsOf(found) };
+    }
+    case "release":
+      return sumsOf(await client.releaseHold(command.hold));
+    case "extend":
+      return heldOf(await client.extendHold(command.hold, command.expires_in));
+    case "get_hold":
+      return heldOf(await client.getHold(command.hold));
+    case "holds":
+      return { holds: (await all(client.holds(counter))).map(heldOf) };
     case "get_many":
       return { counts: (await client.getMany(command.counters, { maxStaleness })).map(countOf) };
     case "names":
@@ -113,11 +149,7 @@ async function run(client: CounterClient, command: Json): Promise<Json> {
     }
     case "events": {
       const events = await all(client.events(counter, { from, to, limit }));
-      const shown = events.map(({ eventTime, eventId, eventItemKey, delta, clear }) => {
-        const ids = { event_time: eventTime, event_id: eventId, event_item_key: eventItemKey };
-        return { ...ids, delta: delta.toString(), clear };
-      });
-      return { events: shown };
+      return { events: events.map(eventOf) };
     }
     case "live":
       for await (const found of client.live(counter)) {
@@ -178,6 +210,27 @@ function countOf({ counter, count, accuracy }: Count): Json {
   return { counter, count: count.toString(), accuracy };
 }
 
+function sumsOf({ count, held }: HoldCount): Json {
+  return { count: count.toString(), held: held.toString() };
+}
+
+function heldOf({ id, amount, state, over, settled, expiresAt, endedAt }: HoldState): Json {
+  const times = { expires_at: expiresAt, ended_at: endedAt };
+  return { hold: id, amount: amount.toString(), state, over, settled: settled?.toString(), ...times };
+}
+
+function eventOf(event: CounterEvent): Json {
+  const { eventTime, eventId, eventItemKey, delta, clear, refused } = event;
+  const ids = { event_time: eventTime, event_id: eventId, event_item_key: eventItemKey };
+  const why = refused && { delta: refused.delta.toString(), count: refused.count.toString(), ...textsOf(refused) };
+  return { ...ids, delta: delta.toString(), clear, ...textsOf(event), refused: why };
+}
+
+/** Return bounds as text; those that are undefined are not written. */
+function textsOf({ atLeast, atMost }: { atLeast?: bigint | undefined; atMost?: bigint | undefined }): Json {
+  return { at_least: atLeast?.toString(), at_most: atMost?.toString() };
+}
+
 function failuresOf(error: unknown): readonly NotCounted[] {
   if (error instanceof NotCountedError) return error.failed;
   throw error;
@@ -187,8 +240,20 @@ function doneOf({ replayed }: Added): Json {
   return { outcome: "done", replayed };
 }
 
+/** Return what a refusal because of a bound says, if it says all; and what was settled. */
+function reachedOf(error: RefusedError): Json {
+  if (error instanceof HoldSettledError) return { settled: error.settled?.toString() };
+  if (!(error instanceof BoundReachedError)) return {};
+  const { counter, count, held, room, atLeast, atMost } = error;
+  if (counter === undefined || count === undefined || room === undefined) return {};
+  if (atLeast === undefined && atMost === undefined) return {};
+  return { counter, count: count.toString(), held: held?.toString(), room: room.toString(), ...textsOf(error) };
+}
+
 function endOf(error: unknown): Json {
-  if (error instanceof RefusedError) return { outcome: "refused", code: error.code, applied: error.applied };
+  if (error instanceof RefusedError) {
+    return { outcome: "refused", code: error.code, applied: error.applied, ...reachedOf(error) };
+  }
   if (error instanceof UnknownOutcomeError || error instanceof UnsentError) {
     return { outcome: error.sent ? "unknown" : "unsent", unfinished: String(error.unfinished) };
   }

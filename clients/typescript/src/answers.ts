@@ -4,7 +4,7 @@
  */
 
 import { integer, list, record, stringifiable, text } from "./json.js";
-import { type Credential, parseTime, Token } from "./tokens.js";
+import { type Credential, holdId, parseHold, parseTime, Token } from "./tokens.js";
 import type { Item } from "./unfinished.js";
 
 /** An add that is counted once. Times are RFC 3339 in UTC with microseconds, which a Date cannot hold. */
@@ -40,6 +40,36 @@ export interface Count {
   readonly count: bigint;
   readonly asOf: string;
   readonly accuracy: "accurate" | "eventual" | "best_effort";
+  /**
+   * What open holds of positive amounts reserve, and what those of negative ones do: of an accurate count; others
+   * have 0.
+   */
+  readonly held: bigint;
+  readonly heldDown: bigint;
+}
+
+/** A hold: open, or with its end. */
+export interface HoldState {
+  readonly id: string;
+  readonly counter: string;
+  readonly amount: bigint;
+  readonly state: "open" | "settled" | "released" | "expired";
+  /** Of an open one. */
+  readonly expiresAt?: string;
+  /** Of one that has ended. */
+  readonly endedAt?: string;
+  /** Of one that was settled: what counts. */
+  readonly settled?: bigint;
+  /** Whether more was settled than was held. */
+  readonly over: boolean;
+}
+
+/** A hold, and its counter right after the call, exact as of `asOf`. */
+export interface HoldCount extends HoldState {
+  readonly count: bigint;
+  /** What open holds that go the same way reserve together. */
+  readonly held: bigint;
+  readonly asOf: string;
 }
 
 /** How much a count changed from `from` to `to`, and what it was just before `to`. */
@@ -72,9 +102,26 @@ export interface CounterEvent {
   readonly eventTime: string;
   readonly eventId: string;
   readonly eventItemKey: number;
-  /** 0 for a clear. */
+  /** 0 for a clear, and for an add that was refused. */
   readonly delta: bigint;
   readonly clear: boolean;
+  /** The bounds of the add, if it has any. */
+  readonly atLeast?: bigint;
+  readonly atMost?: bigint;
+  /** Only of an add that was refused because of a bound. */
+  readonly refused?: RefusedAdd;
+}
+
+/** An add of the event log that was refused because of a bound. */
+export interface RefusedAdd {
+  /** What it was to add. */
+  readonly delta: bigint;
+  /** The count that decided, of the counter that had no room. */
+  readonly count: bigint;
+  /** The bound that was reached, if it is the least count. */
+  readonly atLeast?: bigint;
+  /** The bound that was reached, if it is the greatest count. */
+  readonly atMost?: bigint;
 }
 
 /** A counter, its adds and clears a second, and its count. */
@@ -113,13 +160,17 @@ export interface Asked {
   readonly delta: bigint;
   /** The token's time; null for a key, whose time the service chooses. */
   readonly timeUs: bigint | null;
+  /** The id of a hold; null if a key's time is a part of it. */
+  readonly hold: string | null;
 }
 
 /** Reads the answer to what was asked of each counter. */
 export type Read<T> = (json: unknown, asked: readonly Asked[]) => T;
 
 export function askedOf(namespace: string, [counter, delta]: Item, token: Credential): Asked {
-  return { namespace, counter, delta, timeUs: token instanceof Token ? token.generationTimeUs : null };
+  const isToken = token instanceof Token;
+  const hold = isToken ? holdId(token, counter) : null;
+  return { namespace, counter, delta, timeUs: isToken ? token.generationTimeUs : null, hold };
 }
 
 /** What reads the answer to each operation. */
@@ -129,6 +180,9 @@ export const READERS: {
   readonly clear: Read<Cleared>;
   readonly delete: Read<Cleared>;
   readonly "atomic/add": Read<Added[]>;
+  readonly hold: Read<HoldCount>;
+  readonly settle: Read<HoldCount>;
+  readonly release: Read<HoldCount>;
 } = {
   add: (json, [asked]) => addedOf(json, asked!),
   "add-and-get": (json, [asked]) => {
@@ -138,6 +192,9 @@ export const READERS: {
   clear: (json, [asked]) => clearedOf(json, asked!),
   delete: (json, [asked]) => clearedOf(json, asked!),
   "atomic/add": (json, asked) => eachOf(json, asked, addedOf),
+  hold: (json, [asked]) => holdCountOf(json, asked!, "open"),
+  settle: (json, [asked]) => holdCountOf(json, asked!, "settled"),
+  release: (json, [asked]) => holdCountOf(json, asked!, "released"),
 };
 
 /** Read the answer to a cancel. */
@@ -169,15 +226,44 @@ function eventTimeOf(value: unknown, { timeUs }: Asked): string {
   return time(value);
 }
 
+/** Read the answer to what left a hold in `state`; a settled one with the amount asked for. */
+function holdCountOf(json: unknown, asked: Asked, state: HoldState["state"]): HoldCount {
+  const { count, held, as_of } = record(json);
+  const found = holdOf(json, asked.namespace, asked.hold ?? undefined);
+  if (found.state !== state || found.counter !== asked.counter) throw new TypeError("it is about another hold");
+  const amount = state === "open" ? found.amount : state === "settled" ? found.settled : asked.delta;
+  if (amount !== asked.delta) throw new TypeError("it is about another amount");
+  return stringifiable({ ...found, count: integer(count), held: integer(held), asOf: time(as_of) });
+}
+
+/** Read a hold, of any id if `asked` is not given. */
+export function holdOf(json: unknown, namespace: string, asked?: string): HoldState {
+  const { hold, counter, amount, state, expires_at, ended_at, settled, over = false } = record(json);
+  const id = text(hold);
+  about(json, namespace, parseHold(id).counter);
+  if (asked !== undefined && id !== asked) throw new TypeError("it is about another hold");
+  if (state !== "open" && state !== "settled" && state !== "released" && state !== "expired") {
+    throw new TypeError("its state is unknown");
+  }
+  return stringifiable({
+    ...{ id, counter: text(counter), amount: integer(amount), state },
+    ...(state === "open" ? { expiresAt: time(expires_at) } : { endedAt: time(ended_at) }),
+    ...(state === "settled" ? { settled: integer(settled) } : {}),
+    over: boolean(over),
+  });
+}
+
 /** Read a count, of any counter of the namespace if `asked` is not given. */
 export function countOf(json: unknown, namespace: string, asked?: string): Count {
-  const { counter, count, as_of, accuracy } = record(json);
+  const { counter, count, as_of, accuracy, held = 0, held_down: down = 0 } = record(json);
   about(json, namespace, asked ?? text(counter));
   return stringifiable({
     counter: text(counter),
     count: integer(count),
     asOf: time(as_of),
     accuracy: accuracyOf(accuracy),
+    held: integer(held),
+    heldDown: integer(down),
   });
 }
 
@@ -209,14 +295,31 @@ export function pointOf(json: unknown): Point {
 }
 
 export function eventOf(json: unknown): CounterEvent {
-  const { event_time, event_id, event_item_key, delta = 0, clear = false } = record(json);
+  const { event_time, event_id, event_item_key, delta = 0, clear = false, refused } = record(json);
   return stringifiable({
     eventTime: time(event_time),
     eventId: text(event_id),
     eventItemKey: Number(integer(event_item_key)),
     delta: integer(delta),
     clear: boolean(clear),
+    ...boundsOf(json),
+    ...(refused === undefined ? {} : { refused: refusedOf(refused) }),
   });
+}
+
+function refusedOf(json: unknown): RefusedAdd {
+  const { delta, count } = record(json);
+  const bounds = boundsOf(json);
+  if (bounds.atLeast === undefined && bounds.atMost === undefined) throw new TypeError("it has no bound");
+  return { delta: integer(delta), count: integer(count), ...bounds };
+}
+
+function boundsOf(json: unknown): Pick<CounterEvent, "atLeast" | "atMost"> {
+  const { at_least: least, at_most: most } = record(json);
+  return {
+    ...(least === undefined ? {} : { atLeast: integer(least) }),
+    ...(most === undefined ? {} : { atMost: integer(most) }),
+  };
 }
 
 export function busiestOf(json: unknown): Busiest {

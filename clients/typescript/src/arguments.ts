@@ -2,7 +2,7 @@
 
 import { invalid, shown } from "./errors.js";
 import { parseTime } from "./tokens.js";
-import type { Item } from "./unfinished.js";
+import type { Item, WireBounds } from "./unfinished.js";
 
 const INT64_MAX = 2n ** 63n - 1n;
 const NAME_CHARS_MAX = 256;
@@ -13,8 +13,14 @@ const REFUSED = new RegExp(
   "u",
 );
 
-/** A counter and its delta: an integer of 64 bits. */
-export type Delta = readonly [counter: string, delta: number | bigint];
+/** An add is refused if it would take the count below `atLeast` or above `atMost`. */
+export interface Bounds {
+  readonly atLeast?: number | bigint | undefined;
+  readonly atMost?: number | bigint | undefined;
+}
+
+/** A counter, its delta, an integer of 64 bits, and the bounds of the add if it has any. */
+export type Delta = readonly [counter: string, delta: number | bigint, bounds?: Bounds];
 
 /** An instant: a Date, RFC 3339 text with an offset, or the beginning of the day in the time zone of the call. */
 export type Moment = Date | "today" | (string & {});
@@ -27,11 +33,11 @@ export function checkedNamespace(namespace: string): string {
   );
 }
 
-export function checkedDelta(delta: number | bigint): bigint {
+export function checkedDelta(delta: number | bigint, name = "delta"): bigint {
   const fits = typeof delta === "bigint" ? BigInt.asIntN(64, delta) === delta : Number.isSafeInteger(delta);
   if (fits) return BigInt(delta);
   throw invalid(
-    `the delta is ${shown(delta)}; it must be a bigint of 64 bits, or a number that is an exact integer (under 2**53)`,
+    `the ${name} is ${shown(delta)}; it must be a bigint of 64 bits, or a number that is an exact integer (under 2**53)`,
   );
 }
 
@@ -64,8 +70,28 @@ export function checkedNames(counters: Iterable<string>): string[] {
   return Array.from(counters, checkedName);
 }
 
+/** Return an add with its bounds, which may come with other options. */
+export function checkedItem(counter: string, delta: number | bigint, { atLeast, atMost }: Bounds = {}): Item {
+  const bounds: WireBounds = {
+    ...(atLeast === undefined ? {} : { at_least: checkedDelta(atLeast, "atLeast") }),
+    ...(atMost === undefined ? {} : { at_most: checkedDelta(atMost, "atMost") }),
+  };
+  const { at_least: least, at_most: most } = bounds;
+  if (least !== undefined && most !== undefined && least > most) {
+    throw invalid(`atLeast is ${least}, and atMost is ${most}: no count is both`);
+  }
+  const item = [checkedName(counter), checkedDelta(delta)] as const;
+  return least === undefined && most === undefined ? item : [...item, bounds];
+}
+
 export function checkedItems(items: Iterable<Delta>, most: number): Item[] {
-  const found = Array.from(items, ([counter, delta]): Item => [checkedName(counter), checkedDelta(delta)]);
+  const found = Array.from(items, ([counter, delta, bounds = {}]): Item => {
+    const names = typeof bounds === "object" ? Object.keys(bounds) : [""];
+    if (names.some((name) => name !== "atLeast" && name !== "atMost")) {
+      throw invalid("the bounds of an item have other members than atLeast and atMost");
+    }
+    return checkedItem(counter, delta, bounds);
+  });
   if (found.length < 1 || found.length > most) {
     throw invalid(`there are ${found.length} items; 1 to ${most} are allowed`);
   }

@@ -9,6 +9,7 @@ import {
   BufferFullError,
   ClosedError,
   CounterError,
+  invalid,
   type NotCounted,
   NotCountedError,
   UnavailableError,
@@ -60,9 +61,11 @@ export class AddBuffer {
 
   /**
    * Add `delta` to the pending total of `counter`. Throws BufferFullError if there is no room for another counter,
-   * ClosedError after `close`, and RefusedError for an invalid argument.
+   * ClosedError after `close`, and RefusedError for an invalid argument. It takes no bounds, because adds are merged:
+   * use `client.add` or `client.batch`. In a namespace with bounds the total is accepted or refused.
    */
-  add(counter: string, delta: number | bigint = 1): void {
+  add(counter: string, delta: number | bigint = 1, ...bounds: never[]): void {
+    if (bounds.length > 0) throw invalid("a buffer merges adds, so it takes no bounds: use add or batch");
     const checked = checkedDelta(delta);
     if (this.#isClosed) throw new ClosedError("the buffer is closed; make another one");
     const total = this.#open.get(counter);

@@ -5,7 +5,7 @@ import { checkedName, checkedNamespace, escaped } from "./arguments.js";
 import { invalid, shown } from "./errors.js";
 import { writeJson } from "./json.js";
 import type { Call } from "./retrying.js";
-import { type Credential, Key, Token } from "./tokens.js";
+import { type Credential, holdId, Key, Token } from "./tokens.js";
 import type { Request } from "./transport.js";
 import { type Item, type Operation, Unfinished } from "./unfinished.js";
 
@@ -31,31 +31,35 @@ export class Calls {
     return `${this.base}/counters/${escaped(counter)}`;
   }
 
-  /** An add or a clear under `token`, or under a new one made once for the call; or the cancel of one. */
+  /** An add, a clear or a hold under `token`, or under a new one made once for the call; or the cancel of one. */
   write<T>(
     operation: Operation,
     items: readonly Item[],
     token: Credential | undefined,
     read: Read<T>,
-    cancels = false,
+    { cancels = false, expiresIn }: { cancels?: boolean; expiresIn?: string | undefined } = {},
   ): Call<T> {
     if (token === undefined) {
-      const renewed = (fresh: Token): Call<T> => ({ ...this.write(operation, items, fresh, read), renewed });
+      const renewed = (fresh: Token): Call<T> => {
+        return { ...this.write(operation, items, fresh, read, { expiresIn }), renewed };
+      };
       return renewed(Token.new());
     }
     if (!(token instanceof Token || token instanceof Key)) {
       throw invalid("the token is neither a Token nor a Key; make one with Token.fromKey or Token.parse");
     }
-    const [[counter, delta]] = items as [Item];
+    const [[counter, delta, bounds]] = items as [Item];
     const isAtomic = operation === "atomic/add";
     const isDelete = operation === "delete" && !cancels;
     const isClear = operation === "delete" || operation === "clear";
-    const verb = cancels ? "cancel" : isAtomic ? "add" : operation;
+    const isHold = operation === "hold";
+    const verb = cancels ? "cancel" : isAtomic ? "add" : isHold ? "holds" : operation;
     const path = `${isAtomic ? `${this.base}/atomic` : this.counter(counter)}${isDelete ? "" : `/${verb}`}`;
     const body = {
-      ...(isAtomic ? { items: items.map(([name, each]) => ({ counter: checkedName(name), delta: each })) } : {}),
-      ...(isAtomic || isClear ? {} : { delta }),
-      ...(isClear && cancels ? { operation } : {}),
+      ...(isAtomic ? { items: items.map(([name, each, own]) => ({ counter: checkedName(name), delta: each, ...own })) } : {}),
+      ...(isAtomic || isClear ? {} : { [isHold ? "amount" : "delta"]: delta, ...bounds }),
+      ...(isHold ? { expires_in: expiresIn } : {}),
+      ...((isClear || isHold) && cancels ? { operation } : {}),
       ...(token instanceof Token ? { idempotency_token: wireToken(token) } : {}),
     };
     const headers: Record<string, string> = token instanceof Key ? { "idempotency-key": token.text } : {};
@@ -63,8 +67,19 @@ export class Calls {
     return {
       request: isDelete ? { ...request, method: "DELETE" } : request,
       read: (json) => read(json, items.map((item) => askedOf(this.namespace, item, token))),
-      unfinished: new Unfinished(operation, this.namespace, items, String(token)),
+      unfinished: new Unfinished(operation, this.namespace, items, String(token), undefined, expiresIn),
       cancels,
+    };
+  }
+
+  /** The settle or the release of the hold of a counter under `token`. */
+  end<T>(operation: "settle" | "release", [counter, amount]: Item, token: Token, read: Read<T>): Call<T> {
+    const item: Item = [checkedName(counter), amount];
+    const body = operation === "settle" ? { amount } : {};
+    return {
+      request: post(`${this.base}/holds/${holdId(token, counter)}/${operation}`, body, { writes: true }),
+      read: (json) => read(json, [askedOf(this.namespace, item, token)]),
+      unfinished: new Unfinished(operation, this.namespace, [item], String(token)),
     };
   }
 
@@ -76,8 +91,8 @@ export class Calls {
 }
 
 /** Return one item of a batch as JSON. */
-export function itemText([counter, delta]: Item, token: Token): string {
-  return writeJson({ counter, delta, idempotency_token: wireToken(token) });
+export function itemText([counter, delta, bounds]: Item, token: Token): string {
+  return writeJson({ counter, delta, ...bounds, idempotency_token: wireToken(token) });
 }
 
 /** Return the query of the `values` that are given. */

@@ -10,13 +10,15 @@ import {
   type Cleared,
   type Count,
   type CounterEvent,
+  type HoldCount,
+  type HoldState,
   type Point,
   type Read,
   READERS,
   type Resolved,
   type Sum,
 } from "./answers.js";
-import { checkedDelta, checkedItems, type Delta, type Moment } from "./arguments.js";
+import { type Bounds, checkedDelta, checkedItem, checkedItems, type Delta, type Moment } from "./arguments.js";
 import { AddBuffer, type BufferOptions } from "./buffer.js";
 import { BATCH_ITEMS_MAX, Calls } from "./calls.js";
 import { Delivery, type Outcome } from "./delivery.js";
@@ -28,13 +30,15 @@ import {
   UnknownOutcomeError,
   UnsentError,
 } from "./errors.js";
+import * as holds from "./holds.js";
+import { Hold } from "./holds.js";
 import * as live from "./live.js";
 import * as namespaces from "./namespaces.js";
 import { type Options, optionsOf } from "./options.js";
 import * as reads from "./reads.js";
 import type { CallOptions, EventsOptions, HistoryOptions, ListOptions, ReadOptions } from "./reads.js";
 import { attempts, Budget, type Call, Course, resultOf, type Shared } from "./retrying.js";
-import { type Credential, Token } from "./tokens.js";
+import { type Credential, parseHold, Token } from "./tokens.js";
 import { Transport } from "./transport.js";
 import { type Item, type Operation, Unfinished } from "./unfinished.js";
 
@@ -45,15 +49,29 @@ export interface AddOptions extends CallOptions {
   readonly token?: Credential | undefined;
 }
 
-/** What to cancel: the arguments of the add, or of a clear with 0 for each delta. */
+/** The options of one add, with its bounds. */
+export interface BoundedAddOptions extends AddOptions, Bounds {}
+
+/** The options of a hold. */
+export interface HoldOptions extends BoundedAddOptions {
+  /** How long it lasts, such as `15m`. */
+  readonly expiresIn: string;
+}
+
+/**
+ * What to cancel: the arguments of the add, its bounds included, of a clear with 0 for each delta, or of a hold with its
+ * amount.
+ */
 export interface ToCancel {
   /** `add` if it is not given. */
   readonly operation?: Operation;
   readonly items: Iterable<Delta>;
   readonly token: Credential;
+  /** Of a hold. */
+  readonly expiresIn?: string;
 }
 
-/** An add or a clear that was not finished: its error, or what that has, or the text of it from any client. */
+/** An add, a clear, a hold or its end that was not finished: its error, or what that has, or the text of it from any client. */
 export type Open = UnknownOutcomeError | UnsentError | Unfinished | string;
 
 export interface Settings extends Partial<Options> {
@@ -89,14 +107,17 @@ export class CounterClient {
     };
   }
 
-  /** Add `delta` to `counter`, once for the token. */
-  async add(counter: string, delta: number | bigint, options: AddOptions = {}): Promise<Added> {
-    return this.#write("add", [[counter, checkedDelta(delta)]], options, READERS.add);
+  /**
+   * Add `delta` to `counter`, once for the token. Rejects with BoundReachedError, now and for every retry, if a bound
+   * of the add or of the namespace is reached.
+   */
+  async add(counter: string, delta: number | bigint, options: BoundedAddOptions = {}): Promise<Added> {
+    return this.#write("add", [checkedItem(counter, delta, options)], options, READERS.add);
   }
 
   /** Add, and return the count including the add. */
-  async addAndGet(counter: string, delta: number | bigint, options: AddOptions = {}): Promise<AddedCount> {
-    return this.#write("add-and-get", [[counter, checkedDelta(delta)]], options, READERS["add-and-get"]);
+  async addAndGet(counter: string, delta: number | bigint, options: BoundedAddOptions = {}): Promise<AddedCount> {
+    return this.#write("add-and-get", [checkedItem(counter, delta, options)], options, READERS["add-and-get"]);
   }
 
   /** Set `counter` to 0; adds with a later time count from there. */
@@ -109,7 +130,7 @@ export class CounterClient {
     return this.#write("delete", [[counter, 0n]], options, READERS.delete);
   }
 
-  /** Add to 1 to 100 counters under one token: all are counted, or none. */
+  /** Add to 1 to 100 counters under one token: all are counted, or none, also if a bound of one of them is reached. */
   async atomic(items: Iterable<Delta>, options: AddOptions = {}): Promise<Added[]> {
     return this.#write("atomic/add", checkedItems(items, ATOMIC_ITEMS_MAX), options, READERS["atomic/add"]);
   }
@@ -125,7 +146,61 @@ export class CounterClient {
     return new AddBuffer(this.#calls, this.#shared, options);
   }
 
-  /** Learn whether an unfinished add is counted, by sending it again. */
+  /**
+   * Reserve `amount` of `counter` for `expiresIn`: bounded adds and other holds leave room for it until it is settled,
+   * released, or expires. Rejects with BoundReachedError if there is no room, with HoldEndedError if the token's hold has
+   * ended, and as `add`. Release it at the end of the work, whatever becomes of that: see `withHold`, or use
+   * `await using`.
+   */
+  async hold(counter: string, amount: number | bigint, options: HoldOptions): Promise<Hold> {
+    const { token, signal } = options;
+    const given = { expiresIn: holds.checkedDuration(options.expiresIn) };
+    const items = [checkedItem(counter, amount, options)];
+    return new Hold(this, await this.#call(this.#calls.write("hold", items, token, READERS.hold, given), signal));
+  }
+
+  /** Hold, call `use`, and release the hold unless `use` has settled it. Resolves with what `use` returns. */
+  async withHold<T>(
+    counter: string,
+    amount: number | bigint,
+    options: HoldOptions,
+    use: (hold: Hold) => Promise<T>,
+  ): Promise<T> {
+    return holds.using(await this.hold(counter, amount, options), use);
+  }
+
+  /** Count `amount`, 0 or with the sign of the hold, and end the hold. Rejects with HoldEndedError, and as `add`. */
+  async settleHold(hold: string, amount: number | bigint, { signal }: CallOptions = {}): Promise<HoldCount> {
+    const { token, counter } = parseHold(hold);
+    const item: Item = [counter, checkedDelta(amount, "amount")];
+    return this.#call(this.#calls.end("settle", item, token, READERS.settle), signal);
+  }
+
+  /** Give back all that the hold reserves. Rejects as `settleHold`. */
+  async releaseHold(hold: string, { signal }: CallOptions = {}): Promise<HoldCount> {
+    const { token, counter } = parseHold(hold);
+    return this.#call(this.#calls.end("release", [counter, 0n], token, READERS.release), signal);
+  }
+
+  /** Let the hold expire `expiresIn` from now, or when no hold may live longer; never earlier. */
+  async extendHold(hold: string, expiresIn: string, { signal }: CallOptions = {}): Promise<HoldState> {
+    return this.#call(holds.state(this.#calls, hold, holds.checkedDuration(expiresIn)), signal);
+  }
+
+  /** Return the hold, open or with its end. */
+  async getHold(hold: string, { signal }: CallOptions = {}): Promise<HoldState> {
+    return this.#call(holds.state(this.#calls, hold), signal);
+  }
+
+  /** Yield the open holds of `counter`, those that expire first. */
+  holds(
+    counter: string,
+    options: CallOptions & { readonly limit?: number | undefined } = {},
+  ): AsyncGenerator<HoldState, void> {
+    return reads.paged(holds.open(this.#calls, counter), this.#shared, options);
+  }
+
+  /** Learn whether an unfinished add is counted, or a hold is open, settled or released, by sending it again. */
   async resolve(what: Open, { signal }: CallOptions = {}): Promise<Resolved> {
     const unfinished = unfinishedOf(what);
     try {
@@ -140,7 +215,7 @@ export class CounterClient {
   }
 
   /**
-   * Cancel an add or a clear: it counts nothing from now on, whether it was counted, is in flight or never arrives.
+   * Cancel an add, a clear or a hold: it counts nothing from now on, whether it was counted, is in flight or never arrives.
    *
    * A retry returns the same. Rejects with RefusedError of code `token_conflict` if the token was used with another
    * payload, and with UnknownOutcomeError if it is not known whether the token is cancelled: cancel it again.
@@ -149,9 +224,11 @@ export class CounterClient {
     if (typeof what === "string" || what instanceof Unfinished || what instanceof UnavailableError) {
       return this.#again(unfinishedOf(what), cancelledOf, signal, true);
     }
-    const { operation = "add", items, token } = what;
+    const { operation = "add", items, token, expiresIn } = what;
     const checked = checkedItems(items, operation === "atomic/add" ? ATOMIC_ITEMS_MAX : 1);
-    return this.#again(new Unfinished(operation, this.namespace, checked, String(token)), cancelledOf, signal, true);
+    const lasts = operation === "hold" ? holds.checkedDuration(expiresIn as string) : undefined;
+    const unfinished = new Unfinished(operation, this.namespace, checked, String(token), undefined, lasts);
+    return this.#again(unfinished, cancelledOf, signal, true);
   }
 
   /** Return 1 to 1,000 tokens with the service's time, for a machine whose clock is wrong. */
@@ -263,11 +340,18 @@ export class CounterClient {
 
   /** Send an unfinished call again, or cancel it. */
   async #again<T>(unfinished: Unfinished, read: Read<T>, signal: AbortSignal | undefined, cancels = false): Promise<T> {
-    const { operation, namespace, items, token } = unfinished;
+    const { operation, namespace, items, token, expiresIn } = unfinished;
     if (namespace !== this.namespace) {
       throw invalid(`it was sent to namespace ${shown(namespace)}, and this client is for ${this.namespace}`);
     }
-    return this.#call({ ...this.#calls.write(operation, items, token, read, cancels), unfinished }, signal);
+    if (operation !== "settle" && operation !== "release") {
+      const call = this.#calls.write(operation, items, token, read, { cancels, expiresIn });
+      return this.#call({ ...call, unfinished }, signal);
+    }
+    if (cancels || !(token instanceof Token)) {
+      throw invalid(`a ${operation} cannot be cancelled: correct what was settled with an add`);
+    }
+    return this.#call({ ...this.#calls.end(operation, items[0]!, token, read), unfinished }, signal);
   }
 
   #call<T>(call: Call<T>, signal: AbortSignal | undefined): Promise<T> {

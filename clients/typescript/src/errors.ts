@@ -35,6 +35,78 @@ export class TokenCancelledError extends RefusedError {
   override name = "TokenCancelledError";
 }
 
+/**
+ * The add was refused because of a bound: it does not count and never will, though there may be room later. A member is
+ * undefined if the answer does not say.
+ */
+export class BoundReachedError extends RefusedError {
+  override name = "BoundReachedError";
+
+  /** The counter whose bound was reached. */
+  get counter(): string | undefined {
+    const { counter } = this.problem;
+    return typeof counter === "string" ? counter : undefined;
+  }
+
+  /** The count that decided, without the add. */
+  get count(): bigint | undefined {
+    return this.#integer("count");
+  }
+
+  /** The bound that was reached, if it is the least count. */
+  get atLeast(): bigint | undefined {
+    return this.#integer("at_least");
+  }
+
+  /** The bound that was reached, if it is the greatest count. */
+  get atMost(): bigint | undefined {
+    return this.#integer("at_most");
+  }
+
+  /** What open holds that go the same way reserved, if anything. */
+  get held(): bigint | undefined {
+    return this.#integer("held");
+  }
+
+  /** The largest amount that could have been added, or taken away, instead. */
+  get room(): bigint | undefined {
+    return this.#integer("room");
+  }
+
+  #integer(name: string): bigint | undefined {
+    return integerOf(this.problem[name]);
+  }
+}
+
+/** The hold has ended otherwise; the code is `hold_settled`, `hold_released` or `hold_expired`. */
+export class HoldEndedError extends RefusedError {
+  override name = "HoldEndedError";
+}
+
+/** The hold was settled, with `settled`. */
+export class HoldSettledError extends HoldEndedError {
+  override name = "HoldSettledError";
+
+  /** What counts; undefined if the answer does not say. */
+  get settled(): bigint | undefined {
+    return integerOf(this.problem["settled"]);
+  }
+}
+
+/** The hold was released: if the work was done, count its cost with an add. */
+export class HoldReleasedError extends HoldEndedError {
+  override name = "HoldReleasedError";
+}
+
+/** The hold has expired: if the work was done, count its cost with an add. */
+export class HoldExpiredError extends HoldEndedError {
+  override name = "HoldExpiredError";
+}
+
+function integerOf(value: unknown): bigint | undefined {
+  return typeof value === "bigint" || Number.isSafeInteger(value) ? BigInt(value as number | bigint) : undefined;
+}
+
 /** There is no definite answer: the service cannot be reached, or something else answers. */
 export class UnavailableError extends CounterError {
   override name = "UnavailableError";

@@ -10,18 +10,26 @@ export type {
   Cleared,
   Count,
   CounterEvent,
+  HoldCount,
+  HoldState,
   Point,
+  RefusedAdd,
   Resolved,
   Sum,
 } from "./answers.js";
-export type { Delta, Moment } from "./arguments.js";
+export type { Bounds, Delta, Moment } from "./arguments.js";
 export type { AddBuffer, BufferOptions } from "./buffer.js";
 export * from "./client.js";
 export type { Outcome } from "./delivery.js";
 export {
+  BoundReachedError,
   BufferFullError,
   ClosedError,
   CounterError,
+  HoldEndedError,
+  HoldExpiredError,
+  HoldReleasedError,
+  HoldSettledError,
   type NotCounted,
   NotCountedError,
   RefusedError,
@@ -31,6 +39,7 @@ export {
   UnknownOutcomeError,
   UnsentError,
 } from "./errors.js";
+export { Hold } from "./holds.js";
 export type { Namespace, NamespaceSettings } from "./namespaces.js";
 export type { Clock, Options } from "./options.js";
 export type { CallOptions, EventsOptions, HistoryOptions, ListOptions, ReadOptions, SpanOptions } from "./reads.js";

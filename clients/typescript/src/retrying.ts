@@ -1,7 +1,11 @@
 /** When a call is sent again, and what its end means. */
 
 import {
+  BoundReachedError,
   type CounterError,
+  HoldExpiredError,
+  HoldReleasedError,
+  HoldSettledError,
   RefusedError,
   type Retry,
   TokenCancelledError,
@@ -16,7 +20,16 @@ import type { Unfinished } from "./unfinished.js";
 
 /** fetch does not report whether an attempt that was cut off had a connection: shorter ones would end as unknown. */
 const ATTEMPT_MS_MIN = 50;
-const CANCELLED = "token_cancelled";
+/** The refusals that have a class of their own. */
+const REFUSALS = new Map<string, typeof RefusedError>([
+  ["bound_reached", BoundReachedError],
+  ["hold_expired", HoldExpiredError],
+  ["hold_released", HoldReleasedError],
+  ["hold_settled", HoldSettledError],
+  ["token_cancelled", TokenCancelledError],
+]);
+/** What the operations of holds are if they succeeded; anything else is counted. */
+const DONE: Readonly<Record<string, string>> = { hold: "open", settle: "done", release: "done" };
 /** Longest pause of a course without a deadline, whatever Retry-After says. */
 const PAUSE_MS_MAX = 3_600_000;
 
@@ -252,7 +265,8 @@ export class Fate {
       const unsent = `${this.cancels ? "the cancel of " : ""}${what} was not sent`;
       return new UnsentError(`${why}, and ${unsent}${last}`, this.unfinished, cause);
     }
-    const [done, then] = this.cancels ? ["cancelled", "cancel it again"] : ["counted", "send it again, or resolve it"];
+    const usual = DONE[this.unfinished.operation] ?? "counted";
+    const [done, then] = this.cancels ? ["cancelled", "cancel it again"] : [usual, "send it again, or resolve it"];
     const message = `${why}, and it is not known whether ${what} is ${done}${last}; ${then}`;
     return new UnknownOutcomeError(message, this.unfinished, cause);
   }
@@ -273,7 +287,7 @@ export function causeOf(answer: Answer): unknown {
 /** Return the problem as an error. */
 export function refusalOf(problem: Problem): RefusedError {
   const { code, applied, retry, detail, title } = problem;
-  const Refused = code === CANCELLED ? TokenCancelledError : RefusedError;
+  const Refused = REFUSALS.get(code) ?? RefusedError;
   return new Refused(
     String(detail ?? title ?? `the service reports ${code}`),
     code,
@@ -285,5 +299,5 @@ export function refusalOf(problem: Problem): RefusedError {
 
 /** Whether the refusal holds for all attempts with the token. */
 function isFinal({ code, applied }: RefusedError): boolean {
-  return code === CANCELLED || code === "token_conflict" || (code === "token_too_old" && applied === false);
+  return applied === false || code === "token_conflict" || code === "hold_settled";
 }

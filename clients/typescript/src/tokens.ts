@@ -6,6 +6,9 @@ import { invalid, shown } from "./errors.js";
 export const KEY_CHARS_MAX = 255;
 const LABEL_CHARS_MAX = 256;
 const NONCE_BYTES = 16;
+const TIME_BYTES = 8;
+/** The year 10000, whose times have no text. */
+const TIME_END_US = 253_402_300_800_000_000n;
 const NONCE = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
 const TIME =
   /^(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?(?:[Zz]|([+-])(\d\d):(\d\d))$/;
@@ -37,8 +40,7 @@ export class Token {
 
   /** Return the token of the step `label` (1 to 256 characters) of this token's work: the same everywhere. */
   derive(label: string): Token {
-    const nonce = Uint8Array.from(this.nonce.replaceAll("-", "").match(/../g)!, (pair) => parseInt(pair, 16));
-    const data = joined(nonce, labelBytes(label));
+    const data = joined(bytesOf(this.nonce), labelBytes(label));
     return new Token(uuidOf(blake2b(data, NONCE_BYTES, "counter.derive")), this.generationTimeUs);
   }
 
@@ -79,6 +81,29 @@ export class Key {
 
 export type Credential = Token | Key;
 
+/** Return the id of the hold of `counter` under `token`, as the service makes it. */
+export function holdId({ nonce, generationTimeUs }: Token, counter: string): string {
+  const time = new Uint8Array(TIME_BYTES);
+  new DataView(time.buffer).setBigUint64(0, generationTimeUs);
+  const data = joined(time, bytesOf(nonce), new TextEncoder().encode(counter));
+  const text = btoa(Array.from(data, (each) => String.fromCharCode(each)).join(""));
+  return text.replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+}
+
+/** Return the token and the counter of the hold with the id `text`. Throws RefusedError. */
+export function parseHold(text: string): { token: Token; counter: string } {
+  try {
+    const data = Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (each) => each.charCodeAt(0));
+    const timeUs = new DataView(data.buffer).getBigUint64(0);
+    const token = new Token(uuidOf(data.slice(TIME_BYTES, TIME_BYTES + NONCE_BYTES)), timeUs);
+    const counter = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(data.slice(TIME_BYTES + NONCE_BYTES));
+    if (timeUs < TIME_END_US && counter !== "" && holdId(token, counter) === text) return { token, counter };
+  } catch {
+    // The error below names the text.
+  }
+  throw invalid(`${shown(text)} is not the id of a hold; give the id that the hold has`);
+}
+
 export function parseToken(text: string): Credential {
   if (text.startsWith("key:")) return new Key(text.slice(4));
   const at = text.indexOf("@");
@@ -116,6 +141,10 @@ function labelBytes(label: string): Uint8Array {
   }
   if (/\p{Cs}/u.test(label)) throw invalid("label is not valid text: it has a lone surrogate");
   return new TextEncoder().encode(label);
+}
+
+function bytesOf(nonce: string): Uint8Array {
+  return Uint8Array.from(nonce.replaceAll("-", "").match(/../g)!, (pair) => parseInt(pair, 16));
 }
 
 function uuidOf(bytes: Uint8Array): string {

@@ -5,11 +5,11 @@ import { parseJson } from "./json.js";
 import type { Clock, Options } from "./options.js";
 
 export interface Request {
-  readonly method: "GET" | "POST" | "PUT" | "DELETE";
+  readonly method: "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
   readonly path: string;
   readonly body?: string;
   readonly headers?: Readonly<Record<string, string>>;
-  /** Adds, clears and batches: the service may refuse to queue them for long. */
+  /** Adds, clears, batches and holds: the service may refuse to queue them for long. */
   readonly writes: boolean;
   /** The answer has many items. */
   readonly many: boolean;

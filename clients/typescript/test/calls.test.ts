@@ -260,7 +260,7 @@ test("JSON.stringify takes a result, and rounds no integer", async () => {
   const { client } = made([[200, added], [200, { ...count, count: 3 }]]);
   const { eventTime } = JSON.parse(JSON.stringify(await client.add("c", 1)));
   assert.match(eventTime, /^2/);
-  const text = '{"counter":"c","count":3,"asOf":"2026-01-31T08:15:30.004711Z","accuracy":"accurate"}';
+  const text = '{"counter":"c","count":3,"asOf":"2026-01-31T08:15:30.004711Z","accuracy":"accurate","held":0,"heldDown":0}';
   assert.equal(JSON.stringify(await client.get("c")), text);
   for (const [value, written] of [[2n ** 53n - 1n, "9007199254740991"], [2n ** 53n, '"9007199254740992"'], [-(2n ** 63n), '"-9223372036854775808"']]) {
     assert.equal(JSON.stringify(stringifiable({ count: value })), `{"count":${written}}`);

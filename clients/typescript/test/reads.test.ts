@@ -58,7 +58,12 @@ test("JSON.stringify takes what is nested", async () => {
   const counters = [{ counter: "c", adds_per_s: 1.5, count: 2 }];
   const busy = { since: MORE.as_of, as_of: MORE.as_of, complete: true, counters };
   const rule = { type: "paid", delta: 2n ** 53n };
-  const { client } = made([[200, busy], [200, { namespace: "default", counter_type: "ACCURATE", event_rules: [rule] }]]);
+  const settings = { namespace: "default", counter_type: "ACCURATE", event_rules: [rule] };
+  const why = { delta: 2, count: 2n ** 53n, at_most: 9 };
+  const refused = { event_time: MORE.as_of, event_id: "x", event_item_key: 0, delta: 0, at_least: 0, refused: why };
+  const { client } = made([[200, busy], [200, settings], [200, { events: [refused], next_page: null }]]);
   assert.match(JSON.stringify(await client.busiest()), /"counters":\[{"counter":"c","addsPerS":1.5,"count":2}]/);
   assert.match(JSON.stringify(await client.settings()), /"event_rules":\[{"type":"paid","delta":"9007199254740992"}]/);
+  const shown = JSON.stringify(await all(client.events("c")));
+  assert.match(shown, /"atLeast":0,"refused":{"delta":2,"count":"9007199254740992","atMost":9}}]$/);
 });

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
+
+from cyclopts import Parameter
 
 from counter.cli.add_stream import add_lines
 from counter.cli.client import (
     DEFAULT_SERVICE,
     EXIT_NOT_DONE,
     EXIT_UNKNOWN,
+    NO_BOUND_FLAGS,
     Attempts,
+    BoundFlags,
     ServiceFlags,
     credential_of,
     delta_of,
@@ -21,6 +25,7 @@ from counter.cli.client import (
     exit_codes,
     explain,
     fail,
+    fields_of,
     finishing,
     open_client,
     options_of,
@@ -50,19 +55,38 @@ from counter.quantities import plural
 from counter_client import Added, AddedCount, CounterClient, Key, Token, UnknownOutcomeError
 from counter_client.errors import CounterError, TokenTooOldError
 from counter_client.failures import Unfinished
-from counter_client.tokens import Credential, checked_name
+from counter_client.tokens import Add, Credential, checked_name
 
 _T = TypeVar("_T")
 Name = Annotated[str, flag("The counter; after -- if it begins with a dash")]
 _Delta = Annotated[str, flag("How much to add; may be negative", allow_leading_hyphen=True)]
-_GivenToken = Annotated[
-    str | None,
-    flag("The token of an earlier attempt, to finish it [a new one]", "TOKEN"),
-]
-_GivenKey = Annotated[
-    str | None,
-    flag("An existing id, such as order-123, instead of a token", "KEY"),
-]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CredentialFlags:
+    """The token or the key of a write."""
+
+    token: Annotated[
+        str | None, flag("An earlier attempt's token, to finish it [a new one]", "TOKEN")
+    ] = None
+    key: Annotated[
+        str | None, flag("An existing id, such as order-123, instead of a token", "KEY")
+    ] = None
+
+    def credential(self) -> Credential | None:
+        """Return the one that is given. Raises StartupError, and InvalidParameterError."""
+        if self.token is not None and self.key is not None:
+            raise StartupError(
+                "--token and --key are both given: give one, because each identifies another add"
+            )
+        if self.key is not None:
+            return Key.of(self.key)
+        return None if self.token is None else credential_of(self.token)
+
+
+#: No token and no key.
+NO_CREDENTIAL: Final = CredentialFlags()
 
 
 def add(
@@ -70,31 +94,32 @@ def add(
     delta: _Delta | None = None,
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
+    bounds: BoundFlags = NO_BOUND_FLAGS,
     *,
     stream: Annotated[bool, flag("Add each line of a pipe: NAME, or NAME DELTA")] = False,
     get: Annotated[bool, flag("Print the count with it")] = False,
-    token: _GivenToken = None,
-    key: _GivenKey = None,
+    which: CredentialFlags = NO_CREDENTIAL,
     json: JsonLines = False,
 ) -> None:
     """Add, once."""
     with exit_codes(service):
         if stream:
-            if name is not None or get or token is not None or key is not None or json:
+            if name is not None or get or which != NO_CREDENTIAL or json:
                 raise StartupError("--stream: it takes no NAME, --get, --token, --key or --json")
-            add_lines(service)
+            add_lines(service, bounds.bounds)
             return
         if name is None:
             raise StartupError("NAME is missing: give the name of a counter, or --stream")
         number = delta_of("1" if delta is None else delta)
-        given = _given(token, key)
+        given = which.credential()
         operation = "add-and-get" if get else "add"
 
         def send(client: CounterClient, chosen: Credential) -> Added:
             call = client.add_and_get if get else client.add
-            return call(name, number, token=chosen)
+            return call(name, number, **bounds.bounds._asdict(), token=chosen)
 
-        chosen, added = _once(service, operation, (name, number), given, send, json=json)
+        asked = Add(name, number, bounds.bounds)
+        chosen, added = send_once(service, operation, asked, given, send, json=json)
         if json:
             print_out(json_line({"namespace": service.namespace, **asdict(added), "token": chosen}))
         elif isinstance(added, AddedCount):
@@ -113,13 +138,12 @@ def clear(
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
     *,
-    token: _GivenToken = None,
-    key: _GivenKey = None,
+    which: CredentialFlags = NO_CREDENTIAL,
     json: JsonLines = False,
 ) -> None:
     """Set to 0, once."""
     with exit_codes(service):
-        _end(service, "clear", name, _given(token, key), "cleared", json=json)
+        _end(service, "clear", name, which.credential(), "cleared", json=json)
 
 
 def delete(
@@ -128,13 +152,12 @@ def delete(
     service: ServiceFlags = DEFAULT_SERVICE,
     *,
     yes: Annotated[bool, flag("Do not ask")] = False,
-    token: _GivenToken = None,
-    key: _GivenKey = None,
+    which: CredentialFlags = NO_CREDENTIAL,
     json: JsonLines = False,
 ) -> None:
     """Delete, once."""
     with exit_codes(service):
-        given = _given(token, key)
+        given = which.credential()
         checked_name(name)
         # A shell may have closed it.
         if not yes and sys.stdin is not None and sys.stdin.isatty():
@@ -154,10 +177,10 @@ def _end(
     json: bool,
 ) -> None:
     """Clear or delete a counter, and print that it is *done*."""
-    chosen, answer = _once(
+    chosen, answer = send_once(
         service,
         operation,
-        (name, 0),
+        Add(name, 0),
         given,
         lambda client, chosen: getattr(client, operation)(name, token=chosen),
         json=json,
@@ -168,34 +191,65 @@ def _end(
         print_out(f"{name}: {f'was {done} before' if answer.replayed else done}")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SentFlags:
+    """What a token that is cancelled was sent with."""
+
+    operation: Annotated[
+        Literal["add", "clear", "delete", "hold"], flag("What the token was sent with")
+    ] = "add"
+    expires_in: Annotated[str | None, flag("That of the hold", "DURATION")] = None
+
+    def number(self, delta: str | None) -> int:
+        """Return the delta, or the amount of a hold, of the words that are given. Raises
+        StartupError."""
+        if self.operation in ("clear", "delete") and delta is not None:
+            raise StartupError(f"DELTA: a {self.operation} has none: leave it out")
+        is_hold = self.operation == "hold"
+        if is_hold and (delta is None or self.expires_in is None):
+            raise StartupError(
+                "a hold has an amount and --expires-in: give both, as they were sent"
+            )
+        if not is_hold and self.expires_in is not None:
+            raise StartupError("--expires-in: only a hold has it: add --operation hold")
+        return delta_of("1" if delta is None else delta)
+
+
+_AN_ADD: Final = SentFlags()
+
+
 def cancel(
     name: Name,
     delta: Annotated[
-        str | None, flag("The delta of the add [1]", allow_leading_hyphen=True)
+        str | None,
+        flag("The delta of the add [1], or the amount of the hold", allow_leading_hyphen=True),
     ] = None,
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
+    bounds: BoundFlags = NO_BOUND_FLAGS,
     *,
-    operation: Annotated[
-        Literal["add", "clear", "delete"], flag("What the token was sent with")
-    ] = "add",
+    sent: SentFlags = _AN_ADD,
     token: Annotated[str | None, flag("The token to cancel", "TOKEN")] = None,
     key: Annotated[str | None, flag("Or the key, such as order-123", "KEY")] = None,
     json: JsonLines = False,
 ) -> None:
-    """Cancel an add, a clear or a delete."""
+    """Cancel an add, a clear, a delete or a hold."""
     with exit_codes(service):
-        given = _given(token, key)
+        given = CredentialFlags(token=token, key=key).credential()
         if given is None:
             raise StartupError("--token is missing: give the token or the --key of what to cancel")
-        if operation != "add" and delta is not None:
-            raise StartupError(f"DELTA: a {operation} has none: leave it out")
-        number = delta_of("1" if delta is None else delta)
+        number, operation = sent.number(delta), sent.operation
         what = str(number) if operation == "add" else f"the {operation}"
         again = "send the same command again: a cancel may be repeated"
+        own = bounds.bounds._asdict()
         with open_client(service) as client:
             try:
-                answer = client.cancel(name, number, operation=operation, token=given)
+                if operation == "hold":
+                    lasts = sent.expires_in or ""
+                    answer = client.cancel_hold(name, number, expires_in=lasts, **own, token=given)
+                else:
+                    answer = client.cancel(name, number, operation=operation, **own, token=given)
             except UnknownOutcomeError as error:
                 fail(
                     f"it is unknown whether it is cancelled: {why_unknown(error)}\n{again}",
@@ -204,13 +258,14 @@ def cancel(
             except KeyboardInterrupt:
                 fail(f"interrupted: it may be cancelled or not; {again}", EXIT_INTERRUPTED)
         was = "was" if answer.was_counted else "was not"
+        done = "begun" if operation == "hold" else "counted"
         body = {
             "namespace": service.namespace,
             "counter": name,
             **asdict(answer),
             "token": str(given),
         }
-        print_answer(f"{name}: {what} {was} counted, and is cancelled", body, json=json)
+        print_answer(f"{name}: {what} {was} {done}, and is cancelled", body, json=json)
 
 
 def _warn(added: Added, service: ServiceFlags) -> None:
@@ -222,36 +277,26 @@ def _warn(added: Added, service: ServiceFlags) -> None:
         )
 
 
-def _given(token: str | None, key: str | None) -> Credential | None:
-    """Return the credential of the two flags. Raises StartupError, and InvalidParameterError."""
-    if token is not None and key is not None:
-        raise StartupError(
-            "--token and --key are both given: give one, because each identifies another add"
-        )
-    if key is not None:
-        return Key.of(key)
-    return None if token is None else credential_of(token)
-
-
-def _once(
+def send_once(
     service: ServiceFlags,
     operation: str,
-    item: tuple[str, int],
+    asked: Add,
     given: Credential | None,
     send: Callable[[CounterClient, Credential], _T],
+    expires_in: str | None = None,
     *,
     json: bool,
 ) -> tuple[str, _T]:
     """Send with *given*, or with a token that is made before anything is sent; return it and the
     answer.
 
-    If the outcome is unknown, the command that determines it is printed.
+    If the outcome is unknown, the command that determines it is printed. Only a hold *expires_in*.
     """
-    checked_name(item[0])
+    checked_name(asked.counter)
     chosen: Credential = given or Token.new()
 
     def unfinished() -> Unfinished:
-        return Unfinished(operation, service.namespace, (item,), str(chosen))
+        return Unfinished.of(operation, service.namespace, [asked], str(chosen), expires_in)
 
     attempts = Attempts(service.timeout)
     with open_client(service, options_of(service, attempts)) as client:
@@ -283,15 +328,22 @@ def _once(
 
 
 def _unknown(unfinished: Unfinished, service: ServiceFlags) -> dict[str, Any]:
-    [(counter, delta)] = unfinished.items
+    [(counter, delta, bounds)] = unfinished.adds
     return {
         "namespace": unfinished.namespace,
         "counter": counter,
-        **({} if unfinished.operation in ("clear", "delete") else {"delta": delta}),
+        **_sent_with(unfinished, delta),
+        **bounds.members(),
         "applied": None,
         "token": unfinished.token_text,
         "finish": finishing(unfinished, service),
     }
+
+
+def _sent_with(unfinished: Unfinished, delta: int) -> dict[str, Any]:
+    if unfinished.operation == "hold":
+        return {"amount": delta, "expires_in": unfinished.expires_in}
+    return {} if unfinished.operation in ("clear", "delete") else {"delta": delta}
 
 
 #: Counters per request: the default limit of a service.
@@ -333,9 +385,13 @@ def get(
                 counts += client.get_many(some, max_staleness=max_staleness)
         if json:
             for each in counts:
-                print_out(json_line({"namespace": service.namespace, **asdict(each)}))
+                print_out(json_line({"namespace": service.namespace, **fields_of(each)}))
         elif len(counts) == 1:
             print_out(str(counts[0].count))
+            if held := " and ".join(
+                str(each) for each in (counts[0].held, counts[0].held_down) if each
+            ):
+                remark(f"beside it, open holds reserve {held}")
         else:
             print_out(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in counts]))
 
@@ -379,7 +435,7 @@ def list_(
         found = list(islice(counts, limit or None))
         if json:
             for each in found:
-                print_out(json_line({"namespace": service.namespace, **asdict(each)}))
+                print_out(json_line({"namespace": service.namespace, **fields_of(each)}))
         else:
             print_out(table(("COUNTER", "COUNT"), [(each.counter, each.count) for each in found]))
         if next(counts, None) is not None:

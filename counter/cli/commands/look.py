@@ -14,6 +14,7 @@ from counter.cli.client import (
     ServiceFlags,
     duration_us,
     exit_codes,
+    fields_of,
     key_of,
     open_client,
     options_of,
@@ -39,7 +40,7 @@ from counter.cli.terminal import (
 from counter.errors import StartupError
 from counter.limits import SECOND
 from counter.quantities import format_number
-from counter_client import AsyncCounterClient, Count, CounterError, Event, Point
+from counter_client import AsyncCounterClient, Count, CounterError, Event, HoldEvent, Point
 from counter_client.errors import UnavailableError
 from counter_client.tokens import checked_name
 
@@ -83,7 +84,7 @@ async def _print_changes(
                 continue
             before = each.count
             if json:
-                print_out(json_line({**asdict(each), "change": change}))
+                print_out(json_line({**fields_of(each), "change": change}))
             else:
                 print_out(f"{instant(each.as_of)}  {each.count}  {signed(change)}")
             if left is not None:
@@ -255,15 +256,31 @@ def _document(event: Event) -> dict[str, object]:
         "event_item_key": event.event_item_key,
     }
     what: dict[str, object] = {"clear": True} if event.clear else {"delta": event.delta}
+    if event.refused is not None:
+        what["refused"] = event.refused
+    if event.hold is not None:
+        what["hold"] = {name: each for name, each in asdict(event.hold).items() if each is not None}
     return {**body, **what, "token": token_of(event)}
 
 
 def _events_table(shown: Sequence[Event]) -> str:
-    """Return a table of *shown*; an item of an atomic add cannot be cancelled by itself, so its
-    token is marked."""
+    """Return a table of *shown*, with marks after tokens: what a hold reserves and how it ends; an
+    item of an atomic add cannot be cancelled by itself, and an add that was refused counts 0."""
     changes = ["clear" if each.clear else signed(each.delta) for each in shown]
+    marks = [
+        _hold_mark(each.hold)
+        + ("  atomic" if each.event_item_key and each.hold is None else "")
+        + ("" if each.refused is None else f"  refused {signed(each.refused['delta'])}")
+        for each in shown
+    ]
     rows = [
-        (second(e.event_time), change, f"{token_of(e)}{'  atomic' if e.event_item_key else ''}")
-        for e, change in zip(shown, changes, strict=True)
+        (second(event.event_time), change, token_of(event) + mark)
+        for event, change, mark in zip(shown, changes, marks, strict=True)
     ]
     return table(("TIME", "CHANGE", "TOKEN"), rows)
+
+
+def _hold_mark(hold: HoldEvent | None) -> str:
+    if hold is None:
+        return ""
+    return f"  {'hold' if hold.state == 'begun' else hold.state} {signed(hold.amount)}"

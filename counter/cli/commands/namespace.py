@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from json import loads as json_of
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from counter.cli.client import (
     EXIT_NO,
+    NO_BOUND_FLAGS,
+    BoundFlags,
     PlaceFlags,
     ServiceFlags,
     exit_codes,
@@ -33,8 +35,11 @@ from counter.cli.terminal import (
     table,
 )
 from counter.errors import StartupError
+from counter_client import CounterClient
 from counter_client.errors import PreconditionFailedError
 
+#: Attempts to change settings that others change at the same time.
+_ATTEMPTS_MAX: Final = 5
 _Which = Annotated[str, flag("The namespace")]
 
 
@@ -84,6 +89,7 @@ def create(
     name: _Which,
     /,
     settings: CreateFlags | None = None,
+    bounds: BoundFlags = NO_BOUND_FLAGS,
     place: PlaceFlags | None = None,
     *,
     json: JsonLines = False,
@@ -92,7 +98,7 @@ def create(
     service = _of(place, name)
     with exit_codes(service), open_client(service) as client:
         try:
-            made = client.create_namespace(**_given(settings or CreateFlags()))
+            made = client.create_namespace(**_given(settings or CreateFlags(), bounds))
         except PreconditionFailedError:
             fail(
                 f"namespace {name!r} exists already; counter namespace change changes its settings",
@@ -105,17 +111,25 @@ def change(
     name: _Which,
     /,
     settings: ChangeFlags | None = None,
+    bounds: BoundFlags = NO_BOUND_FLAGS,
     place: PlaceFlags | None = None,
     *,
+    no_bounds: Annotated[
+        bool, flag("Take the bounds away, and set only those that are given", name="--no-bounds")
+    ] = False,
     json: JsonLines = False,
 ) -> None:
     """Change a namespace's settings."""
     service = _of(place, name)
     with exit_codes(service), open_client(service) as client:
-        given = _given(settings or ChangeFlags())
+        given = _given(settings or ChangeFlags(), bounds)
+        if no_bounds:
+            given.setdefault("bounds", {})
         if not given:
             raise StartupError("nothing to change: give a setting, such as --cache-ttl 5s")
-        _show(client.change_namespace(**given), json=json)
+        merges = "bounds" in given and not no_bounds
+        changed = _merged(client, given) if merges else client.change_namespace(**given)
+        _show(changed, json=json)
 
 
 def list_(place: PlaceFlags | None = None, *, json: JsonLines = False) -> None:
@@ -171,17 +185,34 @@ def _ask(name: str) -> None:
         fail("that is not its name; nothing was deleted", EXIT_NO)
 
 
+def _merged(client: CounterClient, given: dict[str, Any]) -> dict[str, Any]:
+    """Change the *given* settings, and keep the bounds that are not given, also those that are set
+    meanwhile. Raises PreconditionFailedError if the namespace changes during every attempt."""
+    attempt = 0
+    while True:
+        attempt += 1
+        found = client.namespace()
+        bounds = found.get("bounds", {}) | given["bounds"]
+        try:
+            return client.change_namespace(found.etag, **given | {"bounds": bounds})
+        except PreconditionFailedError:
+            if attempt == _ATTEMPTS_MAX:
+                raise
+
+
 def _of(place: PlaceFlags | None, name: str) -> ServiceFlags:
     return ServiceFlags(**asdict(place or PlaceFlags()), namespace=name)
 
 
-def _given(settings: ChangeFlags) -> dict[str, Any]:
+def _given(settings: ChangeFlags, bounds: BoundFlags) -> dict[str, Any]:
     """Return the given settings in the API's form."""
     given = {k: v for k, v in asdict(settings).items() if v is not None}
     if "counter_type" in given:
         given["counter_type"] = given["counter_type"].upper().replace("-", "_")
     if settings.event_rules is not None:
         given["event_rules"] = _rules_in(settings.event_rules)
+    if bounds != NO_BOUND_FLAGS:
+        given["bounds"] = bounds.bounds.members()
     return given
 
 
@@ -204,6 +235,14 @@ def _show(settings: dict[str, Any], *, json: bool) -> None:
     if json:
         print_out(json_line(settings))
     else:
-        print_out(listing({k: v for k, v in settings.items() if k != "warnings"}))
+        print_out(
+            listing(
+                {
+                    name: json_line(value) if isinstance(value, dict | list) else value
+                    for name, value in settings.items()
+                    if name != "warnings"
+                }
+            )
+        )
     for each in warnings:
         remark(f"warning: {printable(each)}")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from counter.cli.client import (
     DEFAULT_SERVICE,
+    EXIT_BOUND,
     EXIT_NO,
     EXIT_UNKNOWN,
+    NO_BOUND_FLAGS,
+    BoundFlags,
     ServiceFlags,
     credential_of,
     delta_of,
@@ -22,6 +26,7 @@ from counter.cli.terminal import (
     exiting,
     flag,
     json_line,
+    print_answer,
     print_error,
     print_out,
     printable,
@@ -32,7 +37,10 @@ from counter.errors import StartupError
 from counter.limits import BATCH_ITEMS_MAX
 from counter.tokens import format_nonce
 from counter_client import CounterClient, Event, Key, Token, Unfinished
+from counter_client.tokens import Add
 
+#: What is done once its token is applied, if that is not a count.
+_DONE: Final[Mapping[str, str]] = {"hold": "held", "settle": "settled", "release": "released"}
 _Text = Annotated[str, flag("The token: <UUID>@<time>, or a UUIDv7")]
 
 
@@ -72,6 +80,7 @@ def resolve(
     ] = None,
     /,
     service: ServiceFlags = DEFAULT_SERVICE,
+    bounds: BoundFlags = NO_BOUND_FLAGS,
     *,
     json: JsonLines = False,
 ) -> None:
@@ -93,11 +102,13 @@ def resolve(
             if found:
                 _report_found(name, found, json=json)
             elif delta is None:
-                _report_open(service, token, name, credential, json=json)
+                _report_open(
+                    [*service.words(), *bounds.words()], token, name, credential, json=json
+                )
             else:
-                items = ((name, delta_of(delta)),)
+                asked = Add(name, delta_of(delta), bounds.bounds)
                 text = str(credential)
-                _decide(client, Unfinished("add", service.namespace, items, text), json=json)
+                _decide(client, Unfinished.of("add", service.namespace, [asked], text), json=json)
 
 
 def _refuse_best_effort(client: CounterClient) -> None:
@@ -121,18 +132,34 @@ def _found(client: CounterClient, name: str, token: Token) -> list[Event]:
 
 
 def _report_found(name: str, found: list[Event], *, json: bool) -> None:
-    """Report that the token is counted."""
+    """Report that the token is counted; exit if it was refused."""
+    if refused := found[0].refused:
+        remark(
+            f"not counted: {signed(refused['delta'])} was refused because of a bound, for ever; the"
+            f" count was {refused['count']}"
+        )
+        with exiting(EXIT_BOUND):
+            if json:
+                print_out(json_line({"applied": False, "counter": name, "refused": refused}))
+    if hold := found[0].hold:
+        body = {"applied": True, "counter": name, "hold": hold.id, "amount": hold.amount}
+        text = f"held: {name} {signed(hold.amount)}, by {hold.id}"
+        if hold.id is None:
+            settled = signed(found[0].delta)
+            text = f"{hold.state}: {name} {settled}, by the end of a hold of {signed(hold.amount)}"
+        print_answer(text, body, json=json)
+        return
     is_clear = found[0].clear
     delta = sum(each.delta for each in found)
     if json:
-        body: dict[str, Any] = {"applied": True, "counter": name}
-        print_out(json_line({**body, **({"clear": True} if is_clear else {"delta": delta})}))
+        whole: dict[str, Any] = {"applied": True, "counter": name}
+        print_out(json_line({**whole, **({"clear": True} if is_clear else {"delta": delta})}))
     else:
         print_out(f"counted: {name} {'was cleared' if is_clear else signed(delta)}")
 
 
 def _report_open(
-    service: ServiceFlags, token: str, name: str, credential: Token | Key, *, json: bool
+    flags: list[str], token: str, name: str, credential: Token | Key, *, json: bool
 ) -> None:
     """Report that no event is found, and nothing is decided."""
     import shlex
@@ -145,7 +172,7 @@ def _report_open(
     remark(f"{what}; with the DELTA that was sent, this decides it, and counts it at most once:")
     # A name that looks like a flag comes after all flags.
     odd = ["--"] if name.startswith("-") else []
-    words = ["counter", "token", "resolve", *service.words(), *odd, token, name]
+    words = ["counter", "token", "resolve", *flags, *odd, token, name]
     print_error(f"{shlex.join(words)} DELTA")
     with exiting(EXIT_UNKNOWN):
         if json:
@@ -155,13 +182,14 @@ def _report_open(
 def _decide(client: CounterClient, unfinished: Unfinished, *, json: bool) -> None:
     """Send the same request once more; return the service's answer."""
     resolved = client.resolve(unfinished)
+    done = _DONE.get(unfinished.operation, "counted")
     if not resolved.applied:
-        remark(f"not counted, and it never will be: {printable(resolved.detail)}")
+        remark(f"not {done}, and it never will be: {printable(resolved.detail)}")
     with exiting(0 if resolved.applied else EXIT_NO):
         if json:
             print_out(json_line({"applied": resolved.applied}))
         elif resolved.applied:
-            print_out("counted: once, however often it was sent")
+            print_out(f"{done}: once, however often it was sent")
 
 
 def _document(token: Token) -> dict[str, Any]:

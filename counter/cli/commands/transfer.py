@@ -155,6 +155,13 @@ def import_(
         with open_client(flags) as client:
             namespace = _target(client, found.header, create=create)
         refuse_best_effort(namespace, "import")
+        if namespace.get("bounds"):
+            fail(
+                f"namespace {namespace['namespace']!r} has bounds: lines that are refused once are"
+                " refused for ever, so the import could not be finished; import first, and set the"
+                " bounds then",
+                EXIT_NO,
+            )
         different: list[dict[str, Any]] = []
         with open_client(_patient(flags)) as client:
             importer = Importer(client, found.id, parse_duration(namespace["key_ttl"]))

@@ -160,7 +160,7 @@ _WORKERS: Final = "SELECT worker FROM {control}.workers WHERE everyone = 0"
 
 
 class CassandraLeases:
-    """:class:`counter.ports.LeaseStore`. A time is rounded up to whole seconds."""
+    """:class:`counter.capabilities.LeaseStore`. A time is rounded up to whole seconds."""
 
     def __init__(self, session: CassandraSession) -> None:
         self._session = session

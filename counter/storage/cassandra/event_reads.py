@@ -12,12 +12,11 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from counter.errors import SliceMissingError, UnavailableError
-from counter.folds import fold_events
 from counter.ports import Counted
 from counter.storage.cassandra.session import CassandraSession
 from counter.storage.cassandra.tables import PARTITION_IS, event_of
 from counter.types import Event, EventPage, Fold, Namespace, Slice, Span
-from counter.windows import window_of
+from counter.windows import fold_events, window_of
 
 #: Partitions that one statement names.
 PARTITIONS_MAX: Final = 64

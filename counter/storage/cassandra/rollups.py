@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 
 from counter.errors import UnavailableError, invariant
 from counter.limits import DAY, ROLLUP_WINDOW_MIN_US, SECOND
-from counter.partitions import shard_of
 from counter.storage.cassandra.session import CassandraSession, Lane, batch_of, unavailable
 from counter.storage.cassandra.tables import BIGINT, BLOB, INT, TEXT, TINYINT, bound
 from counter.storage.shared.directory import Coalesced, unknown
@@ -36,6 +35,7 @@ from counter.types import (
     WindowRow,
     atom_of,
 )
+from counter.windows import shard_of
 
 _TIME_BYTES: Final = 8
 _ITEMS_VERSION: Final = 1

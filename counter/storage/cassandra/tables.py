@@ -16,9 +16,8 @@ from typing import Any, Final, NamedTuple
 from cassandra.query import BoundStatement, PreparedStatement
 
 from counter.limits import DAY, HOUR, SECOND
-from counter.partitions import event_bucket_of
 from counter.types import Dataset, Event, Slice
-from counter.windows import window_of
+from counter.windows import event_bucket_of, window_of
 
 Packer = Callable[[Any], bytes]
 

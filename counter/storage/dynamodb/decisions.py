@@ -110,7 +110,7 @@ _WORKERS: Final = b"workers"
 
 
 class DynamodbLeases:
-    """:class:`counter.ports.LeaseStore`. A lease ends by the clocks of those that read it."""
+    """:class:`counter.capabilities.LeaseStore`. A lease ends by its readers' clocks."""
 
     def __init__(self, session: DynamodbSession) -> None:
         self._session = session

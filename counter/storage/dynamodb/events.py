@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final, cast
 
 from counter.errors import UnavailableError
-from counter.folds import fold_events
 from counter.limits import TIME_MAX_US
 from counter.ports import Counted
 from counter.storage.dynamodb.driver import (
@@ -39,7 +38,7 @@ from counter.storage.dynamodb.layout import (
 )
 from counter.storage.dynamodb.session import DynamodbSession
 from counter.types import Event, EventPage, Fold, Namespace, Slice, Span, Written
-from counter.windows import window_of
+from counter.windows import fold_events, window_of
 
 _ATTEMPTS_MAX: Final = 3
 _ATTEMPT_BYTES: Final = 8

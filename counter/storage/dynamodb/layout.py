@@ -9,9 +9,9 @@ import hashlib
 import json
 from typing import Final
 
-from counter.partitions import event_bucket_of
 from counter.storage.dynamodb.driver import LOW, Item, Key
 from counter.types import Checkpoint, Dataset, Event, Mark, Namespace, Pending, Slice, WindowRow
+from counter.windows import event_bucket_of
 
 #: Numbers are stored as they are, so that negative ones come first.
 _OFFSET: Final = 2**63

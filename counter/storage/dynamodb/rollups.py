@@ -15,7 +15,6 @@ from typing import Final
 
 from counter.errors import StoreUnavailableError, UnavailableError
 from counter.limits import PENDING_WRITES_MAX
-from counter.partitions import shard_of
 from counter.storage.dynamodb.driver import (
     BATCH_WRITES_MAX,
     LOW,
@@ -66,6 +65,7 @@ from counter.types import (
     WindowRow,
     atom_of,
 )
+from counter.windows import shard_of
 
 #: The maximum of remembered counters whose names are listed; forgetting one is safe.
 _NAMES_MAX: Final = 200_000

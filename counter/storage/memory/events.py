@@ -6,12 +6,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from counter.errors import SliceMissingError
-from counter.folds import fold_events
-from counter.partitions import slice_of
 from counter.ports import Counted
 from counter.storage.memory.tables import Tables
 from counter.types import Event, EventPage, Fold, Namespace, Span, Written
-from counter.windows import window_of
+from counter.windows import fold_events, slice_of, window_of
 
 
 class MemoryEvents:

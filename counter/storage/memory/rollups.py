@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 
-from counter.partitions import shard_of
 from counter.storage.memory.tables import Counts, Shard, Tables, insert_once
 from counter.types import (
     AtomicMark,
@@ -21,6 +20,7 @@ from counter.types import (
     Span,
     WindowRow,
 )
+from counter.windows import shard_of
 
 
 class MemoryRollups:

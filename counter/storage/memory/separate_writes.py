@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from counter.errors import UnavailableError
-from counter.partitions import shard_of, slice_of
 from counter.storage.memory.tables import Tables, insert_once
 from counter.types import AtomicMark, Event, Mark, Namespace, Span
+from counter.windows import shard_of, slice_of
 
 
 class MemorySeparateWrites:

@@ -84,7 +84,7 @@ class MemoryPartitionSizes:
 
 
 class MemoryLeases:
-    """:class:`counter.ports.LeaseStore`; leases expire by the boot clock."""
+    """:class:`counter.capabilities.LeaseStore`; leases expire by the boot clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

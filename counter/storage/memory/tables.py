@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from counter.capabilities import PartitionSize
 from counter.errors import NamespaceUnknownError
-from counter.partitions import event_bucket_of, slice_of
 from counter.ports import Clock
 from counter.types import (
     AtomicMark,
@@ -26,7 +25,7 @@ from counter.types import (
     Slice,
     WindowRow,
 )
-from counter.windows import window_of
+from counter.windows import event_bucket_of, slice_of, window_of
 
 #: (event time, event id, item key): an event's clustering key.
 Identity = tuple[int, bytes, int]

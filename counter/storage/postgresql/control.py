@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from counter.bounds import NO_BOUNDS
+from counter.holds import AFTER_HELD
 from counter.ports import Clock
 from counter.storage.postgresql.database import PostgresqlDatabase
 from counter.storage.postgresql.fence import wait_for_appends
@@ -81,6 +83,8 @@ class PostgresqlControl:
         return Namespace(made, name, settings, eras, dataset, now_us, 1)
 
     async def update_namespace(self, namespace: Namespace, updated: Namespace) -> bool:
+        """Do as the port says, and wait for the appends that may not know the bounds yet. Appends
+        that still keep bounds that were taken away came before the change."""
         version = await self._database.value(
             "UPDATE {s}.namespaces SET settings = $3, era_from = $4, era_limit = $5,"
             " version = version + 1 WHERE id = $1 AND version = $2 AND name IS NOT NULL"
@@ -91,6 +95,8 @@ class PostgresqlControl:
             [era.from_us for era in updated.eras],
             [era.accept_limit_us for era in updated.eras],
         )
+        if version is not None and updated.settings.bounds != NO_BOUNDS:
+            await wait_for_appends(self._database, namespace.dataset.id)
         return version is not None
 
     async def delete_namespace(self, namespace: Namespace) -> bool:
@@ -113,7 +119,7 @@ class PostgresqlControl:
             " AND starts_with(name, $2) AND NOT EXISTS (SELECT FROM {s}.pending p"
             " WHERE p.namespace = $1 AND p.counter = c.name AND p.recount = $5)"
             " ORDER BY name LIMIT $4",
-            *(namespace.id, prefix, after or "", limit, DELETED),
+            *(namespace.id, prefix, after or AFTER_HELD, limit, DELETED),
         )
         return [row[0] for row in rows]
 

@@ -227,6 +227,11 @@ def _text(error: BaseException) -> str:
     return str(error) or "no answer in time"
 
 
+def missing(time_us: int) -> SliceMissingError:
+    """Return the error for an instant that no slice holds."""
+    return SliceMissingError(f"no time slice holds the instant {time_us} µs", retry_after_us=SECOND)
+
+
 def lacks_schema(error: StoreUnavailableError) -> bool:
     """Return whether *error* is that the schema, or a part of it, does not exist."""
     return getattr(error.__cause__, "sqlstate", None) in _NO_SCHEMA

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from counter.errors import InvariantError
-from counter.folds import fingerprint as fingerprint_of
+from counter.holds import is_hold
 from counter.storage.postgresql.database import PostgresqlDatabase, within
 from counter.storage.postgresql.events import token_of
 from counter.storage.postgresql.fence import wait_for_appends
+from counter.storage.postgresql.holds import PostgresqlHolds
 from counter.types import Decision, Event, Namespace, Outcome, Reservation
+from counter.windows import fingerprint as fingerprint_of
 
 _WHERE: Final = "namespace = $1 AND event_time = $2 AND event_id = $3 AND scope = $4"
 _NOTE: Final = (
@@ -41,8 +43,9 @@ class PostgresqlDecisions:
     later caller continues an open decision that a crash left, as a cancel if it is one.
     """
 
-    def __init__(self, database: PostgresqlDatabase) -> None:
+    def __init__(self, database: PostgresqlDatabase, holds: PostgresqlHolds) -> None:
         self._database = database
+        self._holds = holds
 
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
@@ -56,7 +59,9 @@ class PostgresqlDecisions:
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
     ) -> Decision:
         """Do as the port says. Another payload may leave a decision with OTHER_PAYLOAD, which a
-        cancel of the right one replaces."""
+        cancel of the right one replaces. That of a hold waits for no appends."""
+        if is_hold(events):
+            return await self._holds.cancel(namespace, events, decision)
         return await self._note(_CANCEL, namespace, events, "cancelling", decision.fingerprint)
 
     async def decided(self, namespace: Namespace, events: Sequence[Event]) -> Decision | None:

@@ -5,20 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, cast
 
 import asyncpg
 
+from counter.bounds import NO_BOUNDS, bounds_of, payload_of
 from counter.errors import SliceMissingError, UnavailableError
+from counter.holds import ENDED_AT_ONCE_MAX, is_hold
 from counter.limits import PENDING_WRITES_MAX, SECOND
 from counter.metrics import StoreTally
-from counter.partitions import shard_of
 from counter.ports import Counted
-from counter.storage.postgresql.database import PostgresqlDatabase, within
+from counter.storage.postgresql.database import PostgresqlDatabase, missing, within
+from counter.storage.postgresql.holds import PostgresqlHolds
 from counter.storage.shared.batching import LINGER_S, Batch, Batcher
 from counter.types import Event, EventPage, Fold, Namespace, Span, Written
+from counter.windows import shard_of
 
-_OUTCOMES: Final = (Written.NEW, Written.REPLAYED, Written.CONFLICT, Written.LATE)
+_OUTCOMES: Final = (
+    *(Written.NEW, Written.REPLAYED, Written.CONFLICT, Written.LATE),
+    Written.BOUND_REACHED,
+)
+#: The outcome of an event that could not be decided.
+_UNDECIDED: Final = 5
+#: An item of an atomic add is stored with another payload; the namespace has bounds.
+_ITEM_CONFLICT: Final = "CN003"
+_HAS_BOUNDS: Final = "CN004"
 _KNOWN_MAX: Final = 100_000
 #: A batch of appends has as many events, or one put if that has more.
 _EVENTS_MAX: Final = 1_000
@@ -26,7 +38,7 @@ _EVENTS_MAX: Final = 1_000
 _PATIENCE_S: Final = 0.01
 #: Connections that no append uses.
 _CONNECTIONS_KEPT: Final = 2
-_NO_FOLD: Final = Fold(False, 0)
+_ATOM: Final = itemgetter(6)
 _LAST: Final = 2**63 - 1
 #: The fold of a counter's events in a span: what follows its last clear, which has its own index.
 #: The bounds of all spans, $5 and $6, keep the planner from opening every partition.
@@ -77,7 +89,8 @@ _SCAN: Final = (
 )
 _BUSIEST: Final = (
     "SELECT counter, count(*) AS n FROM {s}.events WHERE dataset = $1 AND namespace = $2"
-    " AND event_time >= $3 AND event_time < $4 AND item >= 0 AND counter <> ''"
+    # No headers of atomic adds, and no held counters.
+    " AND event_time >= $3 AND event_time < $4 AND item >= 0 AND counter > pg_catalog.chr(2)"
     " GROUP BY counter ORDER BY n DESC, counter LIMIT $5"
 )
 _BUSIEST_FROM: Final = (
@@ -86,9 +99,16 @@ _BUSIEST_FROM: Final = (
 )
 
 
-#: One namespace: the dataset's id, its own, its shards; and how long a write may take.
-_Key = tuple[int, int, int, int]
+#: One namespace: the dataset's id, its own, its shards; how long a write may take; and whether
+#: bounds are looked at, which adds without any need not wait for.
+_Key = tuple[int, int, int, int, bool]
 _Appends = Batch[_Key, Event, Written | Exception]
+
+
+class _Batcher(Batcher[_Key, Event, Written | Exception]):
+    def is_serial(self, key: _Key) -> bool:
+        """Batches of bounded adds: nearly each needs a lock of the one before."""
+        return key[-1]
 
 
 class PostgresqlEvents:
@@ -97,13 +117,16 @@ class PostgresqlEvents:
     Events that are put together share a transaction, and the next ones gather meanwhile.
     """
 
-    def __init__(self, database: PostgresqlDatabase, tally: StoreTally) -> None:
+    def __init__(
+        self, database: PostgresqlDatabase, tally: StoreTally, holds: PostgresqlHolds
+    ) -> None:
         self._database = database
+        self._holds = holds
         self._tally = tally
         #: The shards of counters that are known to exist, by namespace; forgetting is safe.
         self._known: dict[int, dict[str, int]] = {}
         self._appending: set[asyncio.Task[None]] = set()
-        self._appends: Batcher[_Key, Event, Written | Exception] = Batcher(
+        self._appends = _Batcher(
             self._begin_appends,
             name="PostgreSQL",
             items_max=_EVENTS_MAX,
@@ -123,17 +146,19 @@ class PostgresqlEvents:
         """Wait for the appends that are under way."""
         await self._appends.close()
 
-    async def append(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Written]:
+    async def append(
+        self, namespace: Namespace, events: Sequence[Event]
+    ) -> Sequence[Written | UnavailableError]:
         if not events:
             return ()
         dataset, timeout_us = namespace.dataset.id, namespace.dataset.write_timeout_us
-        key = (dataset, namespace.id, namespace.settings.shards, timeout_us)
+        keeps_bounds = namespace.settings.bounds != NO_BOUNDS or any(map(_ATOM, events))
+        key = (dataset, namespace.id, namespace.settings.shards, timeout_us, keeps_bounds)
         async with within(timeout_us):
             outcomes = await self._appends.put(key, events)
-        if isinstance(outcomes[0], Exception):
-            # A put fails as a whole.
+        if isinstance(outcomes[0], Exception) and outcomes.count(outcomes[0]) == len(outcomes):
             raise outcomes[0]
-        return cast("Sequence[Written]", outcomes)
+        return cast("Sequence[Written | UnavailableError]", outcomes)
 
     def _begin_appends(self, batches: Sequence[_Appends]) -> None:
         for batch in batches:
@@ -171,14 +196,27 @@ class PostgresqlEvents:
             *await self._append_parts(key, parts[half:]),
         ]
 
-    async def _append_events(self, key: _Key, events: Sequence[Event]) -> Sequence[Written]:
-        dataset, namespace, shards, timeout_us = key
+    async def _append_events(
+        self, key: _Key, events: Sequence[Event]
+    ) -> Sequence[Written | Exception]:
+        try:
+            return await self._append_as_known(key, events)
+        except UnavailableError as error:
+            if not _has_state(error, _HAS_BOUNDS):
+                raise
+        # This process does not know it yet.
+        return await self._append_as_known((*key[:4], True), events)
+
+    async def _append_as_known(
+        self, key: _Key, events: Sequence[Event]
+    ) -> Sequence[Written | Exception]:
+        dataset, namespace, shards, timeout_us, keeps_bounds = key
         known = self._known.get(namespace, {})
         counters, times, ids, items, deltas, clears, atoms = zip(*events, strict=True)
         new = {name: shard_of(name, shards) for name in set(counters).difference(known)}
         async with within(timeout_us):
             outcomes = await self._database.value(
-                "SELECT {s}.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+                "SELECT {s}.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
                 dataset,
                 namespace,
                 list(new),
@@ -191,32 +229,51 @@ class PostgresqlEvents:
                 [known[name] if name in known else new[name] for name in counters],
                 clears,
                 atoms,
+                keeps_bounds,
             )
         if outcomes is None:
             if new:
                 self._learn(namespace, new)
             return [Written.NEW] * len(events)
-        return [_OUTCOMES[each] for each in outcomes]
+        if _UNDECIDED not in outcomes:
+            return [_OUTCOMES[each] for each in outcomes]
+        error = _undecided()
+        return [error if each == _UNDECIDED else _OUTCOMES[each] for each in outcomes]
 
     async def append_atomic(self, namespace: Namespace, events: Sequence[Event]) -> Written:
-        counters, times, ids, items, deltas, _, _ = zip(*events, strict=True)
+        keeps_bounds = namespace.settings.bounds != NO_BOUNDS or any(
+            bounds_of(each.atom) != NO_BOUNDS for each in events
+        )
         async with within(namespace.dataset.write_timeout_us):
             try:
-                outcome = await self._database.value(
-                    "SELECT {s}.append_atomic($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-                    namespace.dataset.id,
-                    namespace.id,
-                    *(counters, times, ids, items, deltas),
-                    self._shards(namespace, counters),
-                    events[0].atom,
-                )
+                return await self._append_atomic(namespace, events, keeps_bounds)
             except UnavailableError as error:
-                cause = error.__cause__
-                if not isinstance(cause, asyncpg.PostgresError) or cause.sqlstate != "CN003":
+                if _has_state(error, _HAS_BOUNDS):
+                    return await self._append_atomic(namespace, events, keeps_bounds=True)
+                if not _has_state(error, _ITEM_CONFLICT):
                     raise
                 # The transaction was undone, so its commit waited for no standby.
                 await self._database.confirm()
                 return Written.CONFLICT
+
+    async def _append_atomic(
+        self, namespace: Namespace, events: Sequence[Event], keeps_bounds: bool
+    ) -> Written:
+        if is_hold(events):
+            outcome = await self._holds.begin(namespace, events)
+        else:
+            counters, times, ids, items, deltas, _, atoms = zip(*events, strict=True)
+            outcome = await self._database.value(
+                "SELECT {s}.append_atomic($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+                namespace.dataset.id,
+                namespace.id,
+                *(counters, times, ids, items, deltas),
+                self._shards(namespace, counters),
+                payload_of(0, atoms[0]),
+                atoms if keeps_bounds else None,
+            )
+        if outcome == _UNDECIDED:
+            raise _undecided()
         return _OUTCOMES[outcome]
 
     async def find(self, namespace: Namespace, events: Sequence[Event]) -> Sequence[Event | None]:
@@ -233,7 +290,7 @@ class PostgresqlEvents:
         )
         for event, row in zip(events, rows, strict=True):
             if not row[4]:
-                raise _missing(event.event_time_us)
+                raise missing(event.event_time_us)
         return [
             event._replace(delta=row[1], clear=row[2], atom=row[3]) if row[0] else None
             for event, row in zip(events, rows, strict=True)
@@ -259,7 +316,7 @@ class PostgresqlEvents:
         )
         for (_, start_us), row in zip(windows, rows, strict=True):
             if row[2]:
-                raise _missing(start_us)
+                raise missing(start_us)
         return [Fold(row[0], int(row[1] or 0)) for row in rows]
 
     async def window_folds(
@@ -337,8 +394,17 @@ class PostgresqlEvents:
         self._known.setdefault(namespace, {}).update(new)
 
 
-def _missing(time_us: int) -> SliceMissingError:
-    return SliceMissingError(f"no time slice holds the instant {time_us} µs", retry_after_us=SECOND)
+def _has_state(error: UnavailableError, state: str) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, asyncpg.PostgresError) and cause.sqlstate == state
+
+
+def _undecided() -> UnavailableError:
+    return UnavailableError(
+        f"more than {ENDED_AT_ONCE_MAX} holds have expired, and must be ended before it is known"
+        " whether there is room; nothing was written: send it again",
+        retry_after_us=SECOND,
+    )
 
 
 def _dropped(time_us: int) -> SliceMissingError:

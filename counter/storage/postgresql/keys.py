@@ -55,7 +55,7 @@ class PostgresqlKeys:
 
 
 class PostgresqlLeases:
-    """See :class:`counter.ports.LeaseStore`: by the server's clock."""
+    """See :class:`counter.capabilities.LeaseStore`: by the server's clock."""
 
     def __init__(self, database: PostgresqlDatabase) -> None:
         self._database = database

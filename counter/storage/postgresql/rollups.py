@@ -7,7 +7,6 @@ from typing import Final
 
 from counter.background import in_turns
 from counter.errors import NamespaceUnknownError
-from counter.partitions import shard_of
 from counter.ports import Clock
 from counter.storage.postgresql.database import PostgresqlDatabase
 from counter.storage.postgresql.fence import pass_fence
@@ -24,6 +23,7 @@ from counter.types import (
     Span,
     WindowRow,
 )
+from counter.windows import shard_of
 
 #: Marks of recounts, and of adds: counters and windows of the events after the watermark, summed in
 #: one pass over them. A fold with a clear is summed again, from the clear on. $4 and $5 are the

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from counter.storage.postgresql.settings import PostgresqlSettings
 
 #: Raise it when tables or functions change; a change of tables needs a step in apply_schema.
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 8
+#: The version that has the table of holds.
+_HOLDS_SINCE: Final = 8
 #: Ids of namespaces and datasets, and versions for If-Match, that may have been issued since.
 _JUMP: Final = 1_000_000
 
@@ -96,6 +98,8 @@ async def apply_schema(database: PostgresqlDatabase, datasets: Sequence[Dataset]
             await connection.execute(_sql("tables.sql"))
             await connection.execute("INSERT INTO meta VALUES (0)")
         version: int = await connection.fetchval("SELECT version FROM meta")
+        if version < _HOLDS_SINCE:
+            await _add_holds(connection)
         if version < SCHEMA_VERSION:
             await _replace_functions(connection, schema)
             await connection.execute("UPDATE meta SET version = $1", SCHEMA_VERSION)
@@ -128,6 +132,18 @@ def check_version(version: int) -> None:
         )
 
 
+async def _add_holds(connection: asyncpg.Connection) -> None:
+    """Make the table of holds; the roles that write reservations can write it."""
+    await connection.execute(_sql("holds_table.sql"))
+    writers = await connection.fetch(
+        "SELECT DISTINCT a.grantee::regrole::text FROM pg_class, aclexplode(relacl) a"
+        " WHERE oid = 'reservations'::regclass AND a.privilege_type = 'DELETE'"
+        " AND a.grantee NOT IN (0, relowner)"
+    )
+    for (role,) in writers:
+        await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON holds TO {role}")
+
+
 async def _replace_functions(connection: asyncpg.Connection, schema: str) -> None:
     """Make the functions again; the roles that could call them can call the new ones.
 
@@ -140,10 +156,13 @@ async def _replace_functions(connection: asyncpg.Connection, schema: str) -> Non
         schema,
     )
     names = "SELECT oid::regprocedure::text FROM pg_proc WHERE pronamespace = $1::regnamespace"
-    for (name,) in await connection.fetch(names, schema):
-        await connection.execute(f"DROP FUNCTION {name}")
-    await connection.execute(_sql("functions.sql"))
-    for (name,) in await connection.fetch(names, schema):
+    if old := await connection.fetch(names, schema):
+        # Together, because some depend on others.
+        await connection.execute(f"DROP FUNCTION {', '.join(name for (name,) in old)}")
+    for name in ("functions.sql", "holds.sql"):
+        await connection.execute(_sql(name))
+    # A body that is no text has its names resolved already, and a setting keeps it from inlining.
+    for (name,) in await connection.fetch(f"{names} AND prosqlbody IS NULL", schema):
         await connection.execute(f"ALTER FUNCTION {name} SET search_path = {schema}, pg_temp")
     await connection.execute(f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
     for (role,) in callers:

@@ -13,6 +13,7 @@ from counter.storage.postgresql.control import PostgresqlControl
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions, lacks_schema
 from counter.storage.postgresql.decisions import PostgresqlDecisions
 from counter.storage.postgresql.events import PostgresqlEvents
+from counter.storage.postgresql.holds import PostgresqlHolds
 from counter.storage.postgresql.keys import PostgresqlKeys, PostgresqlLeases
 from counter.storage.postgresql.rollups import PostgresqlRecounts, PostgresqlRollups
 from counter.storage.postgresql.schema import check_version
@@ -25,16 +26,20 @@ class PostgresqlStore:
     def __init__(self, options: PostgresqlOptions, clock: Clock) -> None:
         database = self._database = PostgresqlDatabase(options)
         self.tally = StoreTally(("write", "read"))
-        self.events = PostgresqlEvents(database, self.tally)
+        holds = PostgresqlHolds(database)
+        self.events = PostgresqlEvents(database, self.tally, holds)
         self.separate_writes = None
         self.rollups = PostgresqlRollups(database, clock)
         self.recounts = PostgresqlRecounts(database, self.events.forget)
-        self.decisions = PostgresqlDecisions(database)
+        self.decisions = PostgresqlDecisions(database, holds)
         self.control = PostgresqlControl(database, clock)
         self.leases = PostgresqlLeases(database)
         self.keys = PostgresqlKeys(database)
         self.capabilities = Capabilities(
-            busiest=self.events.busiest, server_warnings=partial(check_server, database)
+            busiest=self.events.busiest,
+            server_warnings=partial(check_server, database),
+            bounds=True,
+            holds=holds,
         )
 
     async def open(self) -> None:

@@ -35,6 +35,8 @@ _ENOUGH: Final = 24
 _WORTH_WAITING: Final = 12
 #: Items that are worth a commit of their own while another one is under way.
 _FURTHER_AT: Final = 16
+#: How much longer a batch may take that others of its key would wait for in the store.
+_SERIAL_PATIENCE: Final = 10
 #: The time that the rate of items is averaged over.
 _RATE_OVER_S: Final = 0.01
 
@@ -50,12 +52,17 @@ class _Queue(Generic[K, T]):
     """What waits under one key, and the number of its batches that are under way."""
 
     __slots__ = (
-        *("callers", "is_ready", "items", "key", "left_s", "lingers", "overdue", "pending"),
-        *("puts", "rate_per_s", "under_way", "weight"),
+        *("callers", "enough", "further_at", "is_ready", "items", "key", "left_s", "lingers"),
+        *("overdue", "patience", "pending", "puts", "rate_per_s", "under_way", "weight"),
     )
 
-    def __init__(self, key: K) -> None:
+    def __init__(self, key: K, enough: float, further_at: int, patience: int = 1) -> None:
         self.key = key
+        self.patience = patience
+        #: The weight that leaves without lingering, and the number of items that leave while a
+        #: batch is under way.
+        self.enough = enough
+        self.further_at = further_at
         self.puts: list[_Put[T]] = []
         #: The number of items in *puts*, and their weight.
         self.items = 0
@@ -170,6 +177,11 @@ class Batcher(Generic[K, T, R]):
     *waiting_max* items of a key may wait to leave. After a batch the next one lingers for at most
     *linger_s*, if that is not 0.
 
+    Batches of a key that :meth:`is_serial`, which the store does one after the other, leave one by
+    one, and linger until there is an item of each recent caller: what a batch costs is then shared
+    by more items. A batch that stalls holds back the others of such a key for ten times
+    *patience_s*.
+
     A cancelled caller leaves its items behind: they are committed with the others. Unless
     *interrupts*, it gets its CancelledError only when its batch has ended.
     """
@@ -192,7 +204,6 @@ class Batcher(Generic[K, T, R]):
         self._items_max: Final = items_max
         self._waiting_max: Final = waiting_max
         self._at_once: Final = at_once
-        self._further_at: Final = min(_FURTHER_AT, items_max) if linger_s else items_max
         self._patience_s: Final = patience_s
         self._linger_s: Final = linger_s
         self._future: Final[type[asyncio.Future[Any]]] = (
@@ -203,6 +214,10 @@ class Batcher(Generic[K, T, R]):
         self._ready: list[_Queue[K, T]] = []
         self._is_closed = False
         self._idle = asyncio.Event()
+
+    def is_serial(self, key: K) -> bool:
+        """Return whether batches of *key* wait for each other in the store; for subclasses."""
+        return False
 
     @property
     def waiting(self) -> int:
@@ -226,11 +241,19 @@ class Batcher(Generic[K, T, R]):
         queue = self._queues.get(key)
         self._require_room(queue, len(items))
         if queue is None:
-            queue = self._queues[key] = _Queue(key)
+            queue = self._queues[key] = self._new_queue(key)
         future = self._future(loop=asyncio.get_running_loop())
         queue.put((items, future, len(items) if weight is None else weight))
         self._update_ready(queue)
         return future
+
+    def _new_queue(self, key: K) -> _Queue[K, T]:
+        if self.is_serial(key):
+            return _Queue(key, math.inf, self._items_max, _SERIAL_PATIENCE)
+        lingers = bool(self._linger_s)
+        return _Queue(
+            key, _ENOUGH, min(_FURTHER_AT, self._items_max) if lingers else self._items_max
+        )
 
     async def put_all(self, items: Sequence[tuple[K, T]]) -> list[R]:
         """Have any number of *items* committed, each under its key, in batches of at most
@@ -283,7 +306,7 @@ class Batcher(Generic[K, T, R]):
         if self._linger_s:
             queue.left(batch.weight, loop.time())
         if self._patience_s < math.inf:
-            batch.timer = loop.call_later(self._patience_s, self._overdue, batch)
+            batch.timer = loop.call_later(self._patience_s * queue.patience, self._overdue, batch)
         return batch
 
     async def close(self) -> None:
@@ -306,10 +329,10 @@ class Batcher(Generic[K, T, R]):
     def _may_commit(self, queue: _Queue[K, T]) -> bool:
         if queue.under_way >= self._at_once:
             return False
-        is_small = queue.items < self._items_max and queue.weight < min(_ENOUGH, queue.callers)
+        is_small = queue.items < self._items_max and queue.weight < min(queue.enough, queue.callers)
         if queue.lingers is not None and is_small:
             return False
-        return queue.items >= (1 if queue.under_way == queue.overdue else self._further_at)
+        return queue.items >= (1 if queue.under_way == queue.overdue else queue.further_at)
 
     def _update_ready(self, queue: _Queue[K, T]) -> None:
         """Make *queue* ready if a batch of it may be committed, and forget it if it is idle."""
@@ -338,7 +361,7 @@ class Batcher(Generic[K, T, R]):
         if batch.timer is not None:
             batch.timer.cancel()
         is_worth_it = queue.rate_per_s * self._linger_s >= _WORTH_WAITING
-        if is_worth_it and queue.weight < _ENOUGH and queue.under_way == 0:
+        if is_worth_it and queue.weight < queue.enough and queue.under_way == 0:
             loop = asyncio.get_running_loop()
             queue.lingers = loop.call_later(self._linger_s, self._lingered, queue)
         self._update_ready(queue)

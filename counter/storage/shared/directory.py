@@ -21,10 +21,9 @@ from counter.errors import (
     UnavailableError,
 )
 from counter.limits import SECOND
-from counter.partitions import slice_of
 from counter.ports import Clock
 from counter.types import Dataset, Namespace, Slice
-from counter.windows import settling_time
+from counter.windows import settling_time, slice_of
 
 _T = TypeVar("_T")
 

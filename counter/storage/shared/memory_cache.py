@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from counter.folds import fingerprint
 from counter.metrics import CacheTally
 from counter.ports import Clock
 from counter.types import Checkpoint, Event, Guarded, Namespace
+from counter.windows import fingerprint
 
 ENTRIES_MAX: Final = 100_000
 BEST_EFFORT_MAX: Final = 100_000

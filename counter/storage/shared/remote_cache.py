@@ -11,7 +11,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from counter import limits
 from counter.errors import CacheUnavailableError, CounterError, invariant
-from counter.folds import fingerprint
 from counter.metrics import CacheTally
 from counter.ports import Clock
 from counter.storage.shared.cache_entries import (
@@ -32,6 +31,7 @@ from counter.storage.shared.cache_lane import (
     Unreachable,
 )
 from counter.types import Checkpoint, Event, Guarded, Namespace
+from counter.windows import fingerprint
 
 _PREFIX: Final = re.compile(r"[!-~]{1,100}")
 #: memcached takes a longer one for an instant of the calendar.

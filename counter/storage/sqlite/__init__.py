@@ -18,11 +18,11 @@ from counter.limits import WAL_BYTES_MAX
 from counter.ports import Clock
 from counter.storage.memory.store import MemoryLeases
 from counter.storage.sqlite.control import SqliteControl
-from counter.storage.sqlite.copying import DATABASE
 from counter.storage.sqlite.database import SqliteDatabase
 from counter.storage.sqlite.decisions import SqliteDecisions
 from counter.storage.sqlite.events import SqliteEvents
 from counter.storage.sqlite.keys import SqliteKeys
+from counter.storage.sqlite.offline import DATABASE
 from counter.storage.sqlite.page_sums import ALL_PAGES
 from counter.storage.sqlite.rollups import SqliteRecounts, SqliteRollups
 from counter.storage.sqlite.settings import SqliteSettings
@@ -51,13 +51,15 @@ class SqliteStore:
         self.separate_writes = None
         self.rollups = SqliteRollups(database)
         self.recounts = SqliteRecounts(database)
-        self.decisions = SqliteDecisions(database)
+        self.decisions = SqliteDecisions(database, self.events.holds)
         self.control = SqliteControl(database)
         # In memory, because only one process holds the directory.
         self.leases = MemoryLeases(clock)
         self.keys = SqliteKeys(directory)
         self.capabilities = Capabilities(
             embedded=True,
+            bounds=True,
+            holds=self.events.holds,
             busiest=self.events.busiest,
             roll_window=SqliteWindowRollup(database, self.rollups).roll,
         )
@@ -108,7 +110,7 @@ class SqliteKind(StoreKind[SqliteSettings]):
         bytes_per_s: float,
         progress: Progress,
     ) -> Backup:
-        from counter.storage.sqlite.backup import back_up
+        from counter.storage.sqlite.offline import back_up
 
         return back_up(
             settings.data,
@@ -128,7 +130,7 @@ class SqliteKind(StoreKind[SqliteSettings]):
         progress: Progress,
         without_keys: bool,
     ) -> Backup:
-        from counter.storage.sqlite.backup import restore
+        from counter.storage.sqlite.offline import restore
 
         return restore(
             source, settings.data, now_us=now_us, progress=progress, without_keys=without_keys
@@ -140,7 +142,7 @@ class SqliteKind(StoreKind[SqliteSettings]):
         raise StartupError("store is sqlite: `counter restore` does all that is needed there")
 
     async def check(self, settings: SqliteSettings, clock: Clock) -> AsyncIterator[Finding]:
-        from counter.storage.sqlite.check import check_directory
+        from counter.storage.sqlite.offline import check_directory
 
         for each in check_directory(settings.data, clock):
             yield each

@@ -10,9 +10,10 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from counter.errors import StoreUnavailableError, invariant
+from counter.holds import AFTER_HELD
 from counter.limits import CLOCK_STEP_MAX_US, INT64_MAX, SECOND
 from counter.storage.sqlite.database import SqliteDatabase
-from counter.storage.sqlite.events import latest_event, namespaces_since, tail_rows
+from counter.storage.sqlite.event_rows import latest_event, namespaces_since, tail_rows
 from counter.storage.sqlite.schema import (
     DROPPED,
     EVENTS_DDL,
@@ -75,6 +76,12 @@ class SqliteControl:
             self._db.watermarks.setdefault(namespace_id, []).append(through)
         (latest,) = connection.execute("SELECT max(event_time) FROM resolutions").fetchone()
         self._db.resolved_through_us = latest or 0
+        self._db.holding.update(
+            each
+            for (each,) in connection.execute(
+                "SELECT DISTINCT c.namespace FROM holds h CROSS JOIN counters c ON c.id = h.counter"
+            )
+        )
         self._load_tail(connection)
 
     def _begin_again(self, connection: sqlite3.Connection) -> None:
@@ -192,6 +199,7 @@ class SqliteControl:
             # At once, because the caller may be gone when this commits.
             self._db.live.begin(row[0], through_us + 1)
             self._db.watermarks[row[0]] = [through_us] * settings.shards
+            self._db.forget_bounds()
             return self._namespace(row)
 
         return await self._db.write(change)
@@ -205,6 +213,7 @@ class SqliteControl:
                 " WHERE id = ? AND name IS NOT NULL AND version = ?",
                 (*values, namespace.id, namespace.version),
             )
+            self._db.forget_bounds()
             return bool(cursor.rowcount)
 
         return await self._db.write(change)
@@ -248,7 +257,7 @@ class SqliteControl:
             f" WHERE p.counter = c.id AND p.recount = {DELETED}) ORDER BY name LIMIT ?)"
         )
         upper = prefix + _NO_UPPER_BOUND
-        parameters = (namespace.id, prefix, upper, after or "", limit)
+        parameters = (namespace.id, prefix, upper, after or AFTER_HELD, limit)
         return await self._db.scan(lambda connection: one_json(connection, sql, parameters))
 
     async def slices(self, dataset: Dataset) -> Sequence[Slice]:
@@ -288,6 +297,9 @@ class SqliteControl:
             return True
         invariant(bool(slices) and slices[0].start_us == start_us, "slices drop in order")
         end_us = slices[0].end_us
+
+        if await self._db.read(lambda connection: _has_holds(connection, dataset, end_us)):
+            return False
 
         def change(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -368,6 +380,17 @@ def _settings_of(text: str) -> NamespaceSettings:
     return NamespaceSettings.from_document(json.loads(text))
 
 
+def _has_holds(connection: sqlite3.Connection, dataset: Dataset, before_us: int) -> bool:
+    """Return whether holds from before an instant are open: they have expired, and a worker must
+    end them first."""
+    row = connection.execute(
+        "SELECT 1 FROM holds h CROSS JOIN counters c ON c.id = h.counter CROSS JOIN namespaces n"
+        " ON n.id = c.namespace WHERE h.time < ? AND n.dataset = ? AND n.name IS NOT NULL LIMIT 1",
+        (before_us, dataset.id),
+    ).fetchone()
+    return row is not None
+
+
 def _select_slices(
     connection: sqlite3.Connection, dataset_id: int, dropped_before_us: int
 ) -> list[Slice]:
@@ -436,6 +459,7 @@ def _purge_counters(connection: sqlite3.Connection, namespace_id: int) -> bool:
     ids = connection.execute(
         "SELECT id FROM counters WHERE namespace = ? LIMIT ?", (namespace_id, _PURGE_COUNTERS)
     ).fetchall()
-    for table, column in (("windows", "counter"), ("pending", "counter"), ("counters", "id")):
-        connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", ids)
+    for table in ("windows", "pending", "holds"):
+        connection.executemany(f"DELETE FROM {table} WHERE counter = ?", ids)
+    connection.executemany("DELETE FROM counters WHERE id = ?", ids)
     return bool(ids)

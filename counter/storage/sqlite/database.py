@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from counter import limits
+from counter.bounds import Bounds
 from counter.errors import StartupError, StoreUnavailableError, UnavailableError
 from counter.limits import MILLISECOND, SECOND
 from counter.metrics import Calls, StoreTally
@@ -237,6 +238,10 @@ class SqliteDatabase:
         self.dropped_before: dict[int, int] = {}
         #: The watermark of each shard.
         self.watermarks: dict[int, list[int]] = {}
+        #: See :meth:`bounds`; None if they must be read.
+        self._bounds: Mapping[int, Bounds] | None = None
+        #: Namespaces that had holds since the start, or have open ones.
+        self.holding: set[int] = set()
         #: The latest time of a token that was resolved.
         self.resolved_through_us = 0
         #: The latest clock reading by which a worker may have closed windows.
@@ -254,6 +259,8 @@ class SqliteDatabase:
         #: How many pages are compared with their checksums before the database is opened.
         self.pages_checked = PAGES_CHECKED_AT_START
         self._wal_pages = _WAL_PAGES
+        # One object for all calls, because the queues group jobs by their function.
+        self._changing = self._run_changes
 
     async def open(self, load: Callable[[sqlite3.Connection], None]) -> None:
         """Lock the directory, create the schema, have *load* read what is kept in memory, and start
@@ -336,7 +343,7 @@ class SqliteDatabase:
     async def write(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run *change* in the next write transaction; if it raises, only its effects are rolled
         back."""
-        return cast("_T", await self.writer.call((_run_changes, change)))
+        return cast("_T", await self.writer.call((self._changing, change)))
 
     async def read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a short *query*."""
@@ -353,13 +360,15 @@ class SqliteDatabase:
             if (full := self._wal_full(connection)) is not None:
                 return [full] * len(jobs)
             # Appends begin one if they need it.
-            if any(function is _run_changes for function, _ in jobs):
+            if any(function is self._changing for function, _ in jobs):
                 begin(connection)
             results = _run_grouped(connection, jobs)
             if connection.in_transaction:
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._undo()
+            # A commit that reports an error may be on disk.
+            self._record_checksums(self._writing)
             return [unavailable(error)] * len(jobs)
         except BaseException:
             self._undo()
@@ -371,6 +380,25 @@ class SqliteDatabase:
         if self.appended:
             self.tally.commit_rows.observe(self.appended)
             self.tally.commit_seconds.observe(time.perf_counter() - began_s)
+        return results
+
+    def _run_changes(
+        self, connection: sqlite3.Connection, changes: Sequence[Callable[[sqlite3.Connection], Any]]
+    ) -> list[Any]:
+        results: list[Any] = []
+        for change in changes:
+            connection.execute("SAVEPOINT change")
+            noted = len(self.live.written)
+            try:
+                results.append(change(connection))
+            except sqlite3.Error:
+                raise
+            except Exception as error:
+                connection.execute("ROLLBACK TO change")
+                self.ids.rollback()
+                self.live.rollback_to(noted)
+                results.append(error)
+            connection.execute("RELEASE change")
         return results
 
     def _record_checksums(self, connection: sqlite3.Connection) -> None:
@@ -431,7 +459,23 @@ class SqliteDatabase:
             self._broken = False
         return self._writing
 
+    def bounds(self, connection: sqlite3.Connection) -> Mapping[int, Bounds]:
+        """Return the bounds of namespaces that have any, as the writer's transaction sees them."""
+        if self._bounds is None:
+            least, most = (f"json_extract(settings, '$.bounds.{name}')" for name in Bounds._fields)
+            rows = connection.execute(
+                f"SELECT id, {least}, {most} FROM namespaces"
+                " WHERE name IS NOT NULL AND json_extract(settings, '$.bounds') IS NOT NULL"
+            )
+            self._bounds = {namespace_id: Bounds(*each) for namespace_id, *each in rows}
+        return self._bounds
+
+    def forget_bounds(self) -> None:
+        """Have the bounds be read again: the current transaction changes them."""
+        self._bounds = None
+
     def _undo(self) -> None:
+        self.forget_bounds()
         self.ids.rollback()
         self.live.rollback()
         try:
@@ -467,23 +511,6 @@ def _read_batch(
         return _run_grouped(connection, jobs)
     except sqlite3.Error as error:
         return [unavailable(error)] * len(jobs)
-
-
-def _run_changes(
-    connection: sqlite3.Connection, changes: Sequence[Callable[[sqlite3.Connection], Any]]
-) -> list[Any]:
-    results: list[Any] = []
-    for change in changes:
-        connection.execute("SAVEPOINT change")
-        try:
-            results.append(change(connection))
-        except sqlite3.Error:
-            raise
-        except Exception as error:
-            connection.execute("ROLLBACK TO change")
-            results.append(error)
-        connection.execute("RELEASE change")
-    return results
 
 
 def _run_queries(

@@ -6,13 +6,16 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
+from counter.bounds import is_refusal
 from counter.errors import NamespaceUnknownError
-from counter.partitions import slice_of
+from counter.holds import Ending, is_hold, request_of
+from counter.storage.sqlite.bounds import SqliteHolds
 from counter.storage.sqlite.database import SqliteDatabase
-from counter.storage.sqlite.events import counter_ids, find_events, has_atomic
+from counter.storage.sqlite.event_rows import counter_ids, find_events, has_atomic
 from counter.storage.sqlite.rollups import request_recounts
 from counter.storage.sqlite.schema import events_table
 from counter.types import OTHER_PAYLOAD, Decision, Event, Namespace, Outcome, Reservation
+from counter.windows import slice_of
 
 #: Cancelled tokens that are remembered by their times.
 _CANCELLED_MAX: Final = 10_000
@@ -21,8 +24,9 @@ _CANCELLED_MAX: Final = 10_000
 class SqliteDecisions:
     """See :class:`counter.ports.DecisionStore`. The one writer makes each a compare-and-set."""
 
-    def __init__(self, database: SqliteDatabase) -> None:
+    def __init__(self, database: SqliteDatabase, holds: SqliteHolds) -> None:
         self._db = database
+        self._holds = holds
 
     async def decide(
         self, namespace: Namespace, events: Sequence[Event], decision: Decision
@@ -34,7 +38,7 @@ class SqliteDecisions:
             stored = _select(connection, namespace, events)
             if stored is not None:
                 return stored
-            is_used, is_same = self._use(connection, namespace, events)
+            _, is_used, is_same = self._use(connection, namespace, events)
             decided = decision
             if is_used:
                 fingerprint = decision.fingerprint if is_same else OTHER_PAYLOAD
@@ -56,33 +60,46 @@ class SqliteDecisions:
         def change(connection: sqlite3.Connection) -> Decision:
             if namespace.id not in self._db.watermarks:
                 raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
-            is_used, is_same = self._use(connection, namespace, events)
+            found, is_used, is_same = self._use(connection, namespace, events)
             if is_used and not is_same:
                 return Decision(Outcome.APPLIED, OTHER_PAYLOAD)
             stored = _select(connection, namespace, events)
-            found = Outcome.cancelled(was_counted=is_used)
-            decided = Decision(found, decision.fingerprint).over(stored)
+            is_refused = found[0] is not None and is_refusal(found[0].atom)
+            outcome = Outcome.cancelled(was_counted=is_used and not is_refused)
+            # A refusal that was resolved is decided as applied: it is stored, and counts nothing.
+            decided = Decision(outcome, decision.fingerprint).over(None if is_refused else stored)
             if decided == stored:
                 return stored
+            if is_used and not is_refused and is_hold(events):
+                hold = self._holds.ended(
+                    connection, namespace, request_of(events)[0], Ending.RELEASED
+                )
+                if hold is None or hold.end is None or hold.end.how is not Ending.RELEASED:
+                    return Decision(Outcome.APPLIED, decision.fingerprint)
+                self._insert(connection, namespace, events, decided)
+                return decided
             self._insert(connection, namespace, events, decided)
             if is_used:
-                request_recounts(self._db, connection, namespace, events)
+                # As they are stored: a refusal counts 0.
+                stored_events = [each for each in found if each is not None]
+                request_recounts(self._db, connection, namespace, stored_events)
                 # Last: if anything fails, the live tail must not lose them.
-                _remove_events(self._db, connection, namespace, events)
+                _remove_events(self._db, connection, namespace, stored_events)
             return decided
 
         return await self._db.write(change)
 
     def _use(
         self, connection: sqlite3.Connection, namespace: Namespace, events: Sequence[Event]
-    ) -> tuple[bool, bool]:
-        """Return whether the token of *events* is used, and whether for the same payload."""
+    ) -> tuple[Sequence[Event | None], bool, bool]:
+        """Return what is stored of *events*, whether their token is used, and whether for the same
+        payload."""
         found = find_events(self._db, connection, namespace, events)
         is_same = all(a and a.same_payload(b) for a, b in zip(found, events, strict=True))
         is_used = any(found) or (
             events[0].item_key > 0 and has_atomic(self._db, connection, namespace, events[0])
         )
-        return is_used, is_same
+        return found, is_used, is_same
 
     def _insert(
         self,

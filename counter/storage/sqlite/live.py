@@ -86,7 +86,8 @@ class LiveTail:
         self._held_from: dict[int, int] = {}
         #: The approximate memory of all windows.
         self._bytes = 0
-        self._fresh: list[tuple[Namespace, Sequence[Event]]] = []
+        #: What is new in the current transaction, in order.
+        self.written: list[tuple[Namespace, Sequence[Event]]] = []
         self._expected: list[tuple[Namespace, Sequence[Event]]] = []
 
     def begin(self, namespace_id: int, from_us: int) -> None:
@@ -116,7 +117,7 @@ class LiveTail:
 
     def note(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Note that *events* are new in the current transaction."""
-        self._fresh.append((namespace, events))
+        self.written.append((namespace, events))
 
     def note_removed(self, namespace: Namespace, events: Sequence[Event]) -> None:
         """Note that *events* are removed in the current transaction. Without a clear a sum stays
@@ -128,14 +129,20 @@ class LiveTail:
         readers."""
         try:
             with self._lock:
-                for namespace, events in self._fresh:
+                for namespace, events in self.written:
                     self._add(namespace.id, namespace.settings.rollup_window_us, events)
                 while self._bytes > _TAIL_BYTES_MAX:
                     self._drop_oldest()
         except BaseException:
             self.rollback()
             raise
-        self._fresh, self._expected = [], []
+        self.written, self._expected = [], []
+
+    def rollback_to(self, noted: int) -> None:
+        """Drop what was noted after the first *noted* lists of the transaction."""
+        if len(self.written) > noted:
+            # Another list: a sum of this one has what is dropped.
+            self.written = self.written[:noted]
 
     def rollback(self) -> None:
         """Drop the windows of the transaction, so that they are read from the events: a commit
@@ -143,7 +150,7 @@ class LiveTail:
         with self._lock:
             for namespace, events in self._expected:
                 self._forget(namespace.id, max(event[1] for event in events))
-        self._fresh, self._expected = [], []
+        self.written, self._expected = [], []
 
     def add(self, namespace_id: int, size_us: int, events: Iterable[Event]) -> None:
         """Add committed events."""

@@ -22,9 +22,8 @@ from itertools import chain, groupby, islice, repeat
 from typing import Any, Final
 
 from counter.errors import InvariantError, NamespaceUnknownError, UnavailableError
-from counter.partitions import shard_of, slice_of
 from counter.storage.sqlite.database import SqliteDatabase, bulk
-from counter.storage.sqlite.events import (
+from counter.storage.sqlite.event_rows import (
     counter_ids,
     counter_names,
     first_event,
@@ -56,7 +55,7 @@ from counter.types import (
     Span,
     WindowRow,
 )
-from counter.windows import window_of
+from counter.windows import shard_of, slice_of, window_of
 
 _log = logging.getLogger("counter.sqlite")
 #: Names or ids of counters that one statement looks up.
@@ -427,6 +426,19 @@ def _write_marks(
     bulk(connection, "INSERT OR IGNORE INTO marks", rows)
 
 
+def open_time(
+    database: SqliteDatabase, connection: sqlite3.Connection, namespace: Namespace, first_us: int
+) -> int:
+    """Return a time in a window that no worker has passed: now, but not before *first_us*. Raises
+    NamespaceUnknownError."""
+    if namespace.id not in database.watermarks:
+        raise NamespaceUnknownError(f"namespace {namespace.name!r} is deleted")
+    (passed_us,) = connection.execute(
+        "SELECT max(through) FROM watermarks WHERE namespace = ?", (namespace.id,)
+    ).fetchone()
+    return max(int(passed_us) + 1, database.clock.now_us(), database.fenced_us, first_us)
+
+
 def request_recounts(
     database: SqliteDatabase,
     connection: sqlite3.Connection,
@@ -436,11 +448,7 @@ def request_recounts(
     """Request a recount of the window of *events*, which have one token, for readers too. It is
     marked in a window that no worker has passed, and that is not earlier."""
     size_us = namespace.settings.rollup_window_us
-    (passed_us,) = connection.execute(
-        "SELECT max(through) FROM watermarks WHERE namespace = ?", (namespace.id,)
-    ).fetchone()
-    clock_us = max(database.clock.now_us(), database.fenced_us)
-    open_us = max(passed_us + 1, clock_us, events[0].event_time_us)
+    open_us = open_time(database, connection, namespace, events[0].event_time_us)
     marked_us, recount_us = window_of(open_us, size_us), window_of(events[0].event_time_us, size_us)
     counters = list(dict.fromkeys(event.counter for event in events))
     pending = [(name, Pending(recount_us, marked_us)) for name in counters]
@@ -497,13 +505,13 @@ def _select_all_heads(
         ids = handles or repeat(None)
         wanted.setdefault(namespace_id, {}).update(zip(names, ids, strict=False))
     heads = {
-        namespace_id: _select_heads(connection, namespace_id, ids)
+        namespace_id: select_heads(connection, namespace_id, ids)
         for namespace_id, ids in wanted.items()
     }
     return [[heads[namespace_id].get(name) for name in names] for namespace_id, names, _ in jobs]
 
 
-def _select_heads(
+def select_heads(
     connection: sqlite3.Connection, namespace_id: int, ids: Mapping[str, object]
 ) -> dict[str, Head]:
     """Return the heads of counters by name; *ids* has their ids as far as they are known."""

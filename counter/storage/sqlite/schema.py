@@ -20,7 +20,7 @@ from counter.limits import INT64_MAX, INT64_MIN, WAL_BYTES_KEPT
 from counter.regular_file import sync_directory
 from counter.types import Fold
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 8
 _SQLITE_VERSION_MIN: Final = (3, 38, 0)
 #: For a reader, and for the writer. Further pages are in the kernel's cache.
 _PAGE_CACHE_KIB: Final = (4_096, 8_192)
@@ -35,6 +35,16 @@ CREATE TABLE IF NOT EXISTS recent_windows (
     cleared INTEGER NOT NULL, total,
     PRIMARY KEY (namespace, start, counter)
 ) WITHOUT ROWID;
+"""
+#: Open holds.
+_HOLDS: Final = """
+CREATE TABLE IF NOT EXISTS holds (
+    counter INTEGER NOT NULL, time INTEGER NOT NULL, nonce BLOB NOT NULL, amount INTEGER NOT NULL,
+    expires INTEGER NOT NULL,
+    PRIMARY KEY (counter, time, nonce)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS holds_by_counter ON holds (counter, expires);
+CREATE INDEX IF NOT EXISTS holds_by_expiry ON holds (expires);
 """
 DDL: Final = (
     """
@@ -93,6 +103,7 @@ CREATE INDEX IF NOT EXISTS resolutions_by_time ON resolutions (event_time);
 CREATE INDEX IF NOT EXISTS reservations_by_expiry ON reservations (expires);
 """
     + _RECENT_WINDOWS
+    + _HOLDS
 )
 
 #: The statement, if any, that upgrades a database from each version to the next.
@@ -106,6 +117,10 @@ UPGRADES: Mapping[int, str] = {
     4: _RECENT_WINDOWS.strip(),
     # A program that does not know cancelled tokens must not open it.
     5: "",
+    # Nor one that does not know bounds.
+    6: "",
+    # Nor one that does not know holds.
+    7: _HOLDS.strip(),
 }
 
 EVENTS_DDL: Final = """

@@ -16,7 +16,7 @@ from typing import Final
 
 from counter.capabilities import RolledPart
 from counter.storage.sqlite.database import SqliteDatabase
-from counter.storage.sqlite.events import counter_names, some_sums
+from counter.storage.sqlite.event_rows import counter_names, some_sums
 from counter.storage.sqlite.rollups import SqliteRollups, named, update_heads
 from counter.storage.sqlite.schema import from_json
 from counter.storage.sqlite.window_rows import RowsToWrite, group_of, has_passed_rows, write_rows

@@ -22,6 +22,11 @@ type command struct {
 	Do           string          `json:"do"`
 	Counter      string          `json:"counter"`
 	Delta        string          `json:"delta"`
+	Amount       string          `json:"amount"`
+	ExpiresIn    string          `json:"expires_in"`
+	Hold         string          `json:"hold"`
+	AtLeast      *string         `json:"at_least"`
+	AtMost       *string         `json:"at_most"`
 	Items        []item          `json:"items"`
 	Token        *counter.Token  `json:"token"`
 	Key          *string         `json:"key"`
@@ -46,11 +51,23 @@ type command struct {
 }
 
 type item struct {
-	Counter string `json:"counter"`
-	Delta   string `json:"delta"`
+	Counter string  `json:"counter"`
+	Delta   string  `json:"delta"`
+	AtLeast *string `json:"at_least"`
+	AtMost  *string `json:"at_most"`
 }
 
 type outcome map[string]any
+
+// bounds adds the bounds that are not nil.
+func (o outcome) bounds(atLeast, atMost *int64) {
+	if atLeast != nil {
+		o["at_least"] = fmt.Sprint(*atLeast)
+	}
+	if atMost != nil {
+		o["at_most"] = fmt.Sprint(*atMost)
+	}
+}
 
 func main() {
 	var config counter.Config
@@ -136,6 +153,8 @@ func (c command) run(client *counter.Client) (outcome, error) {
 	case "clear":
 		cleared, err := client.Clear(ctx, c.Counter, opts...)
 		return outcome{"replayed": cleared.Replayed}, err
+	case "hold", "settle", "release", "extend", "get_hold", "holds":
+		return c.hold(ctx, client, opts)
 	case "atomic", "batch":
 		return c.several(ctx, client, opts)
 	case "buffer":
@@ -173,19 +192,31 @@ func (c command) credential() (counter.Credential, error) {
 }
 
 func (c command) add(ctx context.Context, client *counter.Client, opts []counter.Option) (outcome, error) {
-	delta, err := number(c.Delta)
+	one, err := item{c.Counter, c.Delta, c.AtLeast, c.AtMost}.read()
 	if err != nil {
 		return nil, err
 	}
+	opts = append(opts, boundsOf(one)...)
 	if c.Do == "add" {
-		added, err := client.Add(ctx, c.Counter, delta, opts...)
+		added, err := client.Add(ctx, one.Counter, one.Delta, opts...)
 		return outcome{"replayed": added.Replayed}, err
 	}
-	added, err := client.AddAndGet(ctx, c.Counter, delta, opts...)
+	added, err := client.AddAndGet(ctx, one.Counter, one.Delta, opts...)
 	if err != nil {
 		return nil, err
 	}
 	return outcome{"replayed": added.Replayed, "count": added.Count.String()}, nil
+}
+
+func boundsOf(one counter.Item) []counter.Option {
+	var opts []counter.Option
+	if one.AtLeast != nil {
+		opts = append(opts, counter.AtLeast(*one.AtLeast))
+	}
+	if one.AtMost != nil {
+		opts = append(opts, counter.AtMost(*one.AtMost))
+	}
+	return opts
 }
 
 func (c command) several(ctx context.Context, client *counter.Client, opts []counter.Option) (outcome, error) {
@@ -216,13 +247,34 @@ func (c command) several(ctx context.Context, client *counter.Client, opts []cou
 func (c command) items() ([]counter.Item, error) {
 	items := make([]counter.Item, len(c.Items))
 	for i, each := range c.Items {
-		delta, err := number(each.Delta)
+		one, err := each.read()
 		if err != nil {
 			return nil, err
 		}
-		items[i] = counter.Item{Counter: each.Counter, Delta: delta}
+		items[i] = one
 	}
 	return items, nil
+}
+
+func (i item) read() (counter.Item, error) {
+	made := counter.Item{Counter: i.Counter}
+	var err error
+	if made.Delta, err = number(i.Delta); err != nil {
+		return made, err
+	}
+	if made.AtLeast, err = bound(i.AtLeast); err != nil {
+		return made, err
+	}
+	made.AtMost, err = bound(i.AtMost)
+	return made, err
+}
+
+func bound(text *string) (*int64, error) {
+	if text == nil {
+		return nil, nil
+	}
+	value, err := number(*text)
+	return counter.Bound(value), err
 }
 
 func derived(credential counter.Credential, label string) (outcome, error) {
@@ -241,7 +293,7 @@ func shown(credential counter.Credential) outcome {
 	return outcome{"token": credential}
 }
 
-// number reads a delta. One that no int64 holds cannot be given to the client at all.
+// number reads a delta or a bound. One that no int64 holds cannot be given to the client at all.
 func number(text string) (int64, error) {
 	delta, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
@@ -264,7 +316,18 @@ func outcomeOf(err error) outcome {
 	case errors.As(err, &unavailable):
 		return outcome{"outcome": "unknown"}
 	case errors.As(err, &refused):
-		return outcome{"outcome": "refused", "code": refused.Code, "applied": refused.Applied}
+		found := outcome{"outcome": "refused", "code": refused.Code, "applied": refused.Applied}
+		if reached := (*counter.BoundReachedError)(nil); errors.As(err, &reached) {
+			found["counter"], found["count"], found["room"] = reached.Counter, reached.Count.String(), reached.Room.String()
+			found.bounds(reached.AtLeast, reached.AtMost)
+			if reached.Held != nil {
+				found["held"] = reached.Held.String()
+			}
+		}
+		if ended := (*counter.HoldEndedError)(nil); errors.As(err, &ended) && ended.Settled != nil {
+			found["settled"] = fmt.Sprint(*ended.Settled)
+		}
+		return found
 	}
 	must(err)
 	return nil

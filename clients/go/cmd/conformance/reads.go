@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/big"
 	"time"
 
 	"distributed-counter.example/clients/go/counter"
@@ -23,7 +24,13 @@ func (c command) read(ctx context.Context, client *counter.Client) (outcome, err
 		if err != nil {
 			return nil, err
 		}
-		return outcome{"count": count.Count.String(), "accuracy": count.Accuracy}, nil
+		found := outcome{"count": count.Count.String(), "accuracy": count.Accuracy}
+		for name, held := range map[string]*big.Int{"held": count.Held, "held_down": count.HeldDown} {
+			if held.Sign() != 0 {
+				found[name] = held.String()
+			}
+		}
+		return found, nil
 	case "get_many":
 		counts, err := client.GetMany(ctx, c.Counters, opts...)
 		return outcome{"counts": shownCounts(counts)}, err
@@ -112,10 +119,21 @@ func (c command) lookBack(ctx context.Context, client *counter.Client, opts []co
 	events, err := all(ctx, client.Events(c.Counter, span, opts...))
 	found := []outcome{}
 	for _, each := range events {
-		found = append(found, outcome{"event_time": each.Time.Format(timeLayout), "event_id": each.ID,
-			"event_item_key": each.ItemKey, "delta": fmt.Sprint(each.Delta), "clear": each.Clear})
+		found = append(found, eventOf(each))
 	}
 	return outcome{"events": found}, err
+}
+
+func eventOf(event counter.Event) outcome {
+	found := outcome{"event_time": event.Time.Format(timeLayout), "event_id": event.ID,
+		"event_item_key": event.ItemKey, "delta": fmt.Sprint(event.Delta), "clear": event.Clear}
+	found.bounds(event.AtLeast, event.AtMost)
+	if why := event.Refused; why != nil {
+		refused := outcome{"delta": fmt.Sprint(why.Delta), "count": why.Count.String()}
+		refused.bounds(why.AtLeast, why.AtMost)
+		found["refused"] = refused
+	}
+	return found
 }
 
 // moment reads a time. One without an offset cannot be given to the client at all.
