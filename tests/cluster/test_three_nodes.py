@@ -30,7 +30,7 @@ from counter.storage.cassandra.tables import (
 )
 from counter.storage.shared.startup_retry import StartupRetry
 from counter.testing.cases import SETTINGS, WINDOW, atomic, written_atomic
-from counter.types import Event, Mark, Namespace, Slice, Written
+from counter.types import Event, Mark, Namespace, Slice
 from counter.windows import window_of
 from scripts.cluster_nodes import Cluster
 from scripts.cluster_nodetool import nodetool
@@ -258,9 +258,12 @@ async def test_atomic_adds_are_answered_while_a_node_is_silent(
 ) -> None:
     """All are sent before the silent node is known to be down."""
     adds = 20
-    async with opened(options) as store:
+    # A busy machine is slow, and this is no test of time-outs.
+    async with opened(replace(options, read_timeout_us=20 * SECOND)) as store:
         namespace = await namespace_in(store)
         await all_works(store, namespace, 1)
+        patient = replace(namespace.dataset, write_timeout_us=DATASET.write_timeout_us)
+        namespace = replace(namespace, dataset=patient)
         start_us = slice_of_now().start_us
         lists = [
             atomic((f"a{number}", 1), (f"b{number}", 2), at=start_us + number, number=number)
@@ -273,15 +276,9 @@ async def test_atomic_adds_are_answered_while_a_node_is_silent(
             *(written_atomic(store, namespace, events) for events in lists), return_exceptions=True
         )
         refused = [each for each in outcomes if isinstance(each, BaseException)]
-        # On a busy machine a few may time out, as single adds do.
-        assert len(refused) < adds / 2, f"{len(refused)} of {adds}: {refused[0]!r}"
-        answered = [
-            event
-            for events, outcome in zip(lists, outcomes, strict=True)
-            if isinstance(outcome, Written)
-            for event in events
-        ]
-        assert list(await retried(lambda: store.events.find(namespace, answered))) == answered
+        assert not refused, f"{len(refused)} of {adds}: {refused[0]!r}"
+        events = [event for each in lists for event in each]
+        assert list(await retried(lambda: store.events.find(namespace, events))) == events
 
 
 async def test_a_worker_survives_an_outage_of_the_whole_cluster(
