@@ -2,9 +2,9 @@
 
 The ``atom`` of an event has up to three parts: the fingerprint of its item list, if it is part of
 an atomic add; the *terms* of a bounded add, which are its delta and its bounds, or those of a hold
-or its end (:mod:`counter.holds`); and, of an add that was refused, what decided. A refused one has
-terms always, because its event counts 0; an accepted one without bounds has none. The number of
-bytes says which parts there are.
+or its end (:mod:`counter.holds`), which has the token of its hold after them; and, of an add that
+was refused, what decided. A refused one has terms always, because its event counts 0; an accepted
+one without bounds has none. The number of bytes says which parts there are.
 """
 
 from __future__ import annotations

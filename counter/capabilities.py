@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from counter.holds import Ending, Hold, HoldId
+from counter.holds import Ending, Hold, HoldId, Place
 from counter.types import Dataset, DirtyMark, Namespace, Span
 
 
@@ -110,10 +110,10 @@ class HoldStore(Protocol):
         ...
 
     async def open(
-        self, namespace: Namespace, counter: str, after: Hold | None, limit: int
+        self, namespace: Namespace, counter: str, after: Place, limit: int
     ) -> Sequence[Hold]:
-        """Return open holds of a counter by (expiry, token's time, nonce), those after *after*.
-        They include the expired ones that are not ended yet."""
+        """Return open holds of a counter by their places, those after *after*. They include the
+        expired ones that are not ended yet."""
         ...
 
     async def expired(self, limit: int) -> Sequence[tuple[int, str]]:

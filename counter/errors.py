@@ -87,7 +87,7 @@ class InvalidParameterError(
 
 
 class TokenMissingError(
-    BadRequestError, code="token_missing", title="An event-sourced add needs an idempotency token"
+    BadRequestError, code="token_missing", title="An idempotency token is needed"
 ):
     """A token is missing; without one a retry looks like a second add."""
 
@@ -283,7 +283,7 @@ class TokenCancelledError(
 class BoundReachedError(
     CounterError,
     code="bound_reached",
-    title="The add would take the counter past a bound",
+    title="A bound would be passed",
     status=409,
     retry="never",
 ):

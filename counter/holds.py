@@ -32,6 +32,10 @@ HELD: Final = "\x01"
 AFTER_HELD: Final = "\x02"
 #: Expired holds that one transaction ends to make room.
 ENDED_AT_ONCE_MAX: Final = 100
+#: The place of an open hold among those of its counter: its expiry, its token's time and nonce.
+Place = tuple[int, int, bytes]
+#: The place before all.
+FIRST: Final[Place] = (-1, 0, b"")
 #: The item key of the events of an end. No atomic add has so many items, so no client can take
 #: their place, although it can compute their nonce.
 _END_ITEM: Final = 2**31 - 1
@@ -55,6 +59,18 @@ class HoldId(NamedTuple):
 
     counter: str
     token: Token
+
+    def to_bytes(self) -> bytes:
+        """Return the id as bytes."""
+        return _bytes_of(self.token) + self.counter.encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> HoldId:
+        """Return the id that *data* is. Raises ValueError."""
+        if len(data) <= _TOKEN.size:
+            raise ValueError(f"the id of a hold has more than {_TOKEN.size} bytes")
+        time_us, nonce = _TOKEN.unpack_from(data)
+        return cls(data[_TOKEN.size :].decode(), Token(nonce, time_us))
 
 
 class End(NamedTuple):
@@ -114,6 +130,13 @@ def first_event(hold: HoldId) -> Event:
     return Event(hold.counter, time_us, nonce, 1, 0)
 
 
+def hold_in(event: Event) -> HoldId:
+    """Return the hold that *event*, of its counter, begins or ends."""
+    if event.item_key != _END_ITEM:
+        return HoldId(event.counter, Token(event.event_id, event.event_time_us))
+    return HoldId.from_bytes((event.atom or b"")[-_TOKEN.size :] + event.counter.encode())
+
+
 def end_event(hold: HoldId, ended_us: int) -> Event:
     """Return an event with the identity of the one that the end of a hold leaves in its counter."""
     return Event(hold.counter, ended_us, nonce_of_end(hold), _END_ITEM, 0)
@@ -143,20 +166,23 @@ def hold_of(stored: Event, expires_us: int | None, ended: Event | None) -> Hold 
 
 def nonce_of_end(hold: HoldId) -> bytes:
     """Return the nonce of the end of a hold: one, however it ends."""
-    digest = hashlib.blake2b(digest_size=NONCE_BYTES, person=b"counter.end")
-    digest.update(_TOKEN.pack(hold.token.generation_time_us, hold.token.nonce))
-    digest.update(hold.counter.encode())
-    return digest.digest()
+    person, size = b"counter.end", NONCE_BYTES
+    return hashlib.blake2b(hold.to_bytes(), digest_size=size, person=person).digest()
 
 
 def events_of_end(hold: HoldId, amount: int, end: End) -> list[Event]:
-    """Return the events of the *end* of an open hold of *amount*."""
-    return _atomic(
+    """Return the events of the *end* of an open hold of *amount*; that of its counter names it."""
+    first, held = _atomic(
         Token(nonce_of_end(hold), end.time_us),
         (hold.counter, end.amount, terms_of(amount, NO_BOUNDS, KINDS.index(end.how))),
         (held_name(hold.counter, amount), -amount, b""),
         item=_END_ITEM,
     )
+    return [first._replace(atom=(first.atom or b"") + _bytes_of(hold.token)), held]
+
+
+def _bytes_of(token: Token) -> bytes:
+    return _TOKEN.pack(token.generation_time_us, token.nonce)
 
 
 def _atomic(token: Token, *items: tuple[str, int, bytes], item: int = 1) -> list[Event]:

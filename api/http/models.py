@@ -42,7 +42,7 @@ from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict, is_typeddict
 
 from api.http.calendar import CALENDAR, start_of_day
-from api.http.problems import body_error, shown
+from api.http.problems import body_error, said, shown
 from counter import limits
 from counter.clock import parse_rfc3339, to_rfc3339
 from counter.errors import InvalidBodyError, InvalidParameterError
@@ -671,7 +671,7 @@ def read_query(model: type[_Query], query_string: bytes) -> _Query:
         (first, *_) = error.errors(include_url=False)
         name = str(first["loc"][0])
         given = "" if first["type"] == "missing" else f" is {first['input'][:40]!r}"
-        detail = f"query parameter {name}{given}: {first['msg']}"
+        detail = f"query parameter {name}{given}: {said(first)}"
         raise InvalidParameterError(detail, field=name) from error
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -63,7 +63,7 @@ def body_error(error: ValidationError, at: Sequence[int | str] = ()) -> InvalidB
     found = [
         {
             "field": ".".join(shown(str(part)) for part in (*at, *each["loc"])) or "body",
-            "message": each["msg"],
+            "message": said(each),
             "value": shown(each["input"]) if each["type"] != "missing" else None,
         }
         for each in wrong
@@ -73,6 +73,12 @@ def body_error(error: ValidationError, at: Sequence[int | str] = ()) -> InvalidB
     if wrong[0]["type"].endswith("_type") and isinstance(wrong[0]["input"], str):
         value = f" (it is the text {first['value']!r})"
     return InvalidBodyError(f"{first['field']}: {first['message']}{value}", errors=found)
+
+
+def said(problem: Mapping[str, Any]) -> str:
+    """What pydantic says is wrong, as one of our validators raised it if it was one."""
+    message: str = problem["msg"]
+    return message.removeprefix("Value error, ")
 
 
 class ItemProblems:
@@ -96,9 +102,10 @@ class ItemProblems:
 
 
 def shown(value: Any) -> str:
-    """*value* as short text that is safe to send back."""
-    text = value if isinstance(value, str) else repr(value)
+    """*value* as short text that is safe to send back: text as it is, all else as JSON."""
     if isinstance(value, bytes):
-        text = value.decode("utf-8", "replace")
-    text = text.encode("utf-8", "replace").decode()
+        value = value.decode("utf-8", "replace")
+    elif not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, default=repr)
+    text: str = value.encode("utf-8", "replace").decode()
     return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"

@@ -177,6 +177,7 @@ class HoldAndCountAnswer(HoldAnswer):
     count: Int64 = Field(description=_OF_ANY_SIZE)
     held: Int64 = Field(description="What open holds that go the same way reserve together.")
     as_of: TimeOut = Field(description="The instant that both are exact as of.")
+    replayed: bool | SkipJsonSchema[None] = Field(None, description="Of its begin: as of an add.")
 
 
 class HoldsAnswer(Answer):
@@ -199,9 +200,9 @@ class RefusedAdd(Answer):
 class HoldOfEvent(Answer):
     amount: Int64 = Field(description="What the hold reserves, or reserved.")
     state: Literal["begun", "settled", "released", "expired"] = Field(
-        description="Whether the event begins the hold, or how it ends it."
+        description="Begun, or how the event ends it."
     )
-    hold: str | SkipJsonSchema[None] = Field(None, description="Its id, if the event begins it.")
+    hold: str = Field(description="Its id.")
 
 
 class EventAnswer(Answer):

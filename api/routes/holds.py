@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from struct import Struct
-from struct import error as StructError
 from typing import Annotated, Any, Final
 
 from fastapi import Query
@@ -22,14 +20,12 @@ from counter.api_keys import Scope
 from counter.core.holds import Held
 from counter.core.service import CounterService
 from counter.errors import InvalidBodyError, InvalidParameterError
-from counter.holds import Hold, HoldId
-from counter.limits import NONCE_BYTES, TIME_MAX_US
+from counter.holds import FIRST, Hold, HoldId, Place
+from counter.limits import TIME_MAX_US
 from counter.quantities import check_counter_name
-from counter.types import Namespace, Token
+from counter.types import Namespace
 
 _CREATED: Final = 201
-#: The time and the nonce of a hold's token.
-_HOLD_TOKEN: Final = Struct(f">Q{NONCE_BYTES}s")
 _ENDS: Final[Mapping[str, Any]] = {"tag": "holds", "writes": True, "problems": (409, 410)}
 
 
@@ -69,7 +65,7 @@ class HoldRoutes:
             counter = check_counter_name(query.counter)
         except ValueError as error:
             raise InvalidParameterError(f"counter: {error}", field="counter") from error
-        after = None if query.page is None else _place(query.page, counter)
+        after = FIRST if query.page is None else _place(query.page, counter)
         found = await self.service.holds.open(namespace, counter, after, query.limit + 1)
         shown, page = paged(
             found, query.limit, lambda each: [each.expires_us, format_hold(each.id)]
@@ -120,20 +116,17 @@ class HoldRoutes:
 
 def format_hold(hold: HoldId) -> str:
     """Return the id of a hold as text: letters, digits, ``-`` and ``_``."""
-    nonce, time_us = hold.token
-    data = _HOLD_TOKEN.pack(time_us, nonce) + hold.counter.encode()
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+    return base64.urlsafe_b64encode(hold.to_bytes()).decode().rstrip("=")
 
 
 def parse_hold(text: str) -> HoldId:
     """Return the hold that :func:`format_hold` returned *text* for. Raises ValueError."""
     try:
-        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        time_us, nonce = _HOLD_TOKEN.unpack_from(data)
-        hold = HoldId(check_counter_name(data[_HOLD_TOKEN.size :].decode()), Token(nonce, time_us))
-        if time_us <= TIME_MAX_US and format_hold(hold) == text:
+        hold = HoldId.from_bytes(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        check_counter_name(hold.counter)
+        if hold.token.generation_time_us <= TIME_MAX_US and format_hold(hold) == text:
             return hold
-    except (ValueError, StructError):
+    except ValueError:
         # The error below names the text.
         pass
     raise ValueError(
@@ -151,7 +144,7 @@ def _hold_of(call: CallOf) -> HoldId:
     return found
 
 
-def _place(page: str, counter: str) -> Hold:
+def _place(page: str, counter: str) -> Place:
     expires_us, text = parts_of(page, 2)
     try:
         hold = parse_hold(text)
@@ -160,7 +153,8 @@ def _place(page: str, counter: str) -> Hold:
     is_time = type(expires_us) is int and 0 <= expires_us <= TIME_MAX_US
     if not is_time or hold.counter != counter:
         raise unknown_page(page)
-    return Hold(hold, 0, expires_us)
+    nonce, time_us = hold.token
+    return expires_us, time_us, nonce
 
 
 def _members(namespace: Namespace, hold: Hold) -> dict[str, Any]:
@@ -182,11 +176,13 @@ def _members(namespace: Namespace, hold: Hold) -> dict[str, Any]:
 
 
 def _response(namespace: Namespace, held: Held, status: int = 200) -> Response:
-    hold, count = held
+    hold, count, replayed = held
     up, down = count.held
     members = _members(namespace, hold) | {
         "count": count.count,
         "held": down if hold.amount < 0 else up,
         "as_of": count.as_of_us,
     }
+    if replayed is not None:
+        members["replayed"] = replayed
     return Response.json(HoldAndCountAnswer(**members), status)

@@ -56,12 +56,12 @@ from counter.clock import to_rfc3339
 from counter.core.read import Count
 from counter.core.service import CounterService
 from counter.errors import CounterError, InvalidBodyError, InvalidParameterError
-from counter.holds import KINDS, HoldId
+from counter.holds import KINDS, hold_in
 from counter.ports import Clock, Store
 from counter.quantities import check_counter_name, format_duration
 from counter.security.audit_log import AdminLog
 from counter.tokens import format_nonce
-from counter.types import Accuracy, Event, EventPage, Namespace, Span, Token
+from counter.types import Accuracy, Event, EventPage, Namespace, Span
 
 _log = logging.getLogger("counter.api")
 _CSV: Final[Mapping[str, Any]] = {
@@ -416,13 +416,9 @@ def _event(event: Event) -> EventAnswer:
         )
         changed["refused"] = RefusedAdd(delta=delta_in(event.delta, event.atom), **decided)
     if kind := KINDS[kind_in(event.atom)]:
-        is_begun = kind == "hold"
-        amount = delta_of_terms(event.atom)
-        shown: dict[str, Any] = {"amount": amount, "state": "begun" if is_begun else kind}
-        if is_begun and not why:
-            token = Token(event.event_id, event.event_time_us)
-            shown["hold"] = format_hold(HoldId(event.counter, token))
-        changed["hold"] = HoldOfEvent(**shown)
+        state: Any = "begun" if kind == "hold" else kind
+        amount, hold = delta_of_terms(event.atom), format_hold(hold_in(event))
+        changed["hold"] = HoldOfEvent(amount=amount, state=state, hold=hold)
     return EventAnswer(
         event_time=event.event_time_us,
         event_id=format_nonce(event.event_id),

@@ -23,7 +23,7 @@ from counter.errors import (
     NotSupportedError,
     TokenTooOldError,
 )
-from counter.holds import Ending, Hold, HoldId
+from counter.holds import Ending, Hold, HoldId, Place
 from counter.limits import (
     FUTURE_LIMIT_MAX_US,
     HOLD_LIVES_OF_RETENTION,
@@ -43,6 +43,8 @@ class Held(NamedTuple):
 
     hold: Hold
     count: Count  # type: ignore[assignment]  # no caller uses tuple.count()
+    #: Whether the request was a retry of the one that began it; None if unknown, and of its end.
+    replayed: bool | None = None
 
 
 class Wanted(NamedTuple):
@@ -85,12 +87,12 @@ class Holds:
             )
         self._check_lasts(namespace, wanted.lasts_us)
 
-    async def begun(self, namespace: Namespace, hold: HoldId) -> Held:
+    async def begun(self, namespace: Namespace, hold: HoldId, replayed: bool | None) -> Held:
         """Return a hold that was begun, now or before. Raises the error of its end, because who
         asks must not go on with it."""
         found = self._open(hold, await self._find(namespace, hold))
         self.tally["begun"] += 1
-        return await self._shown(namespace, found)
+        return (await self._shown(namespace, found))._replace(replayed=replayed)
 
     async def get(self, namespace: Namespace, hold: HoldId) -> Hold:
         """Return a hold: open, or with its end."""
@@ -131,9 +133,9 @@ class Holds:
         return found
 
     async def open(
-        self, namespace: Namespace, counter: str, after: Hold | None, limit: int
+        self, namespace: Namespace, counter: str, after: Place, limit: int
     ) -> Sequence[Hold]:
-        """Return open holds of a counter, those that expire first, *after* one."""
+        """Return open holds of a counter, those that expire first, *after* a place."""
         return await self.store(namespace).open(namespace, counter, after, limit)
 
     def store(self, namespace: Namespace) -> HoldStore:

@@ -395,9 +395,10 @@ class CounterService:
             holds.append(HoldId(counter, token))
             return events_of_hold(holds[-1], *wanted)
 
+        of = (namespace, "hold", counter, credential, allowance)
         with self.tally.recording_failures():
-            await self._with_token(namespace, "hold", counter, credential, allowance, events_of)
-        return await self.holds.begun(namespace, holds[-1])
+            added = await self._with_token(*of, events_of)
+        return await self.holds.begun(namespace, holds[-1], added[0].replayed)
 
     async def cancel_hold(
         self,
@@ -418,10 +419,8 @@ class CounterService:
     async def add_keyed(
         self, namespace: Namespace, lists: Sequence[Keyed], allowance: Allowance = UNLIMITED
     ) -> list[list[Added] | CounterError]:
-        """Do an atomic add for each list; return an outcome for each.
-
-        The caller holds the adds in :attr:`one_by_one` meanwhile.
-        """
+        """Do an atomic add for each list; return an outcome for each. The caller holds the adds in
+        :attr:`one_by_one` meanwhile."""
         if refusal := self._refused(allowance.reserve, len(lists)):
             return [refusal] * len(lists)
         return await self._each_keyed(self.add_atomic, namespace, lists, BatchAllowance(allowance))

@@ -23,7 +23,7 @@ from counter.errors import (
     TokenConflictError,
     TokenTooOldError,
 )
-from counter.holds import ENDED_AT_ONCE_MAX, Hold, HoldId, nonce_of_end
+from counter.holds import ENDED_AT_ONCE_MAX, FIRST, Hold, HoldId, nonce_of_end
 from counter.limits import HOLD_LIVES_OF_RETENTION, INT64_MAX, INT64_MIN, MINUTE, SECOND
 from counter.testing.cases import DATASET, StoreCases, nonce
 from counter.testing.clock import FakeClock
@@ -93,7 +93,7 @@ class Holder:
         return (found.count, *found.held)
 
     async def open(self, counter: str = "c") -> list[HoldId]:
-        found = await self.api.holds.open(self.namespace, counter, None, 1_000)
+        found = await self.api.holds.open(self.namespace, counter, FIRST, 1_000)
         return [each.id for each in found]
 
 
@@ -127,9 +127,9 @@ class ServiceHoldCases(Processes, StoreCases):
         events are kept."""
         one, other = holders
         token = next(tokens)
-        hold, shown = await one.hold(50, token)
-        assert (hold.expires_us, shown.held) == (clock.now_us() + LASTS, (50, 0))
-        assert (await other.hold(50, token)).hold == hold
+        hold, shown, replayed = await one.hold(50, token)
+        assert (hold.expires_us, shown.held, replayed) == (clock.now_us() + LASTS, (50, 0), False)
+        assert (await other.hold(50, token))._replace(count=shown) == (hold, shown, True)
         over = (await other.hold(9, next(tokens))).hold.id
         assert await other.open() == [hold.id, over]
         assert (await other.settle(hold.id, 37)).count.count == 37

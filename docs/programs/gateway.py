@@ -24,8 +24,8 @@ from counter_client import (
     HoldExpiredError,
     HoldReleasedError,
     HoldSettledError,
-    Key,
     Options,
+    Token,
 )
 
 BUDGET = int(os.environ.get("BUDGET", "100000"))
@@ -85,7 +85,7 @@ class Holds:
     @asynccontextmanager
     async def hold(self, team: str, call: str, most: int) -> AsyncIterator[Hold]:
         """Hold *most*. A call that is sent again has the same key, and gets the same hold."""
-        key = Key.of(f"{team}/{call}")
+        key = Token.from_key(f"{team}/{call}")
         try:
             async with self._client.hold(
                 team, most, expires_in=f"{HOLD_S}s", at_most=BUDGET, token=key
@@ -99,7 +99,7 @@ class Holds:
         try:
             await self._client.settle_hold(hold, cost)
         except (HoldReleasedError, HoldExpiredError):
-            await self._client.add(team, cost, token=Key.of(hold))
+            await self._client.add(team, cost, token=Token.from_key(hold))
             return True
         return False
 

@@ -305,4 +305,5 @@ async def main() -> None:
                 await report(Run(ledger, given.calls, given.seed))
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -24,7 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from counter_client import AsyncCounterClient, BoundReachedError, Key, Options
+from counter_client import AsyncCounterClient, BoundReachedError, Options, Token
 
 SCRIPT = """
     local count = tonumber(redis.call('GET', KEYS[1])) + tonumber(ARGV[1])
@@ -133,7 +133,7 @@ class Bounded:
 
         async def add(amount: int, ident: str) -> bool:
             try:
-                await client.add("count", amount, **self.bounds, token=Key.of(ident))
+                await client.add("count", amount, **self.bounds, token=Token.from_key(ident))
             except BoundReachedError:
                 return False
             return True

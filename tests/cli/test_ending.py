@@ -42,7 +42,7 @@ class Load:
         while True:
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, ConnectionResetError):
                 return
             try:
                 while await self._add(reader, writer):

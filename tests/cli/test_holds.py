@@ -67,12 +67,12 @@ def test_the_events_of_holds_say_what_they_are(shell: Shell, name: str) -> None:
     [end] = [x for x in shell.documents("events", name) if x["hold"]["state"] == "settled"]
     token = f"{end['event_id']}@{end['event_time']}"
     said = shell.said("token", "resolve", token, name)
-    assert said == f"settled: {name} +4, by the end of a hold of +5"
+    assert said == f"settled: {name} +4, by the end of a hold of +5, {hold}"
     marks = re.findall(r"@\S+Z  (.*)$", shell.said("events", name), re.MULTILINE)
     assert sorted(marks) == ["hold +3  refused +3", "hold +5", "settled +5"]
     shown = [each["hold"] for each in shell.documents("events", name)]
     assert {"amount": 5, "state": "begun", "id": hold} in shown
-    assert {"amount": 5, "state": "settled"} in shown
+    assert {"amount": 5, "state": "settled", "id": hold} in shown
 
 
 def test_an_export_has_what_was_settled(shell: Shell, name: str, tmp_path: Path) -> None:

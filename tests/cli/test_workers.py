@@ -218,7 +218,8 @@ async def listens(port: int) -> bool:
     """Whether anybody does at *port*."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):
+        # Reset: it was closed before it accepted this connection.
         return False
     writer.close()
     return True

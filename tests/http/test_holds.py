@@ -91,8 +91,9 @@ async def test_a_hold_is_settled(holder: Holder, app: App) -> None:
     expires_at = rfc3339(app.clock.now_us() + 15 * MINUTE)
     is_open = {**hold, "state": "open", "expires_at": expires_at}
     as_of = rfc3339(app.clock.now_us())
-    assert began == {**is_open, "count": 0, "held": 50, "as_of": as_of}
-    assert answered(await holder.hold(50, "15m", **body), 201) == began
+    sums = {"count": 0, "held": 50, "as_of": as_of}
+    assert began == {**is_open, **sums, "replayed": False}
+    assert answered(await holder.hold(50, "15m", **body), 201) == {**began, "replayed": True}
     path = f"{HOLDS}/{began['hold']}"
     assert answered(await holder.http.get(path)) == is_open
     assert await holder.open() == {"holds": [is_open], "next_page": None}
@@ -436,7 +437,9 @@ async def test_the_event_log_shows_holds(holder: Holder, app: App) -> None:
     for amount in (50, -7, 9):
         paths.append(await holder.held(amount, at_most=100))
         app.clock.advance(SECOND)
-    await holder.hold(101, at_most=100)
+    ids = [each.rpartition("/")[2] for each in paths]
+    refused = fresh(app.clock.now_us())
+    await holder.hold(101, at_most=100, idempotency_token=on_wire(refused))
     app.clock.advance(SECOND)
     await holder.settle(paths[0], 37)
     app.clock.advance(SECOND)
@@ -450,19 +453,19 @@ async def test_the_event_log_shows_holds(holder: Holder, app: App) -> None:
             {
                 "delta": 0,
                 "at_most": 100,
-                "hold": {"amount": amount, "state": "begun", "hold": path.rpartition("/")[2]},
+                "hold": {"amount": amount, "state": "begun", "hold": hold},
             }
-            for amount, path in zip((50, -7, 9), paths, strict=True)
+            for amount, hold in zip((50, -7, 9), ids, strict=True)
         ),
         {
             "delta": 0,
             "at_most": 100,
             "refused": {"delta": 101, "at_most": 100, "count": 0, "held": 59},
-            "hold": {"amount": 101, "state": "begun"},
+            "hold": {"amount": 101, "state": "begun", "hold": format_hold(HoldId("c", refused))},
         },
-        {"delta": 37, "hold": {"amount": 50, "state": "settled"}},
-        {"delta": 0, "hold": {"amount": -7, "state": "released"}},
-        {"delta": 0, "hold": {"amount": 9, "state": "expired"}},
+        {"delta": 37, "hold": {"amount": 50, "state": "settled", "hold": ids[0]}},
+        {"delta": 0, "hold": {"amount": -7, "state": "released", "hold": ids[1]}},
+        {"delta": 0, "hold": {"amount": 9, "state": "expired", "hold": ids[2]}},
     ]
 
 

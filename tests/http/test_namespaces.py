@@ -1,5 +1,6 @@
 """Namespaces: made, read, changed under a version, and gone with all they held."""
 
+import json
 from typing import Any
 
 import httpx
@@ -240,7 +241,8 @@ async def test_a_deleted_one_stays_deleted_after_a_restart(app: App) -> None:
 )
 async def test_a_setting_out_of_bounds_is_named(other: Rest, name: str, value: Any) -> None:
     answer = await other.http.put(other.path(), json={"counter_type": "ACCURATE", name: value})
-    assert_problem(answer, "invalid_body", name, str(value))
+    shown = value if isinstance(value, str) else json.dumps(value)
+    assert_problem(answer, "invalid_body", name, shown)
     assert (await other.http.get(other.path())).status_code == 404
 
 

@@ -13,6 +13,7 @@ from counter.clock import SystemClock
 from counter.errors import StoreUnavailableError, UnavailableError, WriteTimeoutError
 from counter.holds import (
     ENDED_AT_ONCE_MAX,
+    FIRST,
     End,
     Ending,
     HoldId,
@@ -152,7 +153,7 @@ async def test_each_hold_ends_once(world: World, holders: tuple[Holder, Holder],
             assert stored is not None
             assert found <= {stored.end}, (seed, hold, found, stored)
             past += stored.end is not None and stored.end.how is Ending.EXPIRED
-        left = await holders[0].holds.open(world.namespace, name, None, 100)
+        left = await holders[0].holds.open(world.namespace, name, FIRST, 100)
         settled = [await holders[0].end(hold, Ending.EXPIRED) for hold in held]
         counted = sum(each.amount for each in settled if each is not None)
         counted += sum(each.delta for each, out in zip(adds, appended, strict=True)

@@ -8,7 +8,7 @@ import pytest
 
 from counter.bounds import Bounds
 from counter.errors import StartupError, StoreUnavailableError
-from counter.holds import Ending, HoldId, events_of_hold
+from counter.holds import FIRST, Ending, HoldId, events_of_hold
 from counter.limits import MINUTE, SECOND
 from counter.storage.postgresql.database import PostgresqlDatabase, PostgresqlOptions
 from counter.storage.postgresql.fence import pass_fence
@@ -86,7 +86,7 @@ async def _use_holds(store: PostgresqlStore, namespace: Namespace) -> None:
         decision = Decision(Outcome.CANCELLED_VOID, fingerprint(events))
         assert (await store.decisions.cancel(namespace, events, decision)).outcome.is_cancelled
     await holds.extend(namespace, extended, 2 * MINUTE, NOW + MINUTE)
-    assert [each.id for each in await holds.open(namespace, "h", None, 9)] == [extended]
+    assert [each.id for each in await holds.open(namespace, "h", FIRST, 9)] == [extended]
     assert await holds.expire(namespace, "h") == 0
     assert await holds.expired(9) == []
 

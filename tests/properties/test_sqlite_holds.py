@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from counter.bounds import Bounds, Refusal, refusal_in
 from counter.errors import UnavailableError
 from counter.holds import (
+    FIRST,
     End,
     Ending,
     Hold,
@@ -358,7 +359,7 @@ class HoldWorld(World):
                 in_order = sorted(
                     expected, key=lambda x: (x.expires_us, x.id.token[1], x.id.token[0])
                 )
-                assert await holds.open(namespace, name, None, 1_000) == in_order
+                assert await holds.open(namespace, name, FIRST, 1_000) == in_order
         for (place, hold), expected_one in self.model.holds.items():
             assert await holds.find(self.namespaces[place], hold) == expected_one
 

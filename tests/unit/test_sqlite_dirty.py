@@ -93,7 +93,7 @@ async def test_sums_come_in_passes_and_parts(tmp_path: Path) -> None:
         "event_rows._SUMS_AT_ONCE": 4,
         "event_rows._SUMS_IN_PART": 2,
         "rollups._FOLDED_AT_ONCE": 5,
-        "rollups._LOOKED_UP_AT_ONCE": 3,
+        "event_rows._LOOKED_UP_AT_ONCE": 3,
     }
     with ExitStack() as stack:
         for name, size in sizes.items():
@@ -185,7 +185,7 @@ async def test_a_page_that_fails_is_read_again(tmp_path: Path) -> None:
 
         _, rest = await page()
         broken = patch(
-            "counter.storage.sqlite.rollups.counter_ids", side_effect=sqlite3.OperationalError
+            "counter.storage.sqlite.event_rows.counter_ids", side_effect=sqlite3.OperationalError
         )
         unknown = patch.object(store.database.ids, "of", return_value={})
         with broken, unknown, pytest.raises(StoreUnavailableError):

@@ -84,6 +84,7 @@ export function dialog(title, parts, action, submit, dismiss = "Cancel") {
       button.disabled = false;
     }
   });
+  form.addEventListener("input", () => { wrong.textContent = ""; });
   const opener = document.activeElement;
   box.addEventListener("close", () => {
     box.remove();

@@ -127,13 +127,12 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class HoldEvent:
-    """What an event does to a hold of *amount*."""
+    """What an event does to a hold of *amount*, which may be refused."""
 
     amount: int
     #: ``begun``, or how the event ends the hold: ``settled``, ``released`` or ``expired``.
     state: str
-    #: Of an event that begins the hold, and was not refused.
-    id: str | None = None
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +369,7 @@ def event_of(body: Mapping[str, Any]) -> Event:
 
 def _hold_event_of(body: Mapping[str, Any]) -> HoldEvent:
     state = member(body, "state", str)
-    return HoldEvent(member(body, "amount", int), state, _optional(body, "hold", str, None))
+    return HoldEvent(member(body, "amount", int), state, member(body, "hold", str))
 
 
 def _refused_of(body: Mapping[str, Any]) -> Mapping[str, int]:

@@ -259,7 +259,7 @@ def _document(event: Event) -> dict[str, object]:
     if event.refused is not None:
         what["refused"] = event.refused
     if event.hold is not None:
-        what["hold"] = {name: each for name, each in asdict(event.hold).items() if each is not None}
+        what["hold"] = asdict(event.hold)
     return {**body, **what, "token": token_of(event)}
 
 

@@ -144,9 +144,9 @@ def _report_found(name: str, found: list[Event], *, json: bool) -> None:
     if hold := found[0].hold:
         body = {"applied": True, "counter": name, "hold": hold.id, "amount": hold.amount}
         text = f"held: {name} {signed(hold.amount)}, by {hold.id}"
-        if hold.id is None:
-            settled = signed(found[0].delta)
-            text = f"{hold.state}: {name} {settled}, by the end of a hold of {signed(hold.amount)}"
+        if hold.state != "begun":
+            settled, held = signed(found[0].delta), signed(hold.amount)
+            text = f"{hold.state}: {name} {settled}, by the end of a hold of {held}, {hold.id}"
         print_answer(text, body, json=json)
         return
     is_clear = found[0].clear

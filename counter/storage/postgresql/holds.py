@@ -13,6 +13,7 @@ from counter.holds import (
     Ending,
     Hold,
     HoldId,
+    Place,
     end_event,
     events_of_end,
     first_event,
@@ -127,13 +128,9 @@ class PostgresqlHolds:
             return await self._changed(namespace, found, row, None)
 
     async def open(
-        self, namespace: Namespace, counter: str, after: Hold | None, limit: int
+        self, namespace: Namespace, counter: str, after: Place, limit: int
     ) -> Sequence[Hold]:
-        place: tuple[int, int, bytes] = (-1, 0, b"")
-        if after is not None:
-            nonce, time_us = after.id.token
-            place = (after.expires_us or 0, time_us, nonce)
-        rows = await self._database.rows(_OPEN, namespace.id, counter, *place, limit)
+        rows = await self._database.rows(_OPEN, namespace.id, counter, *after, limit)
         return [
             Hold(HoldId(counter, Token(nonce, time_us)), amount, expires_us)
             for nonce, time_us, amount, expires_us in rows

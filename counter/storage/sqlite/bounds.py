@@ -21,6 +21,7 @@ from counter.holds import (
     Ending,
     Hold,
     HoldId,
+    Place,
     end_event,
     events_of_end,
     first_event,
@@ -465,15 +466,11 @@ class SqliteHolds:
         return await self._db.write(change)
 
     async def open(
-        self, namespace: Namespace, counter: str, after: Hold | None, limit: int
+        self, namespace: Namespace, counter: str, after: Place, limit: int
     ) -> Sequence[Hold]:
-        place = (-1, 0, b"")
-        if after is not None:
-            place = (after.expires_us or 0, after.id.token[1], after.id.token[0])
-
         def query(connection: sqlite3.Connection) -> list[Hold]:
             return _select_holds(
-                connection, namespace, counter, "(expires, time, nonce) > (?, ?, ?)", place, limit
+                connection, namespace, counter, "(expires, time, nonce) > (?, ?, ?)", after, limit
             )
 
         return await self._db.read(query)

@@ -21,6 +21,8 @@ NO_FOLD: Final = Fold(False, 0)
 #: Counters whose sums one pass over a span returns, and how many of them in one text.
 _SUMS_AT_ONCE: Final = 100_000
 _SUMS_IN_PART: Final = 300
+#: Names that one statement looks up.
+_LOOKED_UP_AT_ONCE: Final = 1_000
 COUNTERS_OF: Final = (
     " FROM json_each(?) j CROSS JOIN counters c ON c.namespace = ? AND c.name = j.value"
 )
@@ -74,7 +76,10 @@ def known_ids(
     found = {name: known.get(name) for name in names}
     missing = [name for name, counter_id in found.items() if counter_id is None]
     ids = {name: counter_id for name, counter_id in found.items() if counter_id is not None}
-    return ids | counter_ids(connection, namespace_id, missing) if missing else ids
+    for at in range(0, len(missing), _LOOKED_UP_AT_ONCE):
+        part = missing[at : at + _LOOKED_UP_AT_ONCE]
+        ids |= counter_ids(connection, namespace_id, part)
+    return ids
 
 
 def counter_names(

@@ -28,6 +28,7 @@ from counter.storage.sqlite.event_rows import (
     counter_names,
     first_event,
     fold_rows_of,
+    known_ids,
     make_counters,
     sums_between,
 )
@@ -58,8 +59,6 @@ from counter.types import (
 from counter.windows import shard_of, slice_of, window_of
 
 _log = logging.getLogger("counter.sqlite")
-#: Names or ids of counters that one statement looks up.
-_LOOKED_UP_AT_ONCE: Final = 1_000
 #: Counters of the live tail whose sums one pass over a window reads.
 _FOLDED_AT_ONCE: Final = 100_000
 #: Rows that a batch moves at least: with as many as it writes, those of a burst would stay long.
@@ -203,17 +202,8 @@ class SqliteRollups:
         ours = [name for name in held.get(window_us, ()) if shard_of(name, shards) == shard]
         if not ours:
             return
-        known = self._db.ids.of(namespace.id)
-        # Each name is looked up once, because the writer adds and removes names at the same time.
-        found, unknown = dict[int, str](), list[str]()
-        for name in ours:
-            if (counter_id := known.get(name)) is None:
-                unknown.append(name)
-            else:
-                found[counter_id] = name
-        for at in range(0, len(unknown), _LOOKED_UP_AT_ONCE):
-            ids = counter_ids(connection, namespace.id, unknown[at : at + _LOOKED_UP_AT_ONCE])
-            found.update((counter_id, name) for name, counter_id in ids.items())
+        ids = known_ids(self._db, connection, namespace.id, ours)
+        found = {counter_id: name for name, counter_id in ids.items()}
         table, last_us = self.place(namespace, window_us)
         # By id: counters that were made together share pages.
         in_order = sorted(found)
