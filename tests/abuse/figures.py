@@ -28,8 +28,12 @@ RESIDENT_MIB_MAX = 200
 HEALTHZ_MS_MAX = 250
 _EVERY_S = 0.05
 _PATIENCE_S = 60.0
-#: As a service has them: a token is not too old because the machine is slow.
-_WINDOWS: Mapping[str, str] = {"rollup_window": "10s", "accept_limit": "5s", "write_timeout": "2s"}
+#: Long: a token is not too old, and an add is not given up, because the machine is slow.
+_WINDOWS: Mapping[str, str] = {
+    "rollup_window": "10s",
+    "accept_limit": "1m",
+    "write_timeout": "20s",
+}
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
 #: Attacks the service on a port; runs in a process of its own.

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
@@ -136,6 +137,12 @@ def served(home: Path, *scopes: Scope, **more: str) -> Iterator[tuple[str, list[
         yield server.url, keys
     finally:
         server.clean_up()
+
+
+def client_of(service: str) -> httpx.Client:
+    """A client beside the page: the machine may be busy with a browser."""
+    url = f"{service}/v1/namespaces"
+    return httpx.Client(base_url=url, timeout=100, trust_env=False, verify=False)
 
 
 async def new_key(data: Path, scope: Scope) -> str:

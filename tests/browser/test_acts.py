@@ -8,13 +8,14 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from tests.browser.conftest import client_of
 from tests.browser.visits import Visits
 
 
 @pytest.fixture
 def http(service: str) -> Iterator[httpx.Client]:
     """A client beside the page."""
-    with httpx.Client(base_url=f"{service}/v1/namespaces", trust_env=False, verify=False) as client:
+    with client_of(service) as client:
         yield client
 
 
@@ -217,7 +218,7 @@ def test_a_history_is_saved_as_csv(visit: Visits, service: str, http: httpx.Clie
     assert http.post("/default/counters/csv/add", json={"delta": 7}, headers=key).is_success
     with visit(service) as at:
         page = at.go("ns/default/c/csv")
-        expect(page.locator("figcaption").last).to_contain_text("Total: 7", timeout=30_000)
+        expect(page.locator("figcaption").last).to_contain_text("Total: 7")
         with page.expect_download() as saved:
             page.locator("#act-csv").click()
         assert saved.value.suggested_filename == "csv.csv"
@@ -270,7 +271,9 @@ def test_an_act_that_the_key_does_not_allow_names_the_scope(
         page.keyboard.press("Enter")
         make = {"Authorization": f"Bearer {guarded[1][0]}"}
         body = {"counter_type": "ACCURATE"}
-        made = httpx.put(f"{url}/v1/namespaces/lab", json=body, headers=make, trust_env=False)
+        made = httpx.put(
+            f"{url}/v1/namespaces/lab", json=body, headers=make, timeout=100, trust_env=False
+        )
         assert made.status_code in (200, 201)
         page.reload()
         page.get_by_label("Key", exact=True).fill(writer)

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
+from tests.browser.conftest import client_of
 from tests.browser.visits import Visits
 
 PLACE = "/default/counters"
@@ -15,7 +16,7 @@ PLACE = "/default/counters"
 @pytest.fixture
 def http(service: str) -> Iterator[httpx.Client]:
     """A client beside the page."""
-    with httpx.Client(base_url=f"{service}/v1/namespaces", trust_env=False, verify=False) as client:
+    with client_of(service) as client:
         yield client
 
 
@@ -104,7 +105,7 @@ def test_holds_are_listed_by_their_expiry_with_the_time_of_their_begin(
 ) -> None:
     """And a page's length of them, whatever their number; each id can be copied."""
     path = f"{PLACE}/held-many"
-    ids = {each: hold(http, path, each, f"{60 + 5 * each}s") for each in (3, 1, 2)}
+    ids = {each: hold(http, path, each, f"{240 + 5 * each}s") for each in (3, 1, 2)}
     with visit(service, permissions=["clipboard-read", "clipboard-write"]) as at:
         page = at.go("ns/default/c/held-many")
         rows = page.get_by_role("region", name="Open holds").locator("tbody tr")

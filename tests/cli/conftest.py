@@ -22,7 +22,11 @@ def soon_rolled_up(service: Service) -> str:
     """A namespace with windows that are rolled up within seconds: its accept limit is short."""
     settings = {"counter_type": "ACCURATE", "accept_limit": "3s"}
     answer = httpx.put(
-        f"{service.url}/v1/namespaces/soon", json=settings, trust_env=False, verify=False
+        f"{service.url}/v1/namespaces/soon",
+        json=settings,
+        timeout=100,
+        trust_env=False,
+        verify=False,
     )
     assert answer.status_code == 201, answer.text
     return "soon"

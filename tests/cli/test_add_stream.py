@@ -72,7 +72,7 @@ def test_lines_that_are_merged_are_refused_together(shell: Shell, name: str) -> 
 def test_a_bounded_line_without_an_answer_is_printed_as_a_command(shell: Shell, name: str) -> None:
     with answers_lost():
         lines = f"{name}\t3\tat_most=3\n{name}\t1\n"
-        assert stream(shell, lines, "--timeout", "500ms") == (4, "")
+        assert stream(shell, lines, "--timeout", "2s") == (4, "")
     [command] = printed_commands(shell)
     assert "counter: 1 line was read; what is not named here is counted" in shell.err
     assert shell.said(*command[1:]).endswith("was counted before, and is not again")
@@ -123,7 +123,7 @@ def test_a_service_that_does_not_answer_ends_it_at_the_first_line(
 ) -> None:
     """It is not counted, and printed, so that it can be added later."""
     left = f"{name}\t3\n"
-    assert stream(shell, f"{left}unread\n", *words, "--timeout", "500ms") == (4, left)
+    assert stream(shell, f"{left}unread\n", *words, "--timeout", "2s") == (4, left)
     assert why in shell.err
     assert printed_commands(shell) == []
     assert "counter: 1 line was read; what is not named here is counted" in shell.err
@@ -137,7 +137,7 @@ def printed_commands(shell: Shell) -> list[list[str]]:
 
 def test_unknown_outcomes_are_printed_as_commands(shell: Shell, name: str) -> None:
     with answers_lost():
-        assert stream(shell, f"{name}\t3\n", "--timeout", "500ms") == (4, "")
+        assert stream(shell, f"{name}\t3\n", "--timeout", "2s") == (4, "")
     [command] = printed_commands(shell)
     assert shell.said(*command[1:]).endswith("was counted before, and is not again")
     assert shell.said("get", name) == "3"

@@ -84,7 +84,9 @@ async def test_accepted_requests_are_answered_and_counted(tmp_path: Path) -> Non
 
         await eventually(lambda: more_than(100), "adds are acknowledged")
         server.terminate()
-        async with httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False) as http:
+        async with httpx.AsyncClient(
+            base_url=server.url, timeout=100, trust_env=False, verify=False
+        ) as http:
 
             async def is_leaving() -> httpx.Response | None:
                 answer = await http.get("/readyz")

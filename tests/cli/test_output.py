@@ -175,7 +175,7 @@ def test_an_outcome_that_cannot_be_printed_keeps_its_exit_code(
             patch("sys.stdout", full),
             patch.object(CounterClient, "namespace", lambda _: accurate),
         ):
-            assert shell.run(*words, "--timeout", "1s")[0] == code
+            assert shell.run(*words, "--timeout", "3s")[0] == code
     assert "standard output: No space left on device" in shell.err
 
 

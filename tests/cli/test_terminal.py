@@ -3,6 +3,7 @@
 import json
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counter.cli.terminal import print_out, printable, remark, table
+from counter_client import Options
 from tests.cli.shell import Shell
 from tests.client.stranger import http, stranger
 
@@ -52,6 +54,15 @@ def test_output_is_escaped(say: Callable[[str], None], capsys: pytest.CaptureFix
     assert "\\u001b[2J" in out + err
 
 
+@pytest.fixture
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry may be cut off by the time limit: then a command reports that it had no answer."""
+    monkeypatch.setattr(
+        "counter.cli.client.Options", partial(Options, retries_at_once=0, retries_per_s=0)
+    )
+
+
+@pytest.mark.usefixtures("one_attempt")
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
@@ -76,7 +87,7 @@ def test_every_command_escapes_what_a_service_sends(
     answer = http(status, json.dumps(body).encode(), "Location: https://x/\x1b[2J")
     with stranger(answer) as other:
         monkeypatch.setenv("COUNTER_URL", other.url)
-        _, out = shell.run(*words, "--timeout", "1s")
+        _, out = shell.run(*words, "--timeout", "20s")
     assert is_harmless(out + shell.err)
     assert "x1b" in out + shell.err or "u001b" in out + shell.err
 
@@ -85,6 +96,7 @@ def test_every_command_escapes_what_a_service_sends(
 FORGED = "no\nc: 1 added\r\n\u2028\x85\x0band so on"
 
 
+@pytest.mark.usefixtures("one_attempt")
 @pytest.mark.parametrize("code", ["token_conflict", "scope_insufficient", "counter_missing"])
 @pytest.mark.parametrize(
     ("status", "words"),
@@ -107,7 +119,7 @@ def test_a_problem_cannot_look_like_lines_of_the_command(
     answer = http(status, json.dumps(body | {"warnings": [FORGED]}).encode())
     with stranger(answer) as other:
         monkeypatch.setenv("COUNTER_URL", other.url)
-        _, out = shell.run(*words, "--timeout", "1s")
+        _, out = shell.run(*words, "--timeout", "20s")
     lines = [line for line in (out + shell.err).split("\n") if "added" in line or "so on" in line]
     assert lines
     assert not [each for each in lines if each.startswith(("counter: c: 1", "counter: and so on"))]

@@ -270,8 +270,8 @@ def test_adds_left_in_a_buffer_are_sent_at_exit(service: Service) -> None:
     """Regression: it was lost without an error."""
     name = f"left-{uuid4()}"
     script = """
-for url in sys.argv[1:3]:
-    client = CounterClient(url, options=Options(trust_env=False, deadline_s=0.2))
+for url, deadline_s in ((sys.argv[1], 60.0), (sys.argv[2], 0.2)):
+    client = CounterClient(url, options=Options(trust_env=False, deadline_s=deadline_s))
     client.buffer(max_delay=60).add(sys.argv[3])
 """
     errors = ("a buffer was left open until the program ended", NOWHERE)

@@ -3,7 +3,7 @@ a collector that speaks OTLP over HTTP."""
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -33,7 +33,7 @@ def service(
 ) -> Iterator[Server]:
     """A service that sends its traces, soon."""
     place = tmp_path_factory.mktemp("service")
-    server = Server(place / "data", place / "logs", {"traces": "otlp"})
+    server = Server(place / "data", place / "logs", {"traces": "otlp", "accept_limit": "5s"})
     with pytest.MonkeyPatch.context() as patch:
         collector.send_here(patch)
         asyncio.run(server.start())
@@ -54,7 +54,7 @@ class Program:
 
     @property
     def options(self) -> Options:
-        return Options(trust_env=False, deadline_s=1.0, before_attempt=traced_by(self.provider))
+        return Options(trust_env=False, before_attempt=traced_by(self.provider))
 
     def spans(self, name: str) -> list[ReadableSpan]:
         return [each for each in self.exporter.get_finished_spans() if each.name == name]
@@ -115,7 +115,8 @@ async def test_the_rollup_sends_its_batches(service: Server, collector: Collecto
 
 
 def test_an_attempt_without_a_response_is_an_error(program: Program) -> None:
-    client = CounterClient("http://127.0.0.1:9", options=program.options)
+    hasty = replace(program.options, deadline_s=1.0)
+    client = CounterClient("http://127.0.0.1:9", options=hasty)
     with client, pytest.raises(UnreachableError):
         client.get("c")
     first, *more = program.spans("GET get")

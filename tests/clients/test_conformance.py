@@ -305,7 +305,8 @@ def test_a_buffer_reports_what_it_could_not_send_in_time(
     name = f"buffer-{uuid4().hex[:8]}"
     items = [{"counter": f"{name}-{at % 4}", "delta": "3"} for at in range(12)]
     with misbehaving(service.url, 1, SLOW_S, [lost_before, lost_after]) as proxy:
-        short = HASTY | {"timeout": "300ms"}
+        # Time for an attempt on a busy machine: without one an add would be unsent.
+        short = HASTY | {"timeout": "3s"}
         [end] = run(program, proxy.url, [{"do": "buffer", "items": items}], **short)
     failed = {each["counter"]: each for each in end["failed"]}
     names = {each["counter"] for each in items}
@@ -439,7 +440,8 @@ def test_bounds_hold_through_any_fault(program: list[str], service: Server) -> N
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     counter = f"bounds-{uuid4().hex[:8]}"
-    adds, cancels = zip(*bounded(counter, 36), strict=True)
+    # Those under keys alone are more than there is room for: on a busy machine tokens are too old.
+    adds, cancels = zip(*bounded(counter, 48), strict=True)
     item = {"counter": counter, "delta": "3", "at_most": "60"}
     # An answer to another add would be taken for its own: all look alike.
     deck = [each for each in DECK if each not in MIXING]
@@ -616,7 +618,9 @@ def test_reads_are_right_through_any_fault(
     asked = [x for x in reads(name, sums) * 4 if (x[0]["do"] in UNNAMED) == unnamed]
     deck = [each for each in DECK if not unnamed or each not in MIXING]
     with misbehaving(quiet.url, seed, SLOW_S, deck) as proxy:
-        found = run(program, proxy.url, [command for command, _ in asked], **HASTY)
+        # A busy service answers fewer of the first attempts: most calls need several.
+        patient = HASTY | {"timeout": "60s"}
+        found = run(program, proxy.url, [command for command, _ in asked], **patient)
     ends = Counter(each["outcome"] for each in found)
     print(f"{sum(proxy.dealt.values())} requests; {dict(ends)}")
     for (command, members), end in zip(asked, found, strict=True):

@@ -34,7 +34,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def work(service: str, tmp_path: Path) -> Path:
     """A folder with the document of the service."""
-    (tmp_path / "openapi.json").write_bytes(httpx.get(f"{service}/openapi.json").content)
+    document = httpx.get(f"{service}/openapi.json", timeout=100)
+    (tmp_path / "openapi.json").write_bytes(document.content)
     return tmp_path
 
 

@@ -53,7 +53,8 @@ def test_its_events_count_once_over_a_connection_that_loses_replies(tmp_path: Pa
     batches = [sent[at : at + BATCH] for at in range(0, len(sent), BATCH)]
     with served(tmp_path) as server, misbehaving(server.url, seed, 0.6) as proxy:
         path = "/v1/namespaces/default"
-        httpx.put(f"{server.url}{path}", json={"event_rules": RULES}).raise_for_status()
+        rules = {"event_rules": RULES}
+        httpx.put(f"{server.url}{path}", json=rules, timeout=100).raise_for_status()
         (tmp_path / "batches").write_text("\n".join(map(json.dumps, batches)), encoding="utf-8")
         shutil.copytree(PROGRAM, tmp_path / "program")
         (tmp_path / "node_modules").symlink_to(CLIENTS / "generated" / "node_modules")
@@ -66,6 +67,7 @@ def test_its_events_count_once_over_a_connection_that_loses_replies(tmp_path: Pa
             name: httpx.get(
                 f"{server.url}{path}/counters/{quote(name, safe='')}",
                 params={"max_staleness": "0s"},
+                timeout=100,
             ).json()["count"]
             for name in expected
         }

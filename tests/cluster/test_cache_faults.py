@@ -29,7 +29,8 @@ from tests.support.waiting import eventually
 
 NAMES = [f"c{n}" for n in range(50)]
 SPACE = namespace_of()
-SHORT_US = 100_000
+#: For a server that does not answer; one that does has time on a busy machine.
+SHORT_US = 1_000_000
 #: No claim about speed, only that it ends: far more than a few time-outs.
 HANG_S = 100
 
@@ -136,7 +137,7 @@ async def test_a_frozen_server_is_not_waited_for(
         await fill(cache)
         server.pause()
         await assert_knows_nothing(cache)
-        assert "no answer within 0.1 s" in str(cache.trouble)
+        assert "no answer within 1 s" in str(cache.trouble)
         server.resume()
         clock.advance(RETRY_AFTER_US)
 

@@ -162,7 +162,7 @@ async def relay(cassandra: Cluster) -> AsyncIterator[Relay]:
 async def far(cassandra: Cluster, relay: Relay) -> AsyncIterator[CassandraConnection]:
     """A connection through the bad network, which waits for no response long."""
     # Long enough for a busy node: unanswered ones are settled once more.
-    options = replace(at(options_for(cassandra), relay.address), read_timeout_us=SECOND)
+    options = replace(at(options_for(cassandra), relay.address), read_timeout_us=2 * SECOND)
     async with connected(options) as connection:
         yield connection
 
@@ -212,7 +212,13 @@ async def register(far: CassandraConnection, table: str) -> Register:
     return register
 
 
-async def test_a_compare_and_set_returns_the_stored_row(register: Register) -> None:
+async def test_a_compare_and_set_returns_the_stored_row(
+    connection: CassandraConnection, table: str
+) -> None:
+    """Over a connection that waits: a slow response would be settled, too."""
+    register = Register(connection, table)
+    await register.prepare()
+    assert await register.set(None, b"first")
     assert await register.set(b"first", b"second")
     assert register.settled == 0
     assert not await register.set(b"first", b"third")

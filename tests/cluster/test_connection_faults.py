@@ -10,9 +10,10 @@ import pytest
 
 from counter.clock import SystemClock
 from counter.errors import StartupError, StoreUnavailableError, UnavailableError
-from counter.limits import MILLISECOND
+from counter.limits import SECOND
 from counter.storage.cassandra.options import CassandraOptions, Tls
 from counter.storage.cassandra.store import CassandraStore
+from counter.storage.shared.startup_retry import StartupRetry
 from scripts.cluster_nodes import Cluster
 from tests.support.cassandra import at, connected, have_schema, opened, options_for
 from tests.support.child import run_python
@@ -34,7 +35,7 @@ async def refusal(options: CassandraOptions) -> str:
 async def trouble(options: CassandraOptions) -> str:
     """The same if it may open another time."""
     with pytest.raises(StoreUnavailableError) as caught:
-        async with opened(options):
+        async with opened(options, retry=StartupRetry(0)):
             pass
     return caught.value.detail
 
@@ -239,7 +240,7 @@ async def test_a_node_that_returns_is_found_again(cassandra: Cluster) -> None:
     options = options_for(cassandra)
     await have_schema(options)
     async with relay.listening():
-        near = replace(at(options, relay.address), read_timeout_us=300 * MILLISECOND)
+        near = replace(at(options, relay.address), read_timeout_us=2 * SECOND)
         async with opened(near) as store:
             await store.ping()
             relay.go_away()

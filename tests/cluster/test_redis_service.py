@@ -15,8 +15,10 @@ from tests.support.rest import Rest, fresh
 from tests.support.server import Server, serving
 from tests.support.waiting import eventually
 
-DATASET = {"retention": "1h", "slice": "10m", "write_timeout": "1s"}
-WINDOWS = {"rollup_window": "200ms", "accept_limit": "2s", "write_timeout": "1s"}
+#: The cache and the store have time: a busy machine is slow.
+CACHE = {"cache_timeout": "5s"}
+DATASET = {"retention": "1h", "slice": "10m", "write_timeout": "5s"}
+WINDOWS = {"rollup_window": "200ms", "accept_limit": "5s", "write_timeout": "5s", **CACHE}
 _HITS = re.compile(r'^counter_cache_lookups_total\{result="hit"\} (\d+)', re.MULTILINE)
 
 
@@ -54,7 +56,7 @@ async def is_cached_and_counts(server: Server) -> None:
 
 async def doctor_finds_it(url: str, **flags: str) -> None:
     """``counter doctor`` asks the cache."""
-    done = await asyncio.to_thread(run_counter, "doctor", "--json", cache=url, **flags)
+    done = await asyncio.to_thread(run_counter, "doctor", "--json", cache=url, **CACHE, **flags)
     found = {each["part"]: each for each in json.loads(done.stdout)["checks"]}
     assert (found["cache"]["state"], found["cache"]["detail"]) == ("ok", f"it answers: {url}")
 
@@ -100,7 +102,8 @@ async def test_a_password_is_shown_nowhere(
     """Not by a start, not while it is wrong, not by the commands that show settings."""
     url = breakable_redis.redis_url.replace("://", "://app:hush-hush@")
     monkeypatch.setenv("COUNTER_CACHE", url)
-    async with serving(tmp_path / "data", tmp_path / "logs", log_level="debug") as server:
+    flags = {"log_level": "debug", **CACHE}
+    async with serving(tmp_path / "data", tmp_path / "logs", **flags) as server:
         async with server.client() as client:
             ready = (await client.http.get("/readyz")).text
             metrics = (await client.http.get("/metrics")).text

@@ -11,7 +11,7 @@ import pytest
 from counter.storage.cassandra.settings import CassandraSettings
 from scripts.cluster_nodes import Cluster
 from scripts.service_process import free_ports
-from tests.rollup.processes import Desk, desk_over, worker
+from tests.rollup.processes import Desk, desk_over, have_their_shares, worker
 from tests.support.cassandra import flags_for, settings_over
 from tests.support.collector import collecting
 from tests.support.waiting import eventually
@@ -79,6 +79,7 @@ async def test_two_workers_share_and_take_over_from_a_killed_one(
     for each in (one, two):
         await each.runs()
     await desk.shared_by(2)
+    await have_their_shares(one, two)
     await desk.add_many(300)
     await desk.rolled_up(300, 1)
     shares = [await each.metric("counter_rollup_counters_total") for each in (one, two)]

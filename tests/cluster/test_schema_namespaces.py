@@ -191,7 +191,7 @@ async def test_a_change_whose_response_is_lost_is_found_by_reading(
     one, _ = stores
     relay = Relay(cassandra.contact_points[0], cassandra.shape.cassandra_port)
     async with relay.listening():
-        far = replace(at(one.session.options, relay.address), read_timeout_us=400 * MILLISECOND)
+        far = replace(at(one.session.options, relay.address), read_timeout_us=SECOND)
         async with opened(far, FakeClock(NOW)) as store:
             really_settle = store.session.control.settled
 

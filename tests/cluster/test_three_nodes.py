@@ -231,7 +231,7 @@ async def test_one_node_may_be_down_and_below_a_quorum_requests_fail(
         with pytest.raises(UnavailableError):
             await store.control.lease_tokens(1, 0)
         with pytest.raises(UnavailableError):
-            async with opened(options):
+            async with opened(options, retry=StartupRetry(0)):
                 pass
         await asyncio.to_thread(breakable.mend)
         await all_works(store, namespace, 4)

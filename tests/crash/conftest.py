@@ -15,7 +15,8 @@ async def flags(
     # Else it refuses adds on a busy machine, whole batches of them.
     patient = {"write_wait_max": "1m"}
     if request.param == "sqlite":
-        return patient
+        # So short that windows are rolled up between the kills.
+        return {**patient, "write_timeout": "100ms"}
     server = request.getfixturevalue(request.param)
     given = {**patient, "keyspace": "killed", "write_timeout": "3s", "lease_time": "6s"}
     found: Mapping[str, str] = await need(f"tests.support.{request.param}").settings_of_new(

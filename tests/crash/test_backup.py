@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,8 @@ CLIENTS = 3
 BATCH = 200
 #: So much is there before the backup, of some MiB, that it takes a while at its bounded speed.
 BATCHES_BEFORE = 40
+#: On a busy machine whole batches take long; the rollup is waited for.
+PATIENT: Mapping[str, str] = {"accept_limit": "3s", "write_timeout": "3s", "write_wait_max": "1m"}
 
 
 async def command(*words: str) -> int:
@@ -93,7 +96,7 @@ async def rolled_up(data: Path) -> None:
 async def test_a_backup_under_load_holds_what_was_acknowledged_before(tmp_path: Path) -> None:
     """Restored, it agrees with its events; the audit finds and repairs damage; and it counts on."""
     data, copy, restored = (tmp_path / name for name in ("data", "copy", "restored"))
-    async with serving(data, tmp_path / "logs") as server:
+    async with serving(data, tmp_path / "logs", **PATIENT) as server:
         adding = Adding(server)
         working = asyncio.create_task(adding.run())
         await adding.enough.wait()
@@ -115,11 +118,15 @@ async def test_a_backup_under_load_holds_what_was_acknowledged_before(tmp_path: 
             " AND checkpoint IS NOT NULL"
         )
         assert damaged.rowcount == 1
-    async with serving(restored, tmp_path / "logs2", audit_interval="100ms") as server:
+    flags = {**PATIENT, "audit_interval": "100ms"}
+    async with serving(restored, tmp_path / "logs2", **flags) as server:
         await audited_wrong(server, "c2")
         assert await server.stop() == 0
     assert await command("audit", "--all", "--repair", f"--data={restored}") == 3
-    async with serving(restored, tmp_path / "logs3") as server, server.client() as rest:
+    async with (
+        serving(restored, tmp_path / "logs3", **PATIENT) as server,
+        server.client() as rest,
+    ):
         found = await counts(rest)
         assert all(a <= b <= c for a, b, c in zip(before, found, adding.sent, strict=True))
         # A batch is a transaction of its own, or shares one: it is in the copy whole.

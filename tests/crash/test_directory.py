@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,18 +14,21 @@ from tests.support.rest import Rest, new_token
 from tests.support.server import Server, refused, serving
 from tests.support.waiting import eventually
 
+#: On a busy machine an add can take longer than half a second.
+PATIENT: Mapping[str, str] = {"accept_limit": "30s", "write_timeout": "10s"}
+
 
 @asynccontextmanager
 async def filled(data: Path, logs: Path) -> AsyncIterator[tuple[Server, Rest]]:
     """A service with 3 in the counter ``c``."""
-    async with serving(data, logs) as server, server.client() as rest:
+    async with serving(data, logs, **PATIENT) as server, server.client() as rest:
         assert (await rest.add("c", 3, new_token())).status_code == 200
         yield server, rest
 
 
 async def refusal(data: Path, *names: str, **flags: str) -> None:
     """A start on *data* fails, in words that name the directory, and these."""
-    code, message = await asyncio.to_thread(refused, data, **flags)
+    code, message = await asyncio.to_thread(refused, data, **PATIENT, **flags)
     assert code == 2
     assert [each for each in (str(data), *names) if each not in message] == [], message
     assert "Traceback" not in message

@@ -144,7 +144,9 @@ def server(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 def service(server: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """``counter serve`` of the server's wheel, without the client's."""
     program = (str(server.place / "bin" / "counter"),)
-    with served(tmp_path_factory.mktemp("service"), program=program) as each:
+    # A token is not too old when a program on a busy machine has connected.
+    flags = {"accept_limit": "1m"}
+    with served(tmp_path_factory.mktemp("service"), flags, program) as each:
         yield each
 
 

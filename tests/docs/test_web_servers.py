@@ -118,7 +118,7 @@ async def started(commands: Sequence[str], folder: Path) -> AsyncIterator[list[P
 
 def save(text: str, service: Server, folder: Path) -> list[str]:
     """Save the programs of a page; their names. They do not wait long for a dead service."""
-    for written, real in {WRITTEN_URL: service.url, "deadline_s=10": "deadline_s=0.5"}.items():
+    for written, real in {WRITTEN_URL: service.url, "deadline_s=10": "deadline_s=5"}.items():
         assert written in text
         text = text.replace(written, real)
     return save_programs(text, folder)

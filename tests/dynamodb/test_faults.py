@@ -11,7 +11,7 @@ from counter.errors import (
     UnavailableError,
     WriteTimeoutError,
 )
-from counter.limits import MILLISECOND, SECOND
+from counter.limits import SECOND
 from counter.storage.dynamodb.driver import DynamodbOptions
 from counter.storage.dynamodb.store import DynamodbStore
 from counter.testing.cases import (
@@ -148,7 +148,7 @@ async def test_an_add_that_lands_late_stays_void(
     store: DynamodbStore, namespace: Namespace, relay: Relay
 ) -> None:
     """Its sender had given up, and its token was decided in between."""
-    hasty = replace(namespace, dataset=replace(DATASET, write_timeout_us=50 * MILLISECOND))
+    hasty = replace(namespace, dataset=replace(DATASET, write_timeout_us=2 * SECOND))
     relay.fault = Fault.HOLD
     assert isinstance(await appended(store, hasty), WriteTimeoutError)
     relay.fault = None

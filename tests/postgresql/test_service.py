@@ -16,7 +16,7 @@ from counter.storage.postgresql.schema import apply_for
 from counter.storage.postgresql.settings import PostgresqlSettings
 from scripts.postgresql_server import PostgresqlServer
 from scripts.service_process import free_ports
-from tests.rollup.processes import LEASE_TIME, TIMES, desk_over, worker
+from tests.rollup.processes import LEASE_TIME, TIMES, desk_over, have_their_shares, worker
 from tests.support.child import run_python
 from tests.support.rest import Rest
 from tests.support.server import Server, refused
@@ -27,13 +27,13 @@ FLAGS = {
     "store": "postgresql",
     "rollup_window": "200ms",
     "accept_limit": "2s",
-    "write_timeout": "1s",
+    "write_timeout": "3s",
 }
 ADDS_OF_ONE = 25
 
 
 def apply_schema() -> subprocess.CompletedProcess[str]:
-    dataset = ("--retention=1h", "--slice=10m", "--write-timeout=1s")
+    dataset = ("--retention=1h", "--slice=10m", "--write-timeout=3s")
     return run_python("-m", "counter", "schema", "apply", "--store=postgresql", *dataset)
 
 
@@ -90,6 +90,7 @@ async def test_two_workers_share_and_take_over_from_a_killed_one(
             for port in ports
         )
         await desk.shared_by(2)
+        await have_their_shares(one, two)
         await desk.add_many(300)
         await desk.rolled_up(300, 1)
         shares = [await each.metric("counter_rollup_counters_total") for each in (one, two)]

@@ -235,7 +235,7 @@ async def test_a_host_that_is_silent_does_not_take_the_time_of_the_next(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
         dsn = server.dsn().replace("@", f"@{place},")
-        async with opened(dsn, timeout_us=SECOND) as store:
+        async with opened(dsn, timeout_us=5 * SECOND) as store:
             await store.ping()
             # From now on, new connections begin with the host that answered.
             await asyncio.gather(*(store.ping() for _ in range(4)))
@@ -286,7 +286,9 @@ async def test_too_many_connections_are_a_503_with_retry_after(
 ) -> None:
     """And the same token counts once when there is room again."""
     monkeypatch.setenv("COUNTER_DSN", server.dsn())
-    await apply_for(PostgresqlSettings(store="postgresql", keyspace="wire", **TIMES))
+    # Else a busy machine may take longer to be refused a connection than a write may take.
+    patient = {**TIMES, "write_timeout": "10s"}
+    await apply_for(PostgresqlSettings(store="postgresql", keyspace="wire", **patient))
     async with (
         serving(
             tmp_path, tmp_path / "logs", store="postgresql", keyspace="wire", accept_limit="1m"

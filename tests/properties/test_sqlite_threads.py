@@ -6,7 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
@@ -19,6 +19,7 @@ from hypothesis import settings
 from counter.core.results import Add, Added
 from counter.core.service import CounterService
 from counter.errors import CounterError, OverloadedError, UnavailableError
+from counter.limits import MILLISECOND
 from counter.storage.shared import batching, bridge
 from counter.storage.shared.memory_cache import MemoryCache
 from counter.storage.sqlite import SqliteStore, live
@@ -26,7 +27,7 @@ from counter.types import Namespace, Token
 from rollup.worker import RollupWorker
 from tests.properties.seeds import Fault, check_seeds, is_found, planted
 from tests.properties.turns import Lock, Loop, Queue, Thread, Turns
-from tests.support.filled import DATASET, SETTINGS
+from tests.support import filled
 
 SEEDS = settings().max_examples // 2
 SITUATIONS = frozenset(
@@ -50,6 +51,9 @@ FILES = tuple(
 )
 START_US = 1_800_000_000_000_000
 NAMES = ("a", "b")
+#: On the clock of the run, a slow write is too late, and windows are soon closed.
+DATASET = replace(filled.DATASET, write_timeout_us=50 * MILLISECOND)
+SETTINGS = replace(filled.SETTINGS, accept_limit_us=200 * MILLISECOND)
 
 
 class Clock:

@@ -19,6 +19,7 @@ from counter.clock import SystemClock
 from counter.config.settings import Settings
 from counter.core.service import CounterService
 from counter.errors import TokenPendingError, TokenTooOldError, UnavailableError
+from counter.limits import LEASE_SLOTS
 from counter.ports import Store
 from counter.storage.shared.memory_cache import MemoryCache
 from counter.types import Namespace, Token
@@ -106,6 +107,16 @@ def worker(
         yield started
     finally:
         started.kill()
+
+
+async def have_their_shares(*workers: Worker) -> None:
+    """Wait until each holds its share of the slots: one that has registered is given them later."""
+
+    async def shared() -> bool:
+        held = [await each.metric("counter_rollup_slots") for each in workers]
+        return min(held) >= LEASE_SLOTS // len(workers)
+
+    await eventually(shared, "each worker holds its share of the slots")
 
 
 @dataclass(slots=True)

@@ -80,9 +80,10 @@ async def have_schema(
 async def opened(
     options: CassandraOptions, clock: Clock | None = None, retry: StartupRetry | None = None
 ) -> AsyncIterator[CassandraStore]:
-    """An open store; with *retry*, opened as a process does at its start."""
+    """An open store, opened as a process does at its start, for as long as *retry* says."""
     store = CassandraStore(options, clock or SystemClock())
-    await (retry or StartupRetry(0)).run(store.open)
+    # On a busy machine the driver may find no node in its time.
+    await (retry or StartupRetry(20 * SECOND)).run(store.open)
     try:
         yield store
     finally:

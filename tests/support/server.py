@@ -19,11 +19,12 @@ from tests.support.rest import Rest
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Small windows, so that real time passes them while a test looks on.
+#: Small windows, so that real time passes them while a test looks on. A write has time: a busy
+#: machine is slow, and only tests of time-outs want a short one.
 SMALL_WINDOWS: Mapping[str, str] = {
     "retention": "1h",
     "slice": "10m",
-    "write_timeout": "100ms",
+    "write_timeout": "2s",
     "rollup_window": "200ms",
     "accept_limit": "500ms",
 }
