@@ -115,6 +115,8 @@ class _Run:
         self._clients = Clients(self.world)
         self._rough = RoughClients(self.world)
         self._final: list[Seen] = []
+        #: Counters of unanswered adds that no client knows.
+        self._unheard: set[tuple[str, str]] = set()
         self.compared: Counter[str] = Counter()
 
     @property
@@ -190,6 +192,7 @@ class _Run:
             status, _ = await world.request(api, "POST", f"{path}/counters/hot/add", body, key)
             if status == 0:
                 # A process that pauses may carry it out in the next life.
+                self._unheard.add((step.namespace, "hot"))
                 return
         await asyncio.sleep(step.lives_us / SECOND)
         if step.wrong_us and not world.healed:
@@ -463,7 +466,7 @@ class _Run:
 
     def _may_land_late(self) -> set[tuple[str, str]]:
         """Counters of unresolved adds: writes into closed windows count only when resolved."""
-        return {
+        return self._unheard | {
             (changed.plan.namespace, item.counter)
             for changed in self._clients.history.changes
             for item in changed.items

@@ -13,25 +13,25 @@ from counter.testing.cases import DATASET, NOW, SETTINGS, make_namespace
 from counter.testing.control_cases import purge
 from counter.windows import settling_time
 from tests.simulation.draw import draw
-from tests.simulation.plan import BASE, Attempt, Change, Plan, Rebirth, Trap
+from tests.simulation.plan import BASE, Attempt, Change, Fault, Plan, Rebirth, Trap
 from tests.simulation.processes import Processes
 from tests.simulation.run import Result, run_plan
 from tests.simulation.store import SimulatedStore
 
 _FIRST, _ADDS = 100_000, 10
+_CONFIG = replace(
+    draw(1).config,
+    apis=2,
+    workers=1,
+    offsets_us=(0, 0, 0),
+    accept_us=2 * SECOND,
+    write_timeout_us=500 * MILLISECOND,
+    end_us=SECOND,
+)
 
 
 def reborn(*pauses_us: int, traps: tuple[Trap, ...] = ()) -> Result:
     """The result of ten adds through a process that pauses at the deletion, for this long."""
-    config = replace(
-        draw(1).config,
-        apis=2,
-        workers=1,
-        offsets_us=(0, 0, 0),
-        accept_us=2 * SECOND,
-        write_timeout_us=500 * MILLISECOND,
-        end_us=SECOND,
-    )
     adds = tuple(
         Change(
             0,
@@ -48,7 +48,7 @@ def reborn(*pauses_us: int, traps: tuple[Trap, ...] = ()) -> Result:
     )
     pauses = tuple((1, 0, pause_us) for pause_us in pauses_us)
     step = Rebirth(0, "reborn", "ACCURATE", 0, 100 * MILLISECOND, pauses, traps, adds)
-    return run_plan(Plan(config, [step]))
+    return run_plan(Plan(_CONFIG, [step]))
 
 
 @pytest.mark.parametrize("pause_ms", [0, 2_300, 3_000, 4_000, 4_800, 7_500])
@@ -66,6 +66,17 @@ def test_an_add_that_sleeps_on_its_way_through_the_deletion(table: str, action: 
         trap = Trap(0, 1, table, 1, action, for_us)
         result = reborn(3 * SECOND, traps=(trap,))
         assert not result.problems, "\n".join([*result.problems, *result.trace])
+
+
+def test_an_audit_expects_no_add_that_had_no_answer_and_lands_late() -> None:
+    """Its window is rolled up, so it counts only if its token is resolved, which it is not."""
+    steps = [
+        Trap(0, 1, "events_", 1, "hold", 6 * SECOND),
+        Rebirth(100 * MILLISECOND, "reborn", "ACCURATE", 0, 100 * MILLISECOND, (), (), ()),
+        Fault(300 * MILLISECOND, "crash", 1, SECOND, 0.0, 0),
+    ]
+    result = run_plan(Plan(_CONFIG, steps))
+    assert not result.problems, "\n".join([*result.problems, *result.trace])
 
 
 class Sent:
