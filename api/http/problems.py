@@ -76,7 +76,7 @@ def body_error(error: ValidationError, at: Sequence[int | str] = ()) -> InvalidB
 
 
 def said(problem: Mapping[str, Any]) -> str:
-    """What pydantic says is wrong, as one of our validators raised it if it was one."""
+    """Return pydantic's message, or that of a validator here, without pydantic's prefix."""
     message: str = problem["msg"]
     return message.removeprefix("Value error, ")
 

@@ -177,7 +177,9 @@ class HoldAndCountAnswer(HoldAnswer):
     count: Int64 = Field(description=_OF_ANY_SIZE)
     held: Int64 = Field(description="What open holds that go the same way reserve together.")
     as_of: TimeOut = Field(description="The instant that both are exact as of.")
-    replayed: bool | SkipJsonSchema[None] = Field(None, description="Of its begin: as of an add.")
+    replayed: bool | SkipJsonSchema[None] = Field(
+        None, description="Of the begin: true for a retry."
+    )
 
 
 class HoldsAnswer(Answer):

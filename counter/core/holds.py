@@ -43,7 +43,7 @@ class Held(NamedTuple):
 
     hold: Hold
     count: Count  # type: ignore[assignment]  # no caller uses tuple.count()
-    #: Whether the request was a retry of the one that began it; None if unknown, and of its end.
+    #: Whether its token had begun it before; None if unknown, and in the answer to an end.
     replayed: bool | None = None
 
 
